@@ -104,6 +104,16 @@ def allow_open_files() -> None:
         )
 
 
+def without_spark(application: str, pipeline_file: str, own: Sequence[str]) -> list[str]:
+    """The command that runs an application by itself, for a pipeline without lake tables."""
+    return [sys.executable, "-P", application, "--pipeline", pipeline_file, *own]
+
+
+def small_process(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of such a process: as it is, and what keeps memory that was freed with few threads."""
+    return {"MALLOC_ARENA_MAX": "2", **environment}
+
+
 def java() -> str:
     """The Java that spark-submit will run. Raises ToolError when there is none."""
     home = os.environ.get("JAVA_HOME")

@@ -177,10 +177,12 @@ def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
 
 
 def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.lake_choice import refuse_without_lake
     from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql
     from airflow_provider_pgrepl.replication.lake.unity_catalog import register_in_unity
     from airflow_provider_pgrepl.replication.lake.unity_server import TOKEN_VARIABLE
 
+    refuse_without_lake(pipeline, "catalog", "there is nothing to register")
     url, catalog = arguments.unity, arguments.unity_catalog
     if url is None and catalog is None:
         return _say(*catalog_sql(pipeline))

@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.app.app_arguments import (
     of_snapshot,
 )
 from airflow_provider_pgrepl.replication.app.process import source_dsn
+from airflow_provider_pgrepl.replication.config import Pipeline
 
 _APPLICATIONS: tuple[tuple[str, str, AddArguments], ...] = (
     ("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
@@ -66,6 +67,8 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
 
     Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
     """
+    if not Pipeline.read(pipeline_file).has_lake_tables:
+        _run_without_spark(name, pipeline_file, own, spark)
     is_here = _value(spark, "--deploy-mode") != "cluster"
     if is_here:
         source_dsn()
@@ -84,6 +87,19 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     sys.stdout.flush()
     environment |= applications.small_jvm(environment) | applications.readable_names(command)
     os.execve(command[0], command, environment)  # noqa: S606 - the app itself, in our place
+
+
+def _run_without_spark(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
+    """Become the application itself. Raises ConfigError for options of Spark."""
+    if spark:
+        raise ConfigError(
+            f"pgrepl {name}: nothing is for spark-submit: the pipeline has no lake tables",
+            "leave -- out, and what follows it",
+        )
+    source_dsn()
+    command = applications.without_spark(applications.application(name), pipeline_file, own)
+    sys.stdout.flush()
+    os.execve(command[0], command, applications.small_process(os.environ))  # noqa: S606 - the app itself, in our place
 
 
 def _driver_python(spark: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.app.process import REGISTRY_VARIABLE, SALT_VARIABLE, TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings, TargetKind
 
 _SCHEMES: dict[TargetKind, tuple[str, str]] = {
@@ -20,6 +21,14 @@ _SECRET = ("password", "secret", "pem", "oauthbearer.config")
 """In names of librdkafka's properties."""
 _ANYBODY = "guest"
 """Login and password of a RabbitMQ that nobody has set up."""
+
+
+def target_secrets(settings: PublisherSettings) -> dict[str, str]:
+    """What a publisher needs of connections, for the environment of its process alone. Raises ConfigError."""
+    secrets = {TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
+    if settings.format == "avro":
+        secrets[REGISTRY_VARIABLE] = registry_uri(settings)
+    return secrets | ({SALT_VARIABLE: hash_salt(settings)} if settings.hash_columns else {})
 
 
 def target_uri(conn_id: str, target: TargetKind) -> str:

@@ -15,7 +15,7 @@ from airflow.providers.common.compat.openlineage.utils.spark import (
 )
 from airflow.sdk import conf
 
-from airflow_provider_pgrepl.applications import quiet_logging
+from airflow_provider_pgrepl.applications import quiet_logging, small_process
 from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.hosting.following import RESULT_FILE
@@ -34,11 +34,11 @@ def connection_strings(pipeline: Pipeline) -> dict[str, str]:
 
 
 def driver_environment(
-    hook: SparkSubmitHook, env_vars: Mapping[str, Any], secrets: Mapping[str, str], folder: Path
+    hook: SparkSubmitHook | None, env_vars: Mapping[str, Any], secrets: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
     """The worker's environment with the task's variables, and over all of them the secrets.
 
-    In `folder` the application leaves its result.
+    `hook`: None for an application without Spark. In `folder` the application leaves its result.
     """
     # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
     inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
@@ -46,8 +46,11 @@ def driver_environment(
     replaced = set(replaced_by(secrets))
     inherited = {key: value for key, value in inherited.items() if key not in replaced}
     environment = {**quiet_logging(), **inherited}
-    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if hook._connection["master"].startswith("local"):
+    if hook is None:
+        environment = small_process(environment)
+    else:
+        environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if hook is not None and hook._connection["master"].startswith("local"):
         environment["PYSPARK_PYTHON"] = sys.executable
     environment.setdefault(LEVEL_VARIABLE, conf.get("logging", "logging_level", fallback="INFO"))
     environment |= {key: str(value) for key, value in env_vars.items()}

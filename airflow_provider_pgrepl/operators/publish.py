@@ -8,10 +8,9 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.target import hash_salt, registry_uri, target_uri
+from airflow_provider_pgrepl.hooks.target import target_secrets
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.process import REGISTRY_VARIABLE, SALT_VARIABLE, TARGET_VARIABLE
 
 _MODES = ("continuous", "caught_up")
 
@@ -64,11 +63,7 @@ class PgPublishOperator(SparkAppOperator):
         return [*named, "--until", "caught-up"]
 
     def secrets(self) -> dict[str, str]:
-        settings = self._resolved.publisher(self.publisher)
-        secrets = {**super().secrets(), TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
-        if settings.format == "avro":
-            secrets[REGISTRY_VARIABLE] = registry_uri(settings)
-        return secrets | ({SALT_VARIABLE: hash_salt(settings)} if settings.hash_columns else {})
+        return {**super().secrets(), **target_secrets(self._resolved.publisher(self.publisher))}
 
     def check_start(self, access: Access) -> None:
         # It reads the lake, which whoever parses DAGs need not be able to.

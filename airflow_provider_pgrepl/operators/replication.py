@@ -1,4 +1,4 @@
-"""PgReplicationOperator: keep the lake current."""
+"""PgReplicationOperator: keep the lake current, or the changelog and a publisher."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.hooks.target import target_secrets
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_replication
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 _MODES = ("continuous", "caught_up")
 
@@ -20,6 +22,8 @@ class PgReplicationOperator(SparkAppOperator):
 
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that was
         committed when it started is in the lake (templated)
+    :param publisher: of a pipeline without lake tables (`lake_tables` none), the name of a publisher that
+        runs in the same process (templated)
     :param hand_over_after_s: succeed after so many seconds of `continuous`, and leave the application to the
         next run, which adopts it. It stops by itself when none has come within fifteen minutes
 
@@ -28,13 +32,19 @@ class PgReplicationOperator(SparkAppOperator):
 
     app = "replicate"
     may_replace = True
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "mode")
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "mode", "publisher")
 
     def __init__(
-        self, *, mode: str = "continuous", hand_over_after_s: float | None = None, **kwargs: Any
+        self,
+        *,
+        mode: str = "continuous",
+        publisher: str = "",
+        hand_over_after_s: float | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.mode = mode
+        self.publisher = publisher
         self.hand_over_after_s = hand_over_after_s
 
     def app_arguments(self) -> list[str]:
@@ -42,7 +52,21 @@ class PgReplicationOperator(SparkAppOperator):
             raise ConfigError(f"mode: {self.mode!r} must be one of {', '.join(_MODES)}")
         if self.mode == "caught_up":
             self.hand_over_after_s = None
-        return ["--until", "caught-up"] if self.mode == "caught_up" else []
+        until = ["--until", "caught-up"] if self.mode == "caught_up" else []
+        return until + (["--publish", self._publisher_settings().name] if self.publisher else [])
+
+    def secrets(self) -> dict[str, str]:
+        secrets = super().secrets()
+        return secrets | target_secrets(self._publisher_settings()) if self.publisher else secrets
+
+    def _publisher_settings(self) -> PublisherSettings:
+        settings = self._resolved.publisher(self.publisher)
+        if self._resolved.has_lake_tables:
+            raise ConfigError(
+                f"publisher: {settings.name}: with lake tables a publisher is an application of its own",
+                "use PgPublishOperator, or set lake_tables to none",
+            )
+        return settings
 
     def check_start(self, access: Access) -> None:
         check_replication(access)

@@ -58,7 +58,7 @@ _JUST_ENDED_S = 15.0
 
 
 class SparkAppOperator(SparkSubmitOperator):
-    """Run one of this package's Spark applications for a pipeline.
+    """Run one of this package's Spark applications for a pipeline; without Spark, if that has no lake tables.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
     :param spark_conn_id: Airflow connection of Spark; None runs on `master`, on this worker
@@ -144,6 +144,9 @@ class SparkAppOperator(SparkSubmitOperator):
             self._own_args = self.app_arguments()
             self._given_args = [str(argument) for argument in self.application_args or []]
             self.application = self.application or applications.application(self.app)
+            if not self._resolved.has_lake_tables:
+                self._hook = None
+                return self._execute_detached(context)
             self._hook = self._spark_hook()
             if has_driver_on_cluster(self._hook._connection):
                 return self._execute_on_cluster(context)
@@ -177,15 +180,16 @@ class SparkAppOperator(SparkSubmitOperator):
     # --- on this worker, detached ---
 
     def _execute_detached(self, context: Any) -> Any:
-        applications.java()
-        applications.allow_open_files()
+        if self._resolved.has_lake_tables:
+            applications.java()
+            applications.allow_open_files()
         refuse_of_no_use_on_worker(self)
         secrets = self.secrets()
         order = Order(
             self._resolved,
             self.application,
             [*self._own_args, *self._given_args],
-            self._hook._build_spark_common_args(),
+            [] if self._hook is None else self._hook._build_spark_common_args(),
             {**secrets, **{name: str(value) for name, value in (self.env_vars or {}).items()}},
         )
         adoption = Adoption(
@@ -203,7 +207,7 @@ class SparkAppOperator(SparkSubmitOperator):
             adoption,
             self.poll_interval_s,
             self.hand_over_after_s,
-            after_end=self._get_hook()._run_post_submit_commands,
+            after_end=self._after_end,
             on_result=lambda found: push(context, STATUS, found),
         )
         try:
@@ -230,6 +234,9 @@ class SparkAppOperator(SparkSubmitOperator):
             self.check_start(access_with_lake(self._resolved))
         pipeline_file = claim.folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
+        if not self._resolved.has_lake_tables:
+            return self._launch_without_spark(claim, pipeline_file, secrets)
+        assert self._hook is not None
         conf = dict(self.conf or {})
         if not self._hook._connection["master"].startswith("local"):
             conf |= applications.driver_python(conf, (self.env_vars or {}).get("PYSPARK_DRIVER_PYTHON"))
@@ -249,6 +256,19 @@ class SparkAppOperator(SparkSubmitOperator):
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app
+
+    def _launch_without_spark(self, claim: Claim, pipeline_file: Path, secrets: dict[str, str]) -> LocalApp:
+        own = [*self._own_args, *self._given_args]
+        command = applications.without_spark(self.application, str(pipeline_file), own)
+        environment = driver_environment(None, self.env_vars or {}, secrets, claim.folder)
+        app = claim.launch(command, self.application, environment, self.stop_timeout_s)
+        self.log.info("Started %s as process %s", self.application, app.pid)
+        return app
+
+    def _after_end(self) -> None:
+        """What SparkSubmitOperator runs after its application."""
+        if self._resolved.has_lake_tables:
+            self._get_hook()._run_post_submit_commands()
 
     def _say(self, level: int, text: str) -> None:
         self.log.log(level, "%s", text)

@@ -54,6 +54,7 @@ class Pipeline:
     slot: str = ""
     publication: str = ""
     publication_mode: Literal["create", "use"] = "create"
+    lake_tables: Literal["all", "none"] = "all"
     types: dict[str, str] = field(default_factory=dict)
     text_columns: tuple[str, ...] = ()
     exclude_columns: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ class Pipeline:
                 f"publishers: there is no {name!r}",
                 f"the pipeline has {', '.join(self.publishers) or 'no publishers: ' + _REFERENCE}",
             )
-        return parse_publisher(self.name, name, self.publishers[name])
+        return parse_publisher(self.name, name, self.publishers[name], has_lake_tables=self.has_lake_tables)
 
     def choices(self, table: TableName) -> TableChoices:
         """What is chosen for a table and its columns."""
@@ -159,6 +160,11 @@ class Pipeline:
             unconstrained_numeric=LakeType.parse(self.unconstrained_numeric),
             timestamp_without_tz=self.timestamp_without_tz,
         )
+
+    @property
+    def has_lake_tables(self) -> bool:
+        """Whether changes are applied to lake tables; without, they only go into the changelog."""
+        return self.lake_tables == "all"
 
     @property
     def used_publication(self) -> str:

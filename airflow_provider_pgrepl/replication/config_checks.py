@@ -70,7 +70,7 @@ def check_settings(pipeline: Pipeline) -> None:
 def _check_publishers(pipeline: Pipeline) -> None:
     first: dict[tuple[str, str], str] = {}
     for name, given in pipeline.publishers.items():
-        settings = parse_publisher(pipeline.name, name, given)
+        settings = parse_publisher(pipeline.name, name, given, has_lake_tables=pipeline.has_lake_tables)
         for text in settings.tables or ():
             _check_table(f"publishers: {name}: tables", text, pattern_allowed=True)
         _check_business(f"publishers: {name}", pipeline, settings)
@@ -237,8 +237,17 @@ def _check_choices(pipeline: Pipeline) -> None:
     ):
         _refuse_doubles(field_name, parse, getattr(pipeline, field_name))
 
-    keeps_history = pipeline.history or any(given.get("history") for given in pipeline.per_table.values())
-    if keeps_history and not (pipeline.commit_lsn_column and pipeline.commit_ts_column):
+    _check_history(pipeline)
+
+
+def _check_history(pipeline: Pipeline) -> None:
+    if not pipeline.history and not any(given.get("history") for given in pipeline.per_table.values()):
+        return
+    if not pipeline.has_lake_tables:
+        raise ConfigError(
+            "history: there is none without lake tables", "set history to false, or lake_tables to all"
+        )
+    if not (pipeline.commit_lsn_column and pipeline.commit_ts_column):
         raise ConfigError(
             "history: needs commit_lsn_column and commit_ts_column",
             "they say since when the rows of the lake tables have been as they are",

@@ -51,7 +51,9 @@ _PLACES = re.compile(r"\{route\}|\{type\}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def parse_publisher(pipeline: str, name: str, given: object) -> PublisherSettings:
+def parse_publisher(
+    pipeline: str, name: str, given: object, *, has_lake_tables: bool = True
+) -> PublisherSettings:
     """Of the entry `name` in a pipeline file's `publishers`. Raises ConfigError."""
     where = f"publishers: {name}"
     if not _NAME.fullmatch(name):
@@ -82,6 +84,7 @@ def parse_publisher(pipeline: str, name: str, given: object) -> PublisherSetting
             f"one of {', '.join(map(repr, formats))}",
         )
     _check_kinds(where, values)
+    _settle_unchanged(where, values, has_lake_tables=has_lake_tables)
     defaults = {"conn_id": f"pgrepl_{target}", "source": pipeline}
     if target == "rabbitmq":
         defaults |= {"exchange": f"pgrepl.{pipeline}", "route": "{route}.{type}"}
@@ -113,6 +116,25 @@ def _check_kinds(where: str, values: dict[str, Any]) -> None:
             which = "not of" if is_creek else "of"
             hint = "set format to json, or debezium" if is_creek else _REFERENCE
             raise ConfigError(f"{where}: {key}: is {which} creek's format", hint)
+
+
+def _settle_unchanged(where: str, values: dict[str, Any], *, has_lake_tables: bool) -> None:
+    """Without lake tables what was not sent is in the changelog or nowhere. In creek's format it would be a
+    NULL, which is not sent; other formats name what is missing. Raises ConfigError."""
+    if has_lake_tables:
+        return
+    if values["format"] == "creek":
+        values.setdefault("unchanged", "require")
+    given = values.get("unchanged", "fill")
+    fits = given == "require" if values["format"] == "creek" else given != "look_up"
+    if not fits:
+        raise ConfigError(
+            f"{where}: unchanged: {given!r} does not go with lake_tables: none",
+            "set it to require: an event that lacks a value stops its table, or is recorded and not sent"
+            " (on_error); a NULL would be taken for the value"
+            if values["format"] == "creek"
+            else "there is no lake to look into: set it to fill",
+        )
 
 
 def _check_values(settings: PublisherSettings, where: str) -> None:

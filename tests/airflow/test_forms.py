@@ -19,7 +19,7 @@ from tests.support.changelogs import epoch_record
 from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {"name": "shop", "trust_table_owners": True}
+FIELDS = {"name": "shop", "lake": "/nowhere", "trust_table_owners": True}
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
@@ -27,16 +27,18 @@ pytestmark = pytest.mark.usefixtures("airflow_db")
 @pytest.fixture
 def pipeline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "pipeline.json"
-    fields = {**FIELDS, "lake": str(tmp_path / "lake"), "tables": ["public.b", "public.a"]}
-    file.write_text(json.dumps(fields), encoding="utf-8")
+    file.write_text(json.dumps({**FIELDS, "tables": ["public.b", "public.a"]}), encoding="utf-8")
     monkeypatch.setenv("PGREPL_PIPELINE_FILE", str(file))
     return file
 
 
 @pytest.fixture
-def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def submitted(tmp_path: Path, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the snapshot application would have been started with, once the lake is seen to be there."""
-    create_changelog(changelog_uri(str(tmp_path / "lake")), replace(epoch_record(), pipeline="shop"))
+    lake = str(tmp_path / "lake")
+    create_changelog(changelog_uri(lake), replace(epoch_record(), pipeline="shop"))
+    fields = json.loads(pipeline_file.read_text(encoding="utf-8"))
+    pipeline_file.write_text(json.dumps({**fields, "lake": lake}), encoding="utf-8")
     script, record = tmp_path / "spark-submit", tmp_path / "submitted"
     script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"{record}"\n', encoding="utf-8")
     script.chmod(0o755)

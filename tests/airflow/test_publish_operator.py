@@ -33,6 +33,17 @@ def connect_to(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
     monkeypatch.setenv(NAME, json.dumps({"conn_type": "amqp", **fields}))
 
 
+def connect_source(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    parts = dict(part.split("=") for part in dsn.split())
+    source = {
+        "conn_type": "pgrepl",
+        "host": parts["host"],
+        "port": int(parts["port"]),
+        "login": parts["user"],
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**source, "schema": parts["dbname"]}))
+
+
 @pytest.mark.parametrize(
     ("target", "fields", "expected"),
     [
@@ -132,6 +143,36 @@ def test_publishers_of_one_pipeline_live_in_places_of_their_own():
     assert names == {"publish-a", "publish-b"}
 
 
+def test_tasks_of_a_pipeline_without_lake_tables_need_no_java(dsn: str, tmp_path: Path, monkeypatch):
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+    from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+
+    execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
+    connect_source(monkeypatch, dsn)
+    fields = {
+        **PIPELINE,
+        "name": "p_" + dsn.split("dbname=")[1].split(maxsplit=1)[0],
+        "lake": str(tmp_path / "lake"),
+    }
+    pipeline = Pipeline.from_dict({**fields, "lake_tables": "none", "trust_table_owners": True})
+    with running_broker() as broker:
+        assert isinstance(broker, Broker)
+        connect_to(monkeypatch, host="127.0.0.1", port=broker.port)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        PgSnapshotOperator(task_id="snapshot", pipeline=pipeline).execute({})
+        execute(dsn, "insert into t values (2)")
+        queue = Queue(broker.uri, f"pgrepl.{pipeline.name}", "all")
+        task = {"task_id": "replicate", "mode": "caught_up", "publisher": "events"}
+        result = PgReplicationOperator(pipeline=pipeline, **task).execute({})
+        assert [message.event["data"]["id"] for message in queue.take()] == [2]
+    assert result["states"] == {"streaming": 1}
+    with pytest.raises(AirflowFailException, match="a publisher is an application of its own"):
+        PgReplicationOperator(pipeline={**fields, "lake_tables": "all"}, **task).execute({})
+
+
 def test_a_task_publishes_what_there_is_and_shows_no_password(dsn: str, tmp_path: Path, monkeypatch, capfd):
     from airflow_provider_pgrepl.operators.publish import PgPublishOperator
 
@@ -140,14 +181,7 @@ def test_a_task_publishes_what_there_is_and_shows_no_password(dsn: str, tmp_path
     received.begin()
     execute(dsn, "insert into t values (1), (2)")
     received.receive()
-    parts = dict(part.split("=") for part in dsn.split())
-    source = {
-        "conn_type": "pgrepl",
-        "host": parts["host"],
-        "port": int(parts["port"]),
-        "login": parts["user"],
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**source, "schema": parts["dbname"]}))
+    connect_source(monkeypatch, dsn)
     with running_broker() as broker:
         assert isinstance(broker, Broker)
         broker.control("add_user", "publisher", "canary-secret")

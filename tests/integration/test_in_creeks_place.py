@@ -26,6 +26,7 @@ from tests.support.jetstream import CreekStream
 from tests.support.replicated import execute, wait_until
 
 SLOT = "creek_slot"
+OPTIONS = {"trust_table_owners": True, "flush_interval_s": 0.1}
 SPARK_S = 400.0
 """Limit of what waits for two sessions of Spark, one after the other, on a busy machine."""
 
@@ -49,8 +50,11 @@ class CreeksPlace:
             "PROMETHEUS_PORT": "0",
             "PGREPL_LAKE": str(self.lake),
             # The tests connect as a superuser.
-            "PGREPL_PIPELINE_OPTIONS": '{"trust_table_owners": true, "flush_interval_s": 0.1}',
+            "PGREPL_PIPELINE_OPTIONS": json.dumps(OPTIONS),
         }
+
+    def with_lake_tables(self) -> None:
+        self.environment["PGREPL_PIPELINE_OPTIONS"] = json.dumps({**OPTIONS, "lake_tables": "all"})
 
     def seen(self) -> list[tuple[str, str, int]]:
         """Table, operation and key of each message."""
@@ -132,6 +136,7 @@ def children(word: str) -> list[int]:
 @pytest.mark.real_kill
 @pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
 def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, monkeypatch):
+    creeks.with_lake_tables()
     execute(
         creeks.dsn,
         "create publication creek_pub for table orders with (publish_via_partition_root = true)",
@@ -173,14 +178,16 @@ def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, mon
     assert json.loads(pipeline.to_json())["tables"] == ["public.orders"]
 
 
-@pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
 def test_a_first_start_makes_the_publication_and_a_later_one_goes_on(creeks, monkeypatch):
     def first() -> None:
         wait_until(lambda: creeks.states().get("public.orders") == "streaming", SPARK_S)
         execute(creeks.dsn, "insert into orders values (1)")
         creeks.wait_for(("orders", "c", 1))
+        # Receiver and publisher are in this very process.
+        assert children(".py --pipeline") == []
 
     assert run_while(creeks, first, monkeypatch) == process.DONE
+    assert [path.name for path in creeks.lake.iterdir()] == ["_pgrepl"]
     execute(
         creeks.dsn,
         "create table lines (id int primary key)",
@@ -238,6 +245,7 @@ def test_another_deployment_leaves_this_ones_lake_alone(creeks, monkeypatch):
     ],
 )
 def test_it_ends_with_its_apps_when_it_is_killed(creeks, app):
+    creeks.with_lake_tables()
     command = [sys.executable, "-m", "airflow_provider_pgrepl", "creek"]
     with creeks.log.open("ab") as log:
         running = subprocess.Popen(

@@ -66,7 +66,7 @@ def test_slot_is_kept_in_use_while_tables_are_copied(
         unused: Any = None
         taking = TableSnapshotter(access, unused, unused, lambda: unused)
         keeper: Any = SimpleNamespace(relations=())
-        assert taking.copy(keeper, unused, unused) == Copied()
+        assert taking.copy(keeper, unused, unused, unused) == Copied()
 
 
 def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalCh
 from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
 from airflow_provider_pgrepl.replication.events.creek.subjects import Version, Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.lake_snapshots import LakeSnapshots
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
@@ -422,7 +423,8 @@ def test_requests_are_served_one_after_the_other(published, tmp_path):
     def request(table: str, database: str = settings.database) -> bytes:
         return json.dumps({"database": database, "namespace": "public", "table": table}).encode()
 
-    with SnapshotRequests(command, published.pipeline, settings) as requests:
+    snapshots = LakeSnapshots(published.pipeline, command)
+    with SnapshotRequests(published.pipeline, settings, snapshots) as requests:
         first = requests.accept(request("t"))
         assert first is not None
         wait_until(done.exists, 150, "the first to be begun")

@@ -17,8 +17,8 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process, publish_snapshot
 from airflow_provider_pgrepl.replication.app import publish as publish_app
+from airflow_provider_pgrepl.replication.events.publishing.lake_snapshots import LakeSnapshots
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
-from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.names import TableName
 from tests.support.received import Received
 from tests.support.replicated import kill, wait_for_end, wait_until
@@ -123,13 +123,13 @@ class _StopRequest:
         return self._asked.is_set()
 
 
-class _SnapshotsInThread(SnapshotRequests):
+class _SnapshotsInThread(LakeSnapshots):
     """Sends snapshots from a thread of the test's process: each would be a process of 2 s otherwise."""
 
-    def _run(self, table: TableName, subject: str) -> None:
+    def send(self, table: TableName, subject: str, is_over: threading.Event) -> None:
         arguments = [*self._command[3:], f"--table={table}", f"--subject={subject}"]
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(publish_snapshot, "StopSignal", lambda: _StopRequest(self._is_over))
+            patched.setattr(publish_snapshot, "StopSignal", lambda: _StopRequest(is_over))
             code = publish_snapshot.main(arguments)
         if code:
             logging.getLogger(publish_snapshot.__name__).error("the snapshot of %s failed (%d)", table, code)
@@ -147,7 +147,7 @@ def publishing_in_thread(received: Received) -> Iterator[None]:
     thread = threading.Thread(target=lambda: codes.append(publish_app.main(arguments)))
     with _at_home(received), pytest.MonkeyPatch.context() as patched:
         patched.setattr(publish_app, "StopSignal", lambda: stop)
-        patched.setattr(publish_app, "SnapshotRequests", _SnapshotsInThread)
+        patched.setattr(publish_app, "LakeSnapshots", _SnapshotsInThread)
         thread.start()
         try:
             yield

@@ -17,6 +17,7 @@ GIVEN = {
     "PGREPL_LAKE": "/lake",
 }
 ORDERS = TableName("public", "orders")
+WITH_LAKE = '{"lake_tables": "all"}'
 
 
 def test_creeks_variables_make_a_pipeline_with_one_publisher():
@@ -43,11 +44,19 @@ def test_what_is_not_given_is_as_with_creek():
 def test_settings_of_the_publisher_can_be_said_and_no_null_is_sent_for_what_is_not_known():
     assert Deployment.of(GIVEN).pipeline([ORDERS]).publisher("creek").unchanged == "require"
     options = '{"wire": "v1", "on_error": "skip_and_record", "unchanged": "fill"}'
-    given = {**GIVEN, "PGREPL_PUBLISHER_OPTIONS": options}
+    given = {**GIVEN, "PGREPL_PUBLISHER_OPTIONS": options, "PGREPL_PIPELINE_OPTIONS": WITH_LAKE}
     publisher = Deployment.of(given).pipeline([ORDERS]).publisher("creek")
     assert (publisher.wire, publisher.on_error, publisher.unchanged) == ("v1", "skip_and_record", "fill")
     with pytest.raises(ConfigError, match="PGREPL_PUBLISHER_OPTIONS: namespace: given by creek's variables"):
         Deployment.of({**GIVEN, "PGREPL_PUBLISHER_OPTIONS": '{"namespace": "X"}'})
+
+
+def test_there_are_no_lake_tables_unless_they_are_asked_for():
+    assert Deployment.of(GIVEN).pipeline([ORDERS]).lake_tables == "none"
+    given = {**GIVEN, "PGREPL_PIPELINE_OPTIONS": WITH_LAKE}
+    assert Deployment.of(given).pipeline([ORDERS]).lake_tables == "all"
+    with pytest.raises(ConfigError, match="unchanged: 'fill' does not go with lake_tables: none"):
+        Deployment.of({**GIVEN, "PGREPL_PUBLISHER_OPTIONS": '{"unchanged": "fill"}'}).pipeline([ORDERS])
 
 
 def test_no_secret_is_shown():

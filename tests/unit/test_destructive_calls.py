@@ -45,6 +45,8 @@ SITES: dict[Site, str] = {
     ("hosting/supervise.py", "write_whole", "replace"): "private folder",
     ("operators/spark_app.py", "_execute_on_cluster", "rmtree"): "just made",
     ("replication/app/creek/service.py", "run", "rmtree"): "just made",
+    ("replication/app/source_snapshots.py", "_copied", "truncate"): "just made",
+    ("replication/app/source_snapshots.py", "_copy_range", "truncate"): "just made",
     ("replication/app/creek/service.py", "_write_file", "replace"): "changelog",
     ("replication/app/operations/removal.py", "_unpublish", "drop_tables"): "publication",
     ("replication/app/operations/removal.py", "_drop", "drop_lake_tables"): "only our commits",

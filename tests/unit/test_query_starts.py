@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import SparkError
-from airflow_provider_pgrepl.replication.app.replicate import Replication
+from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 TOO_LATE = "[STREAM_FAILED] terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
@@ -37,7 +37,7 @@ class Stop:
 def replication(*ends: str | None, seen: int = 0) -> Any:
     """A run whose queries end so, one after another. `seen`: what its receiver has made durable."""
     queries = iter(map(Query, ends))
-    run: Any = Replication.__new__(Replication)
+    run: Any = LakeReplication.__new__(LakeReplication)
     run._applier = SimpleNamespace(error=None, started=[])
     run._applier.start = lambda **options: run._applier.started.append(options) or next(queries)
     run._receiver = SimpleNamespace(

@@ -269,3 +269,32 @@ def test_a_driver_keeps_its_python_where_executors_have_another(
         _, argv, _ = run(tmp_path, monkeypatch, "replicate", str(pipeline_file), "--", *others)
         assert argv[: len(others)] == others
         assert driver not in argv
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--publish", "events"], 75, "cannot connect"),
+        (["--", "--master", "local"], 78, "nothing is for spark-submit: the pipeline has no lake tables"),
+    ],
+)
+def test_without_lake_tables_an_application_needs_no_java(tmp_path, more, code, said):
+    file = tmp_path / "pipeline.json"
+    publishers = {"events": {"target": "nats", "database": "shop"}}
+    fields = {
+        "name": "shop",
+        "lake": str(tmp_path / "lake"),
+        "tables": ["public.*"],
+        "publishers": publishers,
+    }
+    file.write_text(json.dumps({**fields, "lake_tables": "none"}))
+    dsn = "host=127.0.0.1 port=1 dbname=shop user=nobody"
+    ended = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_pgrepl", "replicate", str(file), *more],
+        env={"PGREPL_DSN": dsn, "PATH": str(tmp_path), "HOME": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, said in ended.stderr) == (code, True), ended.stderr

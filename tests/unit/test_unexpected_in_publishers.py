@@ -98,10 +98,16 @@ def test_connection_that_does_not_close_leaves_its_trace(caplog):
 
 
 def test_thread_of_snapshot_requests_leaves_its_trace(caplog):
-    requests: Any = bare(SnapshotRequests, _is_over=threading.Event(), _lock=threading.Lock(), _waiting={})
+    is_over = threading.Event()
+
+    def send(*_: Any) -> None:
+        is_over.set()
+        raise_unexpected()
+
+    requests: Any = bare(SnapshotRequests, _is_over=is_over, _lock=threading.Lock(), _waiting={})
+    requests._snapshots = SimpleNamespace(send=send)
     requests._accepted = queue.Queue()
     requests._accepted.put((TABLE, "subject"))
-    requests._run = raise_unexpected
     in_thread(requests._serve)
     check_log(caplog, " in SnapshotRequests._serve")
 

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
-from airflow_provider_pgrepl.replication.app.replicate import Replication
+from airflow_provider_pgrepl.replication.app.replication import Replication
 from airflow_provider_pgrepl.replication.app.status import reading
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.config import Pipeline

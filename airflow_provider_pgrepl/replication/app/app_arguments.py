@@ -49,6 +49,11 @@ def of_replicate(parser: argparse.ArgumentParser) -> None:
         metavar=f"{CAUGHT_UP}|X/X",
         help="end when all that was committed at the start, or up to an LSN, is in the lake",
     )
+    parser.add_argument(
+        "--publish",
+        metavar="NAME",
+        help="without lake tables: run this publisher in the same process, with its target's variables",
+    )
 
 
 def of_publish(parser: argparse.ArgumentParser) -> None:

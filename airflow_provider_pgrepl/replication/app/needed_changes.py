@@ -14,6 +14,8 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,13 @@ def needed_above(dsn: str, pipeline: Pipeline, tables: LSN | None) -> LSN | None
         log.info("the changelog keeps its old hours for now: %s", error.message)
         return None
     return None if tables is None or sent_again is None else min(tables, sent_again)
+
+
+def watched_above(records: Iterable[TableRecord]) -> LSN | None:
+    """Above which LSN the definitions of tables have yet to be looked at, where there are no lake tables."""
+    active = (TableState.CATCHING_UP, TableState.STREAMING)
+    found = [one.position_lsn for one in records if one.state in active and one.position_lsn is not None]
+    return min(found, default=None)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from airflow_provider_pgrepl.errors import FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.app_arguments import of_publish
 from airflow_provider_pgrepl.replication.app.lock_keeper import LockKeeper
 from airflow_provider_pgrepl.replication.app.process import StopSignal
+from airflow_provider_pgrepl.replication.app.published_up_to import DurableWith, PublishedUpTo
 from airflow_provider_pgrepl.replication.app.publisher_checks import (
     check_place,
     check_recorded_lake,
@@ -24,6 +25,7 @@ from airflow_provider_pgrepl.replication.app.publisher_checks import (
     check_tables,
 )
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
+from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
@@ -36,13 +38,17 @@ from airflow_provider_pgrepl.replication.events.beginning import begin_after
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.lake_snapshots import LakeSnapshots
 from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
     PublisherLog,
     PublisherRecord,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
+from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import (
+    SnapshotRequests,
+    Snapshots,
+)
 from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -89,16 +95,64 @@ def open_target(settings: PublisherSettings, uri: str) -> Target:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    with StopSignal() as stop:
+        publishers: list[Publisher] = []
+        until = arguments.until
+        try:
+            reached = publish(
+                pipeline,
+                arguments.publisher,
+                stop,
+                until=until,
+                after=arguments.after,
+                snapshot_command=_snapshot_command(arguments),
+                begun=publishers.append,
+            )
+        finally:
+            if publishers:
+                leave_result(summary(publishers[0].record))
+    if not publishers:
+        return process.RETRY_MAY_HELP if until is not None else process.DONE
+    return _end(publishers[0], reached, is_limited=until is not None)
+
+
+class Stop(Protocol):
+    """Says when it is time to end."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait a while; whether it is time to end."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is time to end."""
+
+
+def publish(
+    pipeline: Pipeline,
+    name: str,
+    stop: Stop,
+    *,
+    until: LSN | str | None = None,
+    after: str | None = None,
+    snapshot_command: Sequence[str] = (),
+    durable_with: DurableWith = lambda _: None,
+    begun: Callable[[Publisher], object],
+) -> bool:
+    """Publish until it is time to end, or all up to an LSN, or that was durable, is published; whether it is.
+
+    `snapshot_command`: begins the process of a snapshot from the lake. `durable_with`: as PublishedUpTo has
+    it. `begun`: given the publisher before it
+    publishes; it never is if it is time to end before. Raises PgReplError.
+    """
     begin_compiling()
-    settings = pipeline.publisher(arguments.publisher)
+    settings = pipeline.publisher(name)
     # Each attempt to connect would be an error in the log, with a trace of the client's own.
     for client in ("pika", "nats", "confluent_kafka", "httpx2"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
-    target, until = open_target(settings, process.target_uri()), arguments.until
+    target = open_target(settings, process.target_uri())
     salt = process.hash_salt(settings)
     role = f"publish {pipeline.name} {settings.name}"
     with (
-        StopSignal() as stop,
         closing(open_reconnecting_store(process.state_dsn(), role, 0.0, stop.wait)) as store,
         contextlib.ExitStack() as stack,
     ):
@@ -107,26 +161,28 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         store.lock(pipeline.name, f"publish {settings.name}")
         stack.enter_context(LockKeeper(store, process.end_at_once))
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
-        record = _with_columns(_take(pipeline, settings, publisher_log, arguments.after), pipeline, settings)
+        record = _with_columns(_take(pipeline, settings, publisher_log, after), pipeline, settings)
         check_stopped(settings, record)
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
-            return process.RETRY_MAY_HELP if until is not None else process.DONE
+            return False
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
         if settings.format == "creek":
-            command = _snapshot_command(arguments)
-            requests = stack.enter_context(SnapshotRequests(command, pipeline, settings))
-            cast("JetStream", target).accept_snapshot = requests.accept
+            jetstream = cast("JetStream", target)
+            snapshots: Snapshots = LakeSnapshots(pipeline, snapshot_command)
+            if not pipeline.has_lake_tables:
+                published = PublishedUpTo(publisher, durable_with)
+                snapshots = SourceSnapshots(pipeline, settings, jetstream.servers, published)
+            requests = stack.enter_context(SnapshotRequests(pipeline, settings, snapshots))
+            jetstream.accept_snapshot = requests.accept
         if settings.metrics:
             stack.enter_context(_metrics(pipeline, settings, publisher, target))
+        begun(publisher)
         try:
-            reached = publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
+            return publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
         except FencedError as error:
             log.error("%s", error)
             process.end_at_once()
-        finally:
-            leave_result(summary(publisher.record))
-    return _end(publisher, reached, is_limited=until is not None)
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
@@ -220,7 +276,7 @@ def _with_columns(
         return replace(record, columns=KnownRelations(pipeline.lake_root).attnums())
 
 
-def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal) -> LSN | None:
+def _durable_after(pipeline: Pipeline, position: EventPosition, stop: Stop) -> LSN | None:
     """Up to where the changelog is durable, which is beyond the position; None when it is time to end.
 
     A crash of the machine may have taken from the changelog what was published: the server sends it again.

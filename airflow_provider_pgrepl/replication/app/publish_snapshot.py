@@ -19,6 +19,8 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.app_arguments import of_publish_snapshot
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.publish import open_target
+from airflow_provider_pgrepl.replication.app.published_up_to import has_published
+from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows, current
@@ -28,7 +30,11 @@ from airflow_provider_pgrepl.replication.events.known_relations import KnownRela
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_columns, read_record
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+    PublisherRecord,
+    read_columns,
+    read_record,
+)
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -64,6 +70,13 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     subject = arguments.subject or wire.new_snapshot(str(table), datetime.now(UTC))
     begin_compiling()
     with StopSignal() as stop:
+        if not pipeline.has_lake_tables:
+            published = partial(_published_up_to, pipeline, settings)
+            source = SourceSnapshots(pipeline, settings, servers, published)
+            if not source.send(table, subject, stop):
+                return process.RETRY_MAY_HELP
+            sys.stdout.write(f"{subject}\n")
+            return process.DONE
         try:
             position, at = _shown_and_published(pipeline, settings, table, stop)
             read = partial(_payloads, pipeline, settings, table, position, stop=stop)
@@ -73,6 +86,16 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             return process.RETRY_MAY_HELP
     sys.stdout.write(f"{subject}\n")
     return process.DONE
+
+
+def _published_up_to(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN) -> PublisherRecord | None:
+    """Of a publisher that runs in another process, as it has written down. Raises TargetUnavailableError."""
+    record = read_record(pipeline.lake_root, settings.name)
+    if record is None or not record.generation:
+        raise TargetUnavailableError(
+            f"publisher {settings.name} has not published anything yet", "ask again when it has begun"
+        )
+    return record if has_published(record, LSN(lsn + 1)) else None
 
 
 def _wanted(settings: PublisherSettings, given: str) -> TableName:

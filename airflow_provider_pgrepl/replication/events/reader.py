@@ -85,7 +85,9 @@ class OrderedReader(Generic[Made]):
             selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
             self._changes = make(relations, choices_of, selection)
             asks_lake = unchanged in ("look_up", "require")
-            look_up = LakeValues(lake).find if asks_lake and isinstance(lake, Pipeline) else None
+            look_up = None
+            if asks_lake and isinstance(lake, Pipeline) and lake.has_lake_tables:
+                look_up = LakeValues(lake).find
             values = UnchangedValues(relations, self._changes.is_wanted, before, look_up)
             self._values = None if unchanged == "mark" else values
             self.position = begin_after(changelog, after)

@@ -52,6 +52,12 @@ WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(ta
     AND position_lsn = %(position)s::pg_lsn RETURNING 1
 """
 
+_RECORD_WATCHED = """
+UPDATE _pgrepl.tables SET position_lsn = %(through)s::pg_lsn, relation = coalesce(%(relation)s, relation)
+WHERE pipeline = %(pipeline)s AND position_lsn = %(seen)s::pg_lsn AND state IN ('catching_up', 'streaming')
+    AND (%(schema)s IS NULL OR schema_name = %(schema)s AND table_name = %(table)s) RETURNING 1
+"""
+
 _MARK_ERRORED = """
 UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
     remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, since = now()
@@ -213,6 +219,23 @@ class TableRecords(StateConnection):
         }
         with state_errors(f"recording the shape of {relation.table}"):
             rows(self._connection, _RECORD_RELATION, fields)
+
+    def record_watched(
+        self, pipeline: str, seen: LSN, through: LSN, relation: Relation | None = None
+    ) -> None:
+        """Record up to where definitions were looked at: of all tables recorded at `seen`, or of that of
+        `relation`, with what it is there."""
+        table = None if relation is None else relation.table
+        fields = {
+            "pipeline": pipeline,
+            "seen": str(seen),
+            "through": str(through),
+            "relation": None if relation is None else relation.to_json(),
+            "schema": None if table is None else table.schema,
+            "table": None if table is None else table.name,
+        }
+        with state_errors("recording how far tables are watched"):
+            rows(self._connection, _RECORD_WATCHED, fields)
 
     def record_snapshot(
         self, pipeline: str, relation: Relation, position: LSN, copied: int, config: str | None = None

@@ -86,6 +86,7 @@ class Deployment:
         given = {"unchanged": "require", **self.publisher_options}
         publisher = {**given, "target": "nats", "namespace": self.namespace, "database": self.database}
         fields = {
+            "lake_tables": "none",
             **self.options,
             "name": re.sub("[^a-z0-9_]", "_", self.replaced_slot.lower()).strip("_")[:55],
             "lake": self.lake,

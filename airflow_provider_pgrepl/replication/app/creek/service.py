@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -16,14 +18,23 @@ from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.creek.child import Child
-from airflow_provider_pgrepl.replication.app.creek.deployment import PUBLISHER, Deployment
+from airflow_provider_pgrepl.replication.app.creek.deployment import (
+    OPTIONS_VARIABLE,
+    PUBLISHER,
+    Deployment,
+)
 from airflow_provider_pgrepl.replication.app.creek.followed_tables import FollowedTables
 from airflow_provider_pgrepl.replication.app.creek.source_tables import SourceTables
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
+from airflow_provider_pgrepl.replication.app.lake_choice import otherwise_taken
 from airflow_provider_pgrepl.replication.app.process import StopSignal
+from airflow_provider_pgrepl.replication.app.replicate import replicate
+from airflow_provider_pgrepl.replication.app.requested_tables import read_records
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +51,28 @@ def run(_: argparse.Namespace) -> int:
     _log(deployment)
     with StopSignal() as stop, closing(SourceTables(deployment)) as source:
         source.prepare()
-        pipeline = deployment.pipeline(source.published())
+        pipeline = _as_it_began(deployment, deployment.pipeline(source.published()))
         return Service(deployment, pipeline, source, stop).run()
+
+
+def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:
+    """With lake tables, where earlier versions have made them and the environment does not say otherwise."""
+    if "lake_tables" in deployment.options:
+        return pipeline
+    with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
+        records = read_records(store, pipeline)
+    if not otherwise_taken(pipeline, records):
+        return pipeline
+    log.warning(
+        "this deployment has lake tables, which it keeps. To go on without them, and without Spark, set %s to"
+        ' {"lake_tables": "none"}',
+        OPTIONS_VARIABLE,
+    )
+    return replace(pipeline, lake_tables="all")
+
+
+def _state_dsn(deployment: Deployment) -> str:
+    return os.environ.get(process.STATE_DSN_VARIABLE, "").strip() or deployment.dsn
 
 
 def _log(deployment: Deployment) -> None:
@@ -54,6 +85,18 @@ def _log(deployment: Deployment) -> None:
 def _folder_of(lake_root: str) -> str:
     """Where its programs, and whoever runs commands, find the pipeline's file on this host."""
     return mkdtemp(prefix="pgrepl-") if is_object_store(lake_root) else system_folder(lake_root)
+
+
+@contextmanager
+def _variables(more: Mapping[str, str]) -> Iterator[None]:
+    """With more variables of the environment in the block."""
+    before = dict(os.environ)
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 class Service:
@@ -70,9 +113,10 @@ class Service:
             process.TARGET_VARIABLE: deployment.nats_uri,
             log_lines.LEVEL_VARIABLE: deployment.log_level,
         }
-        state_dsn = os.environ.get(process.STATE_DSN_VARIABLE, "").strip() or deployment.dsn
-        self._access = Access(pipeline, deployment.dsn, state_dsn)
-        self._lasting = [self._child("replicate"), self._child("publish", "--publisher", PUBLISHER)]
+        self._access = Access(pipeline, deployment.dsn, _state_dsn(deployment))
+        self._lasting: list[Child] = []
+        if pipeline.has_lake_tables:
+            self._lasting = [self._child("replicate"), self._child("publish", "--publisher", PUBLISHER)]
         self._tables = FollowedTables(
             source, self._access, lambda names: self._child("snapshot", "--add", names)
         )
@@ -87,7 +131,7 @@ class Service:
             code = self._begin()
             if code == process.DONE and not self._stop.is_set:
                 try:
-                    code = self._keep()
+                    code = self._keep() if self._lasting else self._keep_here()
                 finally:
                     self._end()
         finally:
@@ -152,6 +196,29 @@ class Service:
             self._tables.follow()
             self._stop.wait(_TICK_S)
         return process.DONE
+
+    def _keep_here(self) -> int:
+        """Without lake tables receiver and publisher are in this very process."""
+        while not self._stop.is_set:
+            code = self._replicate()
+            if code not in _BEGUN_AGAIN or self._stop.is_set:
+                return code
+            log.warning("replication ended with code %d, and is started again", code)
+            self._stop.wait(_PAUSE_S)
+        return process.DONE
+
+    def _replicate(self) -> int:
+        with _variables(self._environment):
+            try:
+                return replicate(
+                    self._access.pipeline, self._stop, publisher=PUBLISHER, meanwhile=self._tables.follow
+                )
+            except PgReplError as error:
+                log.error("%s: %s", type(error).__name__, error)
+                return process.exit_code(error)
+            except Exception as error:  # noqa: BLE001 - its text may hold values of rows
+                log_unexpected(log, "replication ended by an error of its own", error)
+                return process.CRASHED
 
     def _end(self) -> None:
         for child in self._lasting:

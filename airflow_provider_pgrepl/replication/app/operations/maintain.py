@@ -15,8 +15,14 @@ from airflow_provider_pgrepl.errors import LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.app_arguments import MAINTENANCE_LIMIT_S
+from airflow_provider_pgrepl.replication.app.lake_choice import refuse_without_lake
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
-from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
+from airflow_provider_pgrepl.replication.app.needed_changes import (
+    Retention,
+    needed_above,
+    retention,
+    watched_above,
+)
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import choose, recorded
 from airflow_provider_pgrepl.replication.app.operations.maintained import Maintained, MaintainedTable
 from airflow_provider_pgrepl.replication.changelog.compaction import join_closed_hours
@@ -61,6 +67,8 @@ def maintain(
     with access.store("maintain") as store:
         evidence.check(access.pipeline, store, access.dsn, needs_source=False)
         named, name = list(tables), access.pipeline.name
+        if named:
+            refuse_without_lake(access.pipeline, "--tables", "leave it out: the changelog is maintained")
         records = choose(store, name, named) if named else list(recorded(store, name).values())
         run = _Run(access, store, begun_epoch(store, access.pipeline), time.monotonic() + limit_s, wait)
         done = Maintained(name)
@@ -86,6 +94,8 @@ class _Run:
 
     def compacted(self, records: Iterable[TableRecord]) -> Iterator[MaintainedTable]:
         """What became of each table that has been copied, and of its history."""
+        if not self.access.pipeline.has_lake_tables:
+            return
         root, name = self.access.pipeline.lake_root, self.access.pipeline.name
         for table in [record.table for record in records]:
             # Anew each time: it may be copied again by now, and the copy is to be committed.
@@ -142,9 +152,13 @@ class _Run:
     def _retention(self) -> Retention | None:
         """As the app has it; None, so that nothing goes, while it cannot be known what is needed."""
         pipeline = self.access.pipeline
-        tables = RecordedTables(pipeline, self.record, Points(pipeline.lake_root))
+        records = self.store.read_tables(pipeline.name).values()
         try:
-            own = tables.needed_above(self.store.read_tables(pipeline.name).values(), {})
+            if pipeline.has_lake_tables:
+                tables = RecordedTables(pipeline, self.record, Points(pipeline.lake_root))
+                own = tables.needed_above(records, {})
+            else:
+                own = watched_above(records)
             needed = needed_above(self.access.dsn, pipeline, own)
             return None if needed is None else retention(pipeline, self.record.epoch, needed)
         except LakeError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import raise_all
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
@@ -89,6 +89,8 @@ class Continuation:
         hint = hints.resnapshot(record.table)
         if record.relation is None or record.position_lsn is None:
             raise LakeTableError(f"{record.table}: was never copied as a whole", hint)
+        if not self.pipeline.has_lake_tables:
+            return self._relation_in_changelog(record, record.relation, record.position_lsn)
         table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
         point = self._points.last_of(record.table, self.epoch.epoch)
         app = app_id(self.pipeline.name, self.epoch.epoch)
@@ -101,6 +103,15 @@ class Continuation:
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
         received = self._index.find(record.relation.oid, app_version(table, RELATION_APP) or 0)
         return received.catalog if received and received.catalog else record.relation
+
+    def _relation_in_changelog(self, record: TableRecord, relation: Relation, position: LSN) -> Relation:
+        """What the watch goes on with."""
+        if position < self.floor:
+            raise ChangelogError(
+                f"{record.table}: changes after {position} are no longer kept", hints.resnapshot(record.table)
+            )
+        check_no_gap(self.changelog, self.epoch.epoch, record.table, relation.oid, position)
+        return relation
 
     def choices(self, record: TableRecord, relation: Relation) -> str | None:
         """The pipeline file as it is now, if the table is one that it would have made; else None."""

@@ -14,6 +14,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.lake_choice import refuse_without_lake
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import (
     change,
     choose,
@@ -59,6 +60,11 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     A batch that runs is finished. Tables that are paused stay so. Raises ConfigError for names that are not
     among the pipeline's tables, StateError for tables that nothing is applied to.
     """
+    refuse_without_lake(
+        access.pipeline,
+        "pause",
+        "nothing is applied that could stand still: leave it out of a publisher's tables, or remove it",
+    )
     name = access.pipeline.name
     with access.store("pause") as store:
         _check_place(access, store)
@@ -77,6 +83,7 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     Raises ConfigError for names that are not among the pipeline's tables, StateError for tables that cannot
     be resumed.
     """
+    refuse_without_lake(access.pipeline, "resume", "nothing is applied to tables")
     name = access.pipeline.name
     with access.store("resume") as store:
         _check_place(access, store)

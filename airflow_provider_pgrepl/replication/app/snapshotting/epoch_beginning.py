@@ -146,7 +146,7 @@ def _begin(
             # What tables were in another epoch is over.
             states.copying()
             states.begin(relations)
-            return record, taking.copy(keeper, exported, record, begins_epoch=True)
+            return record, taking.copy(keeper, exported, record, states, begins_epoch=True)
 
 
 def _open_epoch(

@@ -13,6 +13,11 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
+from airflow_provider_pgrepl.replication.app.lake_choice import (
+    check_may_change,
+    otherwise_taken,
+    taken_otherwise,
+)
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
 from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
@@ -95,7 +100,11 @@ class SnapshotRun:
     def is_due(self, selected: Selected, table: TableName) -> bool:
         """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
         record = self.records.get(table)
-        if record is None or record.state not in _DONE_STATES:
+        if (
+            record is None
+            or record.state not in _DONE_STATES
+            or taken_otherwise(self.taking.pipeline, record)
+        ):
             return True
         if table in selected.unnamed:
             # Nothing is copied of it now: the receiver knows its columns by their attnums.
@@ -127,6 +136,8 @@ class SnapshotRun:
                 )
             return Outcome()
         assert self.epoch is not None
+        changing = otherwise_taken(self.taking.pipeline, self.records)
+        check_may_change(self.taking.store, self.taking.pipeline, changing)
         # Settings are bound to the tables as they are now: executors may be long in coming.
         wanted = [relation for relation in selected.relations if relation.table in tables]
         self.taking.index_selected(self.epoch.epoch, wanted)
@@ -198,7 +209,7 @@ def opened(
 
 def _check_executors(session: LazySession, access: Access) -> None:
     """Those of a cluster: a local session has the driver's."""
-    if runs_on_cluster():
+    if access.pipeline.has_lake_tables and runs_on_cluster():
         spark, dsn = session.get(), access.dsn
         until = time.monotonic() + _EXECUTOR_S
         have_come = await_executors(

@@ -20,13 +20,13 @@ from airflow_provider_pgrepl.replication.app.recorded_names import recorded_name
 from airflow_provider_pgrepl.replication.app.requested_tables import Records
 from airflow_provider_pgrepl.replication.app.snapshotting.copy_states import CopyStates
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.snapshotting.tables_without_lake import record_tables
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -224,7 +224,7 @@ class TableSnapshotter:
             keeper = self.keep(exported, relations)
         with keeper:
             states.copying()
-            return self.copy(keeper, exported, record)
+            return self.copy(keeper, exported, record, states)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
@@ -242,12 +242,21 @@ class TableSnapshotter:
         keeper: keeper.Keeper,
         exported: ExportedSnapshot,
         record: EpochRecord,
+        states: CopyStates,
         *,
         begins_epoch: bool = False,
     ) -> Copied:
-        """Copy the keeper's tables, and have the applier look at what is new."""
+        """Copy the keeper's tables, or record them where there are no lake tables, and have the applier look
+        at what is new."""
         for warning in table_warnings(keeper.relations, self.pipeline):
             log.warning("%s", warning)
+        if not self.pipeline.has_lake_tables:
+            recorded = record_tables(self.pipeline, self.store, states, record, keeper, exported)
+            writer.mark(changelog_uri(self.pipeline.lake_root))
+            return recorded
+        # It needs Spark, which need not be installed where there are no lake tables.
+        from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
+
         copy = SnapshotCopy(
             self.spark(), self.access.dsn, self.pipeline, self.store, record, keeper, exported
         )

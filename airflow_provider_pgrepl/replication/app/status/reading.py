@@ -11,9 +11,16 @@ from datetime import UTC, datetime
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    LakeError,
+    NoChangelogError,
+    PgReplError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.lake_choice import check_lake_choice
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.ownership import differences
 from airflow_provider_pgrepl.replication.app.requested_tables import file_differences
@@ -134,6 +141,7 @@ class PipelineStatus:
     problems: tuple[str, ...] = ()
     changelog: ChangelogStatus | None = None
     is_ours: bool = True
+    has_lake_tables: bool = True
 
 
 @dataclass(frozen=True)
@@ -166,8 +174,8 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
     differences = file_differences(pipeline, {record.table: record for record in tables}) if tables else ()
-    problems = (*problems, *differences, *suffered)
-    applied = LSN(lake.point.lsn) if lake.point else None
+    problems = (*problems, *_lake_choice(pipeline, tables), *differences, *suffered)
+    applied = _applied(pipeline, lake, progress)
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
         for record in tables
@@ -195,7 +203,23 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         problems=(*problems, *contradictions, *lake.problems),
         is_ours=not contradictions,
         changelog=_changelog(lake, statuses),
+        has_lake_tables=pipeline.has_lake_tables,
     )
+
+
+def _lake_choice(pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+    try:
+        check_lake_choice(pipeline, {record.table: record for record in tables})
+    except ConfigError as error:
+        return (f"{error.message}: {error.hint}",)
+    return ()
+
+
+def _applied(pipeline: Pipeline, lake: _Lake, progress: Progress | None) -> LSN | None:
+    """Without lake tables: up to where it is known that the changelog has all of each table's changes."""
+    if not pipeline.has_lake_tables:
+        return progress.applied_lsn if progress else None
+    return LSN(lake.point.lsn) if lake.point else None
 
 
 def _source_problems(
@@ -278,17 +302,19 @@ def _changelog(lake: _Lake, tables: Iterable[TableStatus]) -> ChangelogStatus | 
 def _table(
     pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN, progress: Progress | None
 ) -> TableStatus:
-    standing = _standing(pipeline, record, lake)
-    whole = None if standing is None else standing.whole
+    standing = _standing(pipeline, record, lake) if pipeline.has_lake_tables else None
+    own, whole = (None, None) if standing is None else (standing.own, standing.whole)
+    if not pipeline.has_lake_tables:
+        own = whole = record.position_lsn
     in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
     return TableStatus(
         table=str(record.table),
         state=record.state,
         since=record.since,
-        position_lsn=None if standing is None else standing.own,
+        position_lsn=own,
         whole_lsn=whole,
         lag_bytes=_lag(whole, end) if in_lake else None,
-        rows_copied=record.rows_copied,
+        rows_copied=record.rows_copied if pipeline.has_lake_tables else None,
         error=record.error,
         reason=record.reason,
         hint=record.hint,

@@ -48,6 +48,7 @@ class Summary:
     lag_s: float | None = None
     lag_bytes: int | None = None
     held_bytes: int | None = None
+    has_lake_tables: bool = True
 
     def to_text(self) -> str:
         return "; ".join([self._tables(), self._changes(), self._lag()])
@@ -77,15 +78,18 @@ class Summary:
 
     def _changes(self) -> str:
         rate = self.changes / max(self.seconds, 0.001)
-        return (
-            f"{self.changes:,} changes received, {rate:,.0f}/s; {self.applied:,} rows applied since the start"
-        )
+        received = f"{self.changes:,} changes received, {rate:,.0f}/s"
+        applied = f"; {self.applied:,} rows applied since the start" if self.has_lake_tables else ""
+        return received + applied
 
     def _lag(self) -> str:
         held = f"the slot holds {show_bytes(self.held_bytes)} of WAL"
         if self.lag_bytes is not None:
             lag = "" if self.lag_s is None else f"{self.lag_s:,.1f} s, "
-            return f"the lake is {lag}{show_bytes(self.lag_bytes)} behind the source; {held}"
+            what = "the lake" if self.has_lake_tables else "the changelog"
+            return f"{what} is {lag}{show_bytes(self.lag_bytes)} behind the source; {held}"
+        if self.held_bytes is not None and not self.has_lake_tables:
+            return held
         if self.held_bytes is not None:
             return f"the lake has no consistent point yet; {held}"
         return "the source cannot be asked how far it is"
@@ -163,6 +167,7 @@ class SummaryLog:
             lag_s=lag_s,
             lag_bytes=lag_bytes,
             held_bytes=held,
+            has_lake_tables=self._pipeline.has_lake_tables,
         )
         self._changes, self._at = changes, now
         return summary

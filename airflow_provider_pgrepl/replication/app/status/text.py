@@ -28,6 +28,7 @@ _MEANING = {
     "confirmed": "the slot may forget it",
     "applied": "in the lake tables, at a consistent point",
 }
+_WATCHED = "looked through: the changelog has all of each table's changes"
 
 
 def to_json(status: PipelineStatus) -> str:
@@ -79,7 +80,7 @@ def _heading(status: PipelineStatus) -> list[str]:
     source = status.source
     return [
         _line("pipeline", f"{status.pipeline}{epoch}"),
-        _line("lake", status.lake),
+        _line("lake", status.lake if status.has_lake_tables else f"{status.lake}, without lake tables"),
         _line(
             "source",
             f"{source.address}, PostgreSQL {source.server_version_num // 10_000}, WAL at {source.wal_lsn}",
@@ -144,13 +145,16 @@ def _problems(status: PipelineStatus) -> list[str]:
 
 def _steps(status: PipelineStatus) -> list[str]:
     rows = [("step", "LSN", "behind the source", "meaning")]
+    meaning = _MEANING if status.has_lake_tables else {**_MEANING, "applied": _WATCHED}
     for name, step in status.steps.items():
-        rows.append((name, _lsn(step.lsn), show_bytes(step.lag_bytes), _MEANING[name]))
+        rows.append((name, _lsn(step.lsn), show_bytes(step.lag_bytes), meaning[name]))
     return _aligned(rows, right={2})
 
 
 def _point(status: PipelineStatus) -> list[str]:
     point = status.consistent_point
+    if not status.has_lake_tables:
+        return []
     if point is None:
         return [_line("point", "no consistent point in this epoch yet")]
     age = status.last_applied_commit_age_s

@@ -45,6 +45,7 @@ _NUMERIC, _NOTHING = 1700, "n"
 @dataclass(frozen=True)
 class SnapshotRows:
     """How a relation's rows are written. `published`: what becomes of its columns, as in the stream.
+    `of_source`: the rows are the source's texts, and not those of a lake table.
 
     Raises TargetError where the lake leaves out a column of which the stream of changes tells, or has other
     keys or hashes than that; DriftError where the publisher's settings do not fit the table.
@@ -53,8 +54,11 @@ class SnapshotRows:
     relation: Relation
     choices: TableChoices
     published: PublishedColumns
+    of_source: bool = False
 
     def __post_init__(self) -> None:
+        if self.of_source:
+            return
         ignored, columns = self.relation.ignored, [one.source for one, _ in self._columns]
         missing = [column.name for column in columns if column.attnum in ignored]
         if missing:
@@ -128,14 +132,15 @@ class SnapshotRows:
         ).encode()
 
     def encode(self, rows: pa.Table) -> list[bytes]:
-        """Each row of the lake's table. Raises ValueRangeError."""
-        encoded = [
-            column.encode(texts_of(rows[of.source.name].combine_chunks(), of.source.pg_type))
-            for of, column in self._columns
-        ]
+        """Each row of the lake's table, or of the source's texts. Raises ValueRangeError."""
+        encoded = [column.encode(self._texts(rows, of)) for of, column in self._columns]
         if not encoded:
             return [b""] * rows.num_rows
         return [_LIKE_END if row == END else row for row in map(b"".join, zip(*encoded, strict=True))]
+
+    def _texts(self, rows: pa.Table, of: PublishedColumn) -> pa.Array:
+        values = rows[of.source.name].combine_chunks()
+        return values if self.of_source else texts_of(values, of.source.pg_type)
 
 
 def current(rows: pa.Table) -> pa.Table:

@@ -1,16 +1,15 @@
-"""Requests for snapshots of tables, as creek's clients make them: each gets a process of its own."""
+"""Requests for snapshots of tables, as creek's clients make them, and their turns."""
 
 from __future__ import annotations
 
 import json
 import logging
 import queue
-import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from typing import Protocol
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -18,38 +17,52 @@ from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
-from airflow_provider_pgrepl.replication.storage import has_delta
-from airflow_provider_pgrepl.replication.storage.refusal import delta_errors
+from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 16
-_LOOK_S, _END_S, _MOST_S = 0.5, 10.0, 6 * 3600.0
+_LOOK_S, _END_S = 0.5, 10.0
 _LONGEST_NAME, _SAY_EVERY_S = 63, 5.0
 
 
-class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
-    """Serves one request after the other while the block runs. `command`: begins a snapshot's process.
+class Snapshots(Protocol):
+    """Makes snapshots, `at_once` of them; any thread may call."""
 
-    A process of its own, so that reading a large table costs the stream of changes neither time nor memory.
+    at_once: int
+
+    def why_not(self, table: TableName) -> str:
+        """What keeps a table from having one, as far as that is known before; else nothing. Raises
+        PgReplError."""
+
+    def send(self, table: TableName, subject: str, is_over: threading.Event) -> object:
+        """Send one, unless it is over before. Raises PgReplError; what was sent then has no end."""
+
+
+class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
+    """Serves requests in their order, some at once, while the block runs.
+
     As with creek, who asks is told a subject at once, or is not answered; a snapshot that then fails has no
     end.
     """
 
-    def __init__(self, command: Sequence[str], pipeline: Pipeline, settings: PublisherSettings) -> None:
-        self._command, self._lake_root = command, pipeline.lake_root
+    def __init__(self, pipeline: Pipeline, settings: PublisherSettings, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._wanted = TableSelection.parse(settings.tables)
         self._accepted: queue.Queue[tuple[TableName, str]] = queue.Queue(_MOST_WAITING)
         self._waiting: dict[TableName, str] = {}
         self._lock, self._said_at = threading.Lock(), -_SAY_EVERY_S
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="pgrepl-snapshots", daemon=True)
-        self._thread.start()
+        names = [f"pgrepl-snapshots {pipeline.name} {n}" for n in range(snapshots.at_once)]
+        self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._thread.join(2 * _END_S)
+        for thread in self._threads:
+            thread.join(2 * _END_S)
 
     def accept(self, request: bytes) -> str | None:
         """The subject to which a snapshot will be sent; None for a request that is not served."""
@@ -97,15 +110,13 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         return TableName(schema, name) if database == self._wire.database else None
 
     def _why_not(self, table: TableName) -> str:
-        """Empty when it is published, and in the lake."""
+        """Empty when it is published, and can be read."""
         if not self._wanted.has(-1, {table}):
             return "it is not published"
         try:
-            with delta_errors("the lake table cannot be looked for"):
-                is_there = has_delta(f"{self._lake_root}/{table.path}")
+            return self._snapshots.why_not(table)
         except PgReplError as error:
             return error.message
-        return "" if is_there else "the lake does not hold it"
 
     def _serve(self) -> None:
         while not self._is_over.is_set():
@@ -115,27 +126,9 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
                 continue
             with self._lock:
                 self._waiting.pop(table, None)
-            self._run(table, subject)
-
-    def _run(self, table: TableName, subject: str) -> None:
-        try:
-            process = subprocess.Popen(
-                [*self._command, f"--table={table}", f"--subject={subject}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            log.error("a snapshot of %s cannot be begun: %s", table, error.strerror)
-            return
-        end = time.monotonic() + _MOST_S
-        while process.poll() is None:
-            if self._is_over.wait(_LOOK_S) or time.monotonic() > end:
-                process.terminate()
-                break
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            log.error("the snapshot of %s failed (exit code %d), and has no end", table, process.returncode)
+            try:
+                self._snapshots.send(table, subject, self._is_over)
+            except PgReplError as error:
+                log.error("the snapshot of %s failed, and has no end: %s", table, error)
+            except Exception as error:  # noqa: BLE001 - the next is served
+                log_unexpected(log, f"the snapshot of {table}, which has no end", error)

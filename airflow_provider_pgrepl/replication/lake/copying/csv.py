@@ -47,13 +47,34 @@ def read_csv(
         for column in typed
         if column.index is not None
     }
+    for batch in _batches(stream, values.copied_part(relation, choices), types, block_bytes, as_text=as_text):
+        yield _type(batch, typed)
+
+
+def read_texts(
+    stream: BinaryIO, relation: Relation, choices: TableChoices, *, block_bytes: int = BLOCK_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The same rows as the texts that they are. Raises as `read_csv` with `as_text`."""
     relation = values.copied_part(relation, choices)
+    types = {column.name: pa.string() for column in relation.columns}
+    yield from _batches(stream, relation, types, block_bytes, as_text=True)
+
+
+def _batches(
+    stream: BinaryIO,
+    relation: Relation,
+    types: dict[str, pa.DataType],
+    block_bytes: int,
+    *,
+    as_text: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Of the relation's columns those that have a type."""
     names = [column.name for column in relation.columns]
     finding: Exception | None = None
     for rows in whole_rows(stream, block_bytes):
         if not names:
             # Of a table without columns each row is an empty line.
-            yield _type(pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([]))), typed)
+            yield pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([])))
             continue
         try:
             table = _read(rows, names, types)
@@ -62,8 +83,7 @@ def read_csv(
             finding = _finding(str(error), relation, as_text=as_text)
         if finding:
             raise finding
-        for batch in table.to_batches():
-            yield _type(batch, typed)
+        yield from table.to_batches()
 
 
 def whole_rows(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ _Found = TypeVar("_Found")
 
 _ROWS = 2_000
 _TRIES, _PAUSE_S = 20, 1.5
-_SNAPSHOTS = 5
+_SNAPSHOTS, _AT_ONCE = 5, 4
 _SNAPSHOT_S = 900.0
 """How long a publisher may take to read a table before it sends its first row, other requests before it."""
 _LOOK_S = 0.25
@@ -79,6 +79,7 @@ class Consumer:
         self._taken_again: set[tuple[TableName, TableShape]] = set()
         self._asked: dict[TableName, _Asked] = {}
         self._has_to_go_back = False
+        self._loading = asyncio.Lock()
 
     @property
     def failed(self) -> list[TableName]:
@@ -131,15 +132,27 @@ class Consumer:
                 self._kept[source] = replace(table, error="")
 
     async def _load_missing(self) -> None:
-        """One table that cannot be taken keeps no other waiting; none at all is an error of all."""
-        for source in self._tables.keys() - self._kept.keys():
-            try:
-                self._kept[source] = await self._take_whole(source)
-            except (TableFailedError, TargetUnavailableError, MessageError) as error:
-                self._failed.append(self._tables[source])
-                if len(self._failed) == len(self._tables):
-                    raise
-                log.error("%s", error)
+        """Some at once: each waits for its publisher. One table that cannot be taken keeps no other waiting;
+        none at all is an error of all."""
+        turns, refused = asyncio.Semaphore(_AT_ONCE), list[Exception]()
+
+        async def take(source: TableName) -> None:
+            async with turns:
+                try:
+                    self._kept[source] = await self._take_whole(source)
+                except (TableFailedError, TargetUnavailableError, MessageError) as error:
+                    self._failed.append(self._tables[source])
+                    refused.append(error)
+                    log.error("%s", error)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sorted(self._tables.keys() - self._kept.keys()):
+                    group.create_task(take(source))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if refused and len(self._failed) == len(self._tables):
+            raise refused[-1]
 
     async def _snapshot(self, source: TableName) -> Snapshot:
         log.info("asking for all rows of %s", source)
@@ -150,7 +163,9 @@ class Consumer:
         for _ in range(_SNAPSHOTS):
             snapshot = await self._snapshot(source)
             try:
-                return await self._load(source, snapshot)
+                # The connection to the copies has one transaction at a time.
+                async with self._loading:
+                    return await self._load(source, snapshot)
             except TargetUnavailableError as error:
                 unavailable = error
                 log.warning(_AGAIN, error.message)

@@ -1,0 +1,86 @@
+"""PublisherThread: a publisher in a thread of the replication's process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.app import process, publish
+from airflow_provider_pgrepl.replication.app.published_up_to import DurableWith, has_published
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
+
+_ENDS_WITHIN_S = process.STOP_LIMIT_S / 2
+
+
+class _Asked:
+    """What the publisher sees of a StopSignal, which works in a main thread only."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ask(self) -> None:
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+
+class PublisherThread:
+    """Publishes from `start` to `stop`. Target and salt are those of the environment."""
+
+    def __init__(self, pipeline: Pipeline, name: str, durable_with: DurableWith) -> None:
+        self._pipeline, self._name, self._durable_with = pipeline, name, durable_with
+        self._asked = _Asked()
+        self._publisher: Publisher | None = None
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="pgrepl-publisher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended it."""
+        if self._ended.is_set() and not self._asked.is_set:
+            raise self._error or PgReplError(f"publisher {self._name} has ended by itself")
+
+    def has_published(self, durable: LSN) -> bool:
+        """Whether the target has, or has refused, all that committed before an LSN."""
+        return self._publisher is not None and has_published(self._publisher.record, durable)
+
+    @property
+    def stopped_tables(self) -> list[str]:
+        """Tables that are not published any more."""
+        record = None if self._publisher is None else self._publisher.record
+        return sorted(one.table for one in record.stopped.values()) if record else []
+
+    def stop(self) -> None:
+        """Ask it to end between two batches, and wait for that; what was not confirmed is sent again."""
+        self._asked.ask()
+        self._thread.join(_ENDS_WITHIN_S)
+
+    def _run(self) -> None:
+        try:
+            publish.publish(
+                self._pipeline, self._name, self._asked, durable_with=self._durable_with, begun=self._begun
+            )
+        except Exception as error:  # noqa: BLE001 - for the thread that supervises to raise
+            if not isinstance(error, PgReplError):
+                log_unexpected(log, f"publisher {self._name}", error)
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def _begun(self, publisher: Publisher) -> None:
+        self._publisher = publisher

@@ -1,0 +1,199 @@
+"""Replication: what a run of the replication app has, whether there are lake tables or not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.drift_check.source_protection import SourceProtection
+from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
+from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
+from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+_RECEIVING_S = 3.0
+"""How long a query that ends by itself waits for the receiver: each starts Python processes of its own, and
+takes a second or two to find that nothing has come."""
+_BUDGET_INTERVAL_S = 15.0
+
+
+class Replication:
+    """One run of the app: a receiver, what is made of its changelog, and what both are watched by.
+
+    A subclass does the work with the changelog.
+    """
+
+    def __init__(
+        self, dsn: str, pipeline: Pipeline, store: Store, record: EpochRecord, stop: process.StopSignal
+    ) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._store = store
+        self._stop = stop
+        self._receiver = ReconnectingReceiver(dsn, pipeline)
+        self._record = record
+        self._applied = ApplierProgress()
+        self._maintenance = Maintenance(pipeline)
+        self._tidying = threading.Lock()
+        self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
+        self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
+
+    def run(self, target: LSN | None) -> int:
+        """Until stopped, failed, or (with a target) everything up to it is in the lake."""
+        self._receiver.start()
+        try:
+            return self._run_reported(target)
+        finally:
+            self._receiver.stop()
+
+    def _run_reported(self, target: LSN | None) -> int:
+        """What is received is reported also while the work begins, which may take some seconds."""
+        summary = self._make_summary()
+        protection = SourceProtection(self._dsn, process.state_dsn(), self._pipeline)
+        self._progress = self._make_progress_writer()
+        self._progress.start()
+        summary.start()
+        protection.start()
+        try:
+            code = self._work(target)
+            if target is not None:
+                summary.leave()
+            return code
+        finally:
+            protection.stop()
+            summary.stop()
+            self._progress.stop()
+
+    def _work(self, target: LSN | None) -> int:
+        """Until it is time to end, or all up to a target is done; the exit code. Raises what ended it."""
+        raise NotImplementedError
+
+    def _needed_above(self) -> LSN | None:
+        """Above which LSN changes are needed here; None while that cannot be told."""
+        raise NotImplementedError
+
+    def _done_version(self) -> int:
+        """The changelog version that is done with; below 0 while none is."""
+        raise NotImplementedError
+
+    def _make_progress_writer(self) -> ProgressWriter:
+        return ProgressWriter(
+            self._store,
+            self._pipeline.name,
+            lambda: self._receiver.progress,
+            lambda: self._applied,
+            lambda: None if self._tidying.locked() else self._applied.idle_at,
+        )
+
+    def _make_summary(self) -> SummaryLog:
+        return SummaryLog(
+            self._dsn,
+            process.state_dsn(),
+            self._pipeline,
+            lambda: self._receiver.progress,
+            lambda: self._applied,
+            self._receiver.request_keepalive,
+        )
+
+    def _has_received(self, target: LSN) -> bool:
+        """Return True once everything up to the target is durable; wait a few seconds for it.
+
+        A receiver that takes longer is not waited for: what it has received is applied meanwhile.
+        """
+        deadline = time.monotonic() + _RECEIVING_S
+        while self._receiver.progress.seen_lsn < target:
+            if self._receiver.failed.is_set() or time.monotonic() >= deadline or self._stop.wait(POLL_S / 2):
+                return False
+            self._receiver.request_keepalive()
+        return True
+
+    def _caught_up(self, target: LSN) -> int:
+        failed = self._in_state(TableState.ERRORED)
+        if failed:
+            log.error(
+                "up to %s, but without %s, which are errored: see pgrepl status", target, ", ".join(failed)
+            )
+            return process.WILL_NOT_HELP
+        where = "lake" if self._pipeline.has_lake_tables else "changelog"
+        log.info("everything up to %s is in the %s", target, where)
+        return process.DONE
+
+    def _in_state(self, state: TableState) -> list[str]:
+        tables = self._store.read_tables(self._pipeline.name).values()
+        return [str(table.table) for table in tables if table.state is state]
+
+    def _supervise(self) -> None:
+        """Raise what ended the receiver; report; look after the lake when it is time."""
+        if self._receiver.failed.is_set():
+            self._raise_receiver_error()
+        if self._progress.error is not None:
+            raise self._progress.error
+        now = time.monotonic()
+        if now >= self._next_maintenance:
+            self._next_maintenance = now + self._pipeline.maintenance_interval_s
+            self._begin_maintenance(self._maintain)
+        elif now >= self._next_budget_check:
+            self._begin_maintenance(self._keep_budget)
+
+    def _begin_maintenance(self, work: Callable[[], None]) -> None:
+        self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
+        threading.Thread(target=self._alone, args=(work,), name="pgrepl-maintenance", daemon=True).start()
+
+    def _alone(self, work: Callable[[], None]) -> None:
+        """Runs beside the writers. What fails here is tried again next time, and stops nothing."""
+        if not self._tidying.acquire(blocking=False):
+            return
+        try:
+            work()
+            self._store.write_progress(self._pipeline.name, table_bytes=self._maintenance.measure())
+        except PgReplError as error:
+            log.warning("maintenance failed: %s", error)
+        finally:
+            self._tidying.release()
+
+    def _keep_budget(self) -> None:
+        for place, error in self._maintenance.keep_budget().failed.items():
+            log.warning("the budget of %s cannot be kept: %s", place, error)
+
+    def _maintain(self) -> None:
+        needed = needed_above(self._dsn, self._pipeline, self._needed_above())
+        version = self._done_version()
+        kept = None if needed is None else self._retention(needed)
+        done = self._maintenance.run(
+            needed_above=None if kept is None else kept.needed_above,
+            needed_later=() if kept is None else kept.needed_later,
+            reader_version=version if version >= 0 else None,
+        )
+        for place, error in done.failed.items():
+            log.warning("maintenance of %s failed: %s", place, error)
+
+    def _retention(self, needed: LSN) -> Retention | None:
+        """None, so that nothing goes, while it cannot be read what publishers need."""
+        try:
+            return retention(self._pipeline, self._record.epoch, needed)
+        except LakeError as error:
+            log.warning("the changelog keeps its old hours for now: %s", error)
+            return None
+
+    def _raise_receiver_error(self) -> None:
+        error = self._receiver.error
+        if isinstance(error, FencedError):
+            # Another process is at work: nothing of ours may touch the lake from here on.
+            log.error("%s", error)
+            process.end_at_once()
+        assert error is not None
+        raise error

@@ -1,0 +1,259 @@
+"""SourceSnapshots: snapshots of tables from the source, for a pipeline without lake tables.
+
+The rows are those of a snapshot that the server exports with a position in the stream. They are written into
+a temporary file as they will be sent, so that neither memory nor a slow broker bounds the table's size, and
+the source's snapshot is held for no longer than the copy takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import IO, Protocol
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    Retry,
+    SnapshotError,
+    TableError,
+    TargetError,
+    TargetUnavailableError,
+)
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.events.fault import changelog_errors
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_columns
+from airflow_provider_pgrepl.replication.lake.copying.csv import read_texts
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy
+from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+from airflow_provider_pgrepl.replication.values import copied_part
+
+log = logging.getLogger(__name__)
+
+_PAUSES_S = (1.0, 5.0)
+_LOOK_S, _PATIENCE_S = 0.1, 300.0
+"""How often, and how long, the publisher's place is looked at. Without the receiver beside it the changelog
+says only after a minute or two that nothing has come."""
+_AT_ONCE = 4 << 20
+_SIZE_BYTES = 4
+
+
+class Stop(Protocol):
+    """Says when it is time to end."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait a while; whether it is time to end."""
+
+
+Published = Callable[[LSN], PublisherRecord | None]
+"""Where the publisher is, once it has published all that committed at or before an LSN; None before."""
+
+
+class SourceSnapshots:
+    """`servers`: of NATS."""
+
+    at_once = 2
+
+    def __init__(
+        self, pipeline: Pipeline, settings: PublisherSettings, servers: Sequence[str], published: Published
+    ) -> None:
+        self._pipeline, self._settings = pipeline, settings
+        self._servers, self._published = servers, published
+        self._dsn, self._salt = process.source_dsn(), process.hash_salt(settings)
+
+    def why_not(self, table: TableName) -> str:
+        with changelog_errors():
+            known = KnownRelations(self._pipeline.lake_root).names()
+        return "" if table in known else "the pipeline has no such table"
+
+    def send(self, table: TableName, subject: str, is_over: Stop) -> bool:
+        """Return False if it was over before. Raises SourceError, TargetError, TableError, DriftError."""
+        # With a client that is known to be there.
+        from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import (
+            Wanted,
+            send_snapshot,
+        )
+
+        epoch = read_epoch(changelog_uri(self._pipeline.lake_root)).epoch
+        with tempfile.TemporaryFile(prefix="pgrepl-snapshot-") as file:
+            try:
+                copy = self._copied(table, file, is_over)
+                self._wait_until_published(copy.position, table, is_over)
+                place = EventPosition.after_transaction(epoch, copy.position)
+                now = datetime.now(UTC)
+                log.info("a snapshot of %s: %d rows, as of %s", table, copy.count, copy.position)
+                wanted = Wanted(
+                    table,
+                    place,
+                    now,
+                    lambda at: (copy.rows.header(place, at.stamp, at.at, copy.count), _read(file, is_over)),
+                )
+                send_snapshot(self._servers, self._settings, subject, wanted)
+                return True
+            except TimeToEnd:
+                log.warning(
+                    "asked to end: the snapshot of %s has no end, which says that it is not whole", table
+                )
+                return False
+
+    def _copied(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
+        """Another snapshot is taken where one could not be held."""
+        for pause in (*_PAUSES_S, None):
+            file.seek(0)
+            file.truncate()
+            try:
+                return self._copy(table, file, is_over)
+            except PgReplError as error:
+                if pause is None or error.retry is Retry.NEVER:
+                    raise
+                log.info("the snapshot of %s is taken again: %s", table, error.message)
+            if is_over.wait(pause):
+                raise TimeToEnd
+        raise AssertionError
+
+    def _copy(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
+        pipeline = self._pipeline
+        with ExitStack() as held:
+            with closing(connect(self._dsn, f"snapshot {pipeline.name}")) as source:
+                relation = find_relation(source, table, pipeline.publication)
+                name = temporary_name(source)
+            if relation is None:
+                raise SnapshotError(f"{table} is not there any more")
+            exported = export_snapshot(self._dsn, name, timeout_s=pipeline.slot_timeout_s)
+            with exported:
+                keeper = held.enter_context(
+                    keep(
+                        self._dsn,
+                        exported.snapshot,
+                        [relation],
+                        pipeline.publication,
+                        pipeline.lock_timeout_s,
+                        trusts_owners=pipeline.trust_table_owners,
+                    )
+                )
+            (relation,) = keeper.relations
+            rows = self._rows(relation)
+            table_keeper = held.enter_context(keeper.hold(relation))
+            choices = pipeline.choices(table)
+            copied = copied_part(relation, choices)
+            count = 0
+            for part in table_keeper.plan(copied, pipeline.snapshot_range_bytes):
+                count += self._copy_range(table_keeper, part, rows, file, is_over)
+            table_keeper.check()
+        file.flush()
+        # A commit at the consistent point itself is not in the snapshot.
+        return _Copy(rows, LSN(exported.consistent_point - 1), count)
+
+    def _rows(self, relation: Relation) -> SnapshotRows:
+        """Raises TableError where the pipeline's settings name columns, or the table, by other names than
+        they have now."""
+        pipeline, table = self._pipeline, relation.table
+        index = RelationIndex(relations_uri(pipeline.lake_root))
+        rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
+        if problems := list(rules.problems(relation)):
+            raise TableError("\n".join(f"{table}: {one}" for one in problems))
+        with changelog_errors():
+            relations = KnownRelations(pipeline.lake_root)
+        begun_with = read_columns(pipeline.lake_root, self._settings.name)
+        published = PublishedColumns(
+            relations, self._settings.column_rules, self._salt, begun_with=begun_with
+        )
+        return SnapshotRows(relation, pipeline.choices(table), published, of_source=True)
+
+    def _copy_range(
+        self,
+        keeper: TableKeeper,
+        part: CopyRange,
+        rows: SnapshotRows,
+        file: IO[bytes],
+        is_over: Stop,
+    ) -> int:
+        """How many rows it has. One that ended because the lock was lent to a statement begins again."""
+        begin = file.tell()
+        while True:
+            try:
+                return self._write_range(keeper.snapshot, part, rows, file, is_over)
+            except PgReplError as error:
+                keeper.check()
+                if error.retry is Retry.NEVER or not keeper.renew():
+                    raise
+            file.seek(begin)
+            file.truncate()
+
+    def _write_range(
+        self, snapshot: str, part: CopyRange, rows: SnapshotRows, file: IO[bytes], is_over: Stop
+    ) -> int:
+        count, choices = 0, self._pipeline.choices(rows.relation.table)
+        with open_copy(self._dsn, snapshot, part) as stream:
+            for batch in read_texts(stream, rows.relation, choices):
+                if is_over.wait(0.0):
+                    raise TimeToEnd
+                for row in rows.encode(pa.Table.from_batches([batch])):
+                    file.write(len(row).to_bytes(_SIZE_BYTES, "big"))
+                    file.write(row)
+                count += batch.num_rows
+        return count
+
+    def _wait_until_published(self, position: LSN, table: TableName, is_over: Stop) -> None:
+        end = time.monotonic() + _PATIENCE_S
+        while (record := self._published(position)) is None:
+            if time.monotonic() > end:
+                raise TargetUnavailableError(
+                    f"publisher {self._settings.name} has not come to {position} in time", "ask again later"
+                )
+            if is_over.wait(_LOOK_S):
+                raise TimeToEnd
+        if any(stopped.table == str(table) for stopped in record.stopped.values()):
+            raise TargetError(
+                f"{table} is not published any more",
+                "`pgrepl status` says why; a snapshot would not be followed",
+            )
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """What committed at or before `position` is in the rows."""
+
+    rows: SnapshotRows
+    position: LSN
+    count: int
+
+
+def _read(file: IO[bytes], is_over: Stop) -> Iterator[list[bytes]]:
+    file.seek(0)
+    some: list[bytes] = []
+    size = 0
+    while head := file.read(_SIZE_BYTES):
+        some.append(file.read(int.from_bytes(head, "big")))
+        size += len(some[-1])
+        if size >= _AT_ONCE or len(some) >= 5_000:
+            if is_over.wait(0.0):
+                raise TimeToEnd
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

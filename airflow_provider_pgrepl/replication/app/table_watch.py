@@ -1,0 +1,205 @@
+"""TableWatch: in the applier's place where there are no lake tables. Whether the changelog has all of a
+table's changes is judged by the definitions in it, as the applier does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
+from airflow_provider_pgrepl.replication.app.definition_rows import definition_rows
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    ChangelogFile,
+    read_durable_lsn,
+    read_epoch_number,
+    read_floor_lsn,
+)
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import relation_timeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+log = logging.getLogger(__name__)
+
+_ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
+_RECORDS_S, _SAVE_S = 2.0, 60.0
+_AT_ONCE_BYTES = 256 << 20
+"""Of values, which are not read, in the files that are looked through at once."""
+_GONE_HINT = "take it again: pgrepl snapshot FILE.json --tables NAME; consumers need a snapshot of it"
+
+
+@dataclass
+class _Watched:
+    """A table, what it is after `through`, and the position that is recorded of it."""
+
+    table: TableName
+    relation: Relation
+    through: LSN
+    saved: LSN
+
+
+class TableWatch:
+    """Called by one thread. `progress` says how far it has looked."""
+
+    def __init__(
+        self, pipeline: Pipeline, store: Store, record: EpochRecord, progress: ApplierProgress
+    ) -> None:
+        self._pipeline, self._store, self._record, self._progress = pipeline, store, record, progress
+        self._uri = changelog_uri(pipeline.lake_root)
+        self._followed = FollowedChangelog(self._uri)
+        self._tables: dict[int, _Watched] = {}
+        self._records: dict[int, TableRecord] = {}
+        self._read_at = self._saved_at = float("-inf")
+
+    def look(self, version: int) -> None:
+        """Look through what has come, if the changelog is at another version or tables may be others.
+
+        Raises FencedError in an epoch after this one, ChangelogError, LakeUnavailableError, and what the
+        state does.
+        """
+        is_due = time.monotonic() - self._read_at >= _RECORDS_S
+        if is_due:
+            self._read_records()
+        if is_due or version != self._progress.version:
+            try:
+                self._look()
+            except ChangelogFileGoneError:
+                self._followed.forget()
+        if time.monotonic() - self._saved_at >= _SAVE_S:
+            self.save()
+
+    def save(self) -> None:
+        """Record how far it has looked: a restart goes on there."""
+        self._saved_at = time.monotonic()
+        for saved in {one.saved for one in self._tables.values()}:
+            alike = [one for one in self._tables.values() if one.saved == saved]
+            through = min(one.through for one in alike)
+            if saved < through:
+                self._store.record_watched(self._pipeline.name, saved, through)
+                for one in alike:
+                    one.saved = through
+
+    def needed_above(self) -> LSN:
+        """Above which LSN it has yet to look, also after a restart. For any thread."""
+        return min((one.saved for one in list(self._tables.values())), default=self._progress.applied_lsn)
+
+    # --- tables ---
+
+    def _read_records(self) -> None:
+        self._read_at = time.monotonic()
+        idle_at = self._store.now()
+        found = self._store.read_tables(self._pipeline.name).values()
+        self._records = {
+            one.relation.oid: one
+            for one in found
+            if one.state in _ACTIVE and one.relation is not None and one.position_lsn is not None
+        }
+        for oid in self._tables.keys() - self._records.keys():
+            del self._tables[oid]
+        for oid, record in self._records.items():
+            known = self._tables.get(oid)
+            # Another position than was recorded here: it was taken again.
+            if known is None or known.saved != record.position_lsn:
+                self._begin(oid, record)
+        self._progress.idle_at = idle_at
+
+    def _begin(self, oid: int, record: TableRecord) -> None:
+        assert record.relation is not None
+        assert record.position_lsn is not None
+        position = record.position_lsn
+        self._tables[oid] = _Watched(record.table, record.relation, position, position)
+        if position < self._progress.applied_lsn:
+            # Files before what is known of the changelog's end are needed again.
+            self._followed.forget()
+        # Whatever the version is.
+        self._progress.version = -1
+
+    # --- the changelog ---
+
+    def _look(self) -> None:
+        begin = min((one.through for one in self._tables.values()), default=self._progress.applied_lsn)
+        tail, _ = self._followed.look(EventPosition.after_transaction(self._record.epoch, begin))
+        if read_epoch_number(tail) > self._record.epoch:
+            raise FencedError(f"epoch {read_epoch_number(tail)} of the changelog began")
+        self._check_kept(read_floor_lsn(tail, self._record.epoch))
+        for files in _portions(tail.files_above(begin)):
+            self._take(definition_rows(self._uri, files))
+        # All that committed before it is there; a transaction at it is not.
+        through = LSN(max(0, read_durable_lsn(tail) - 1))
+        for one in self._tables.values():
+            one.through = max(one.through, through)
+        for record in self._records.values():
+            if record.state is TableState.CATCHING_UP and self._store.move(
+                self._pipeline.name, record, TableState.STREAMING
+            ):
+                self._read_at = float("-inf")
+        progress = self._progress
+        progress.applied_lsn = max(progress.applied_lsn, through)
+        progress.version, progress.caught_up = tail.version, True
+
+    def _check_kept(self, floor: LSN) -> None:
+        """Definitions of which the changelog was rid before they were looked at may have been anything."""
+        for oid, one in list(self._tables.items()):
+            if one.through < floor:
+                self._stop(
+                    oid, ChangelogError(f"changes after {one.through} are no longer kept", _GONE_HINT), floor
+                )
+
+    def _take(self, rows: pa.Table) -> None:
+        present = set(pc.unique(rows["relation_id"]).to_pylist())
+        for oid in sorted(present & self._tables.keys()):
+            one = self._tables[oid]
+            new = rows.filter(
+                pc.and_(pc.equal(rows["relation_id"], oid), pc.greater(rows["commit_lsn"], int(one.through)))
+            )
+            if new.num_rows:
+                self._judge(oid, one, new)
+
+    def _judge(self, oid: int, one: _Watched, rows: pa.Table) -> None:
+        find = RelationCache(self._pipeline.lake_root, self._uri, oid).find
+        timeline = relation_timeline(one.relation, rows, find, self._pipeline.choices(one.table))
+        if timeline.stop is not None:
+            lsn, error = timeline.stop
+            self._stop(oid, error, lsn)
+            return
+        one.through = LSN(rows["commit_lsn"][-1].as_py())
+        if timeline.relation.version != one.relation.version:
+            one.relation = timeline.relation
+            # In one statement: what is before the position is never judged by what came after it.
+            self._store.record_watched(self._pipeline.name, one.saved, one.through, one.relation)
+            one.saved = one.through
+
+    def _stop(self, oid: int, error: PgReplError, lsn: LSN) -> None:
+        one, record = self._tables.pop(oid), self._records.pop(oid)
+        now = self._store.read_tables(self._pipeline.name).get(record.table)
+        if now is None or now.state not in _ACTIVE or now.position_lsn != one.saved:
+            return
+        log.error("table %s stops: %s\n  hint: %s", record.table, error.message, error.hint)
+        self._store.mark_errored(self._pipeline.name, now, error, lsn)
+
+
+def _portions(files: Iterable[ChangelogFile]) -> Iterator[list[ChangelogFile]]:
+    """Files by their first commits, some at a time; a transaction is in no two portions."""
+    portion: list[ChangelogFile] = []
+    size, last = 0, -1
+    for file in files:
+        if portion and file.min_lsn > last and size >= _AT_ONCE_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(file)
+        size, last = size + file.value_bytes, max(last, int(file.max_lsn))
+    if portion:
+        yield portion

@@ -1,0 +1,247 @@
+"""`lake_tables: none`: changelog and publisher in one process, without Spark and lake tables."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
+from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
+from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.events.creek.messages import Row
+from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.lake.points import Points
+from demo.nats import NatsServer
+from tests.support.events_only import EventsOnly
+from tests.support.jetstream import creek_applied
+from tests.support.kept import A, B, kept_tables
+from tests.support.replicated import execute, kill, wait_until
+
+IDLE_BYTES = 250 << 20
+
+
+@pytest.fixture
+def begin(
+    dsn: str, tmp_path: Path, jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., EventsOnly]:
+    monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
+    monkeypatch.setenv(DSN_VARIABLE, dsn)
+
+    def make(*tables: str, **options: Any) -> EventsOnly:
+        return EventsOnly(dsn, tmp_path, tables, jetstream.uri, **options)
+
+    return make
+
+
+@pytest.fixture
+def events(dsn: str, begin: Callable[..., EventsOnly]) -> EventsOnly:
+    execute(
+        dsn,
+        "create table t (id int primary key, v text)",
+        "create table other (id int primary key, v text)",
+        "insert into t values (1, 'before')",
+    )
+    return begin("public.t", "public.other")
+
+
+def test_one_small_process_without_spark_publishes_what_comes(events):
+    running = events.launch("snapshot")
+    assert running.wait(120) == process.DONE, events.log_tail()
+    assert set(events.states().values()) == {"catching_up"}
+    with events.at_work() as running:
+        execute(events.dsn, "insert into t values (2, 'a')", "update t set v = 'b' where id = 2")
+        events.wait_for(("t", "c", 2), ("t", "u", 2))
+        wait_until(lambda: set(events.states().values()) == {"streaming"})
+        one = psutil.Process(running.pid)
+        assert one.children(recursive=True) == []
+        wait_until(lambda: one.memory_info().rss <= IDLE_BYTES, 60, "memory that is not used to be free")
+    assert events.seen() == [("t", "c", 2), ("t", "u", 2)]
+    assert [path.name for path in Path(events.pipeline.lake_root).iterdir()] == ["_pgrepl"]
+
+
+@pytest.mark.real_kill
+def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rule(events):
+    events.take()
+    over = threading.Event()
+
+    def write() -> None:
+        connection = psycopg2.connect(events.dsn)
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            for number in range(100, 100_000):
+                if over.wait(0.002):
+                    break
+                cursor.execute("insert into t values (%s, 'x')", (number,))
+        connection.close()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    chance = random.Random(7)
+    try:
+        for _ in range(2):
+            before = events.durable_lsn
+            running = events.launch("replicate", "--publish", "events")
+            try:
+                wait_until(
+                    lambda before=before: events.durable_lsn > before, what="a commit of the changelog"
+                )
+                over.wait(chance.random() * 2)
+            finally:
+                kill(running)
+    finally:
+        over.set()
+        writing.join()
+    events.catch_up()
+    with events.source() as source, source.cursor() as cursor:
+        cursor.execute("select id from public.t where id >= 100 order by id")
+        # What may not have arrived comes again, with the same id.
+        keys = {one.id: one.value["after"]["id"] for one in events.stream.messages()}
+        assert list(keys.values()) == [key for (key,) in cursor.fetchall()]
+
+
+def snapshot(events: EventsOnly, table: str) -> tuple[Snapshot, list[Row]]:
+    async def take() -> tuple[Snapshot, list[Row]]:
+        async with CreekClient(events.uri, events.pipeline.name) as creek:
+            found = await creek.snapshot("public", table, 120)
+            return found, [row async for row in found]
+
+    return asyncio.run(take())
+
+
+def test_a_snapshot_on_request_comes_from_the_source_as_of_a_place_in_the_stream(events, dsn):
+    execute(
+        dsn,
+        "create table wide (id int primary key, secret text, mail text, n numeric, d date, v text)",
+        "insert into wide select g, 'hidden', 'a@b.example', 1.50, 'infinity', repeat('€\"\n', g % 50)"
+        " from generate_series(1, 20000) g",
+        "insert into wide values (0, null, null, 'NaN', null, null)",
+    )
+    events.configure(
+        tables=("public.t", "public.other", "public.wide"), exclude_columns=("public.wide.secret",)
+    )
+    events.publisher(mask_columns=["public.wide.mail"])
+    events.take()
+    with events.at_work():
+        execute(dsn, "insert into wide (id) values (-1)")
+        events.wait_for(("wide", "c", -1))
+        taken, rows = snapshot(events, "wide")
+        execute(dsn, "delete from wide where id = 5", "insert into t values (7, 'after')")
+        events.wait_for(("wide", "d", 5), ("t", "c", 7))
+        execute(dsn, "insert into other values (1, 'x')")
+        _, others = snapshot(events, "other")
+    assert others == [{"id": 1, "v": "x"}]
+    assert len(rows) == 20_002
+    assert set(rows[0]) == {"id", "mail", "n", "d", "v"}
+    by_id = {row["id"]: row for row in rows}
+    assert (by_id[49]["mail"], by_id[49]["n"], by_id[49]["v"]) == ("***", "1.50", '€"\n' * 49)
+    assert (by_id[0]["mail"], by_id[0]["n"], by_id[0]["v"]) == (None, "NaN", None)
+    later = [
+        one
+        for one in creek_applied(events.stream.messages())
+        if one.subject.endswith(".wide") and one.stamp > taken.header.lsn
+    ]
+    assert [(one.op, one.value["before"]["id"]) for one in later] == [("d", 5)]
+
+
+def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
+    events.take()
+    publication = events.pipeline.publication
+    execute(events.dsn, "alter table other add more int", "insert into other values (1, 'x', 5)")
+    events.catch_up()
+    assert events.states() == {"public.t": "streaming", "public.other": "streaming"}
+    assert [one.name for one in events.records()["public.other"].relation.columns] == ["id", "v", "more"]
+    execute(
+        events.dsn,
+        f"alter publication {publication} drop table t",
+        "insert into t values (2, 'not published')",
+        f"alter publication {publication} add table t",
+        "insert into t values (3, 'published')",
+        "insert into other values (2, 'y', 6)",
+    )
+    code = events.run_here("replicate", "--publish", "events", "--until", "caught-up")
+    assert code == process.WILL_NOT_HELP
+    assert events.states() == {"public.t": "errored", "public.other": "streaming"}
+    assert ("other", "c", 2) in events.seen()
+    (found,) = retry_tables(events.access)
+    assert found.refused is not None
+    events.take("--tables", "public.t")
+    execute(events.dsn, "insert into t values (4, 'again')")
+    events.catch_up()
+    assert events.states() == {"public.t": "streaming", "public.other": "streaming"}
+    assert ("t", "c", 4) in events.seen()
+
+
+def test_an_update_that_lacks_a_value_stops_its_table_and_sends_no_null(events):
+    execute(
+        events.dsn,
+        "alter table t alter v set storage external",
+        "update t set v = repeat('x', 5000) where id = 1",
+    )
+    events.take()
+    execute(events.dsn, "update t set id = 10 where id = 1", "insert into other values (1, 'x')")
+    code = events.run_here("replicate", "--publish", "events", "--until", "caught-up")
+    assert code == process.WILL_NOT_HELP
+    assert events.seen() == [("other", "c", 1)]
+    record = read_record(events.pipeline.lake_root, "events")
+    assert [one.table for one in record.stopped.values()] == ["public.t"]
+
+
+def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):
+    events.take()
+    execute(events.dsn, "insert into t values (2, 'a')")
+    events.catch_up()
+    with pytest.raises(ConfigError, match=r"pause: pipeline \w+ has no lake tables"):
+        pause_tables(events.access, ["public.t"])
+    report = check_drift(events.access)
+    assert (report.checked, report.tables) == (2, ())
+    file = str(events.file)
+    for refused in (
+        ["catalog", file],
+        ["maintain", file, "--tables", "public.t"],
+        ["resume", file, "public.t"],
+    ):
+        assert main(refused) == process.WILL_NOT_HELP
+        assert "has no lake tables" in capsys.readouterr().err
+    assert main(["maintain", file]) == process.DONE
+    assert main(["status", file]) == process.DONE
+    said = capsys.readouterr().out
+    assert "without lake tables" in said
+    assert "looked through" in said
+    assert main(["remove", file, "public.other"]) == process.DONE
+    execute(events.dsn, "insert into other values (5, 'not seen')", "insert into t values (3, 'b')")
+    events.catch_up()
+    assert events.seen() == [("t", "c", 2), ("t", "c", 3)]
+    assert main(["teardown", file, "--drop-lake", "--yes"]) == process.DONE
+    assert not Path(events.pipeline.lake_root, "_pgrepl").exists()
+
+
+def test_a_lake_is_left_and_taken_again_only_by_a_snapshot(dsn, tmp_path, jetstream, begin, capsys):
+    kept = kept_tables(dsn, tmp_path)
+    kept.write_point(kept.begin(), A, B)
+    events = begin("public.*", name=kept.pipeline.name)
+    assert events.run_here("replicate", "--until", "caught-up") == process.WILL_NOT_HELP
+    assert "2 tables have lake tables, which would not be kept: public.a, public.b" in events.log_tail()
+    assert main(["status", str(events.file)]) == process.DONE
+    assert "which would not be kept" in " ".join(capsys.readouterr().out.split())
+    events.take()
+    assert Points(kept.pipeline.lake_root).latest().tables == {}
+    execute(dsn, "insert into a values (1)")
+    events.catch_up()
+    assert events.seen() == [("a", "c", 1)]
+    assert events.states() == {A: "streaming", B: "streaming"}
+    events.configure(lake_tables="all")
+    assert events.run_here("replicate", "--until", "caught-up") == process.WILL_NOT_HELP
+    assert "2 tables have no lake table: they were taken with none: public.a, public.b" in events.log_tail()
