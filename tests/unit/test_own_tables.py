@@ -11,9 +11,10 @@ from typing import cast
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
-from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.app.needed_changes import retention
+from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import (
     LAKE_APP,
     POINTS,
@@ -24,6 +25,13 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+    PublisherLog,
+    PublisherRecord,
+    publisher_uri,
+)
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -166,3 +174,45 @@ def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, k
     store = cast(Store, SimpleNamespace(read_progress=lambda _: progress))
     assert known_tables(store, RECORD) == known
     assert known_tables(store, None) == set()
+
+
+def test_publisher_out_of_sight_is_not_begun_anew_unless_it_is_said_where(lake: str) -> None:
+    begin = PublisherRecord(EventPosition.parse("1:0/5:1"))
+    PublisherLog(lake, "events").take(begin, "me")
+    ChangelogWriter(changelog_uri(lake)).record_keepalive(LSN(0x30))
+    hide(publisher_uri(lake, "events"))
+    with pytest.raises(
+        LakeError, match=f"publisher events is not in {publisher_uri(lake, 'events')}"
+    ) as caught:
+        PublisherLog(lake, "events").take(begin, "me")
+    assert "--publisher events --after" in caught.value.hint
+    assert not Path(publisher_uri(lake, "events")).exists()
+    pipeline = Pipeline(
+        name="p",
+        lake=lake,
+        tables=("public.a",),
+        publishers={"events": {"target": "rabbitmq"}},  # type: ignore[arg-type]
+    )
+    with pytest.raises(LakeError, match="publisher events is not in"):
+        retention(pipeline, 1, LSN(900))
+    PublisherLog(lake, "others").take(begin, "me")
+    shutil.copytree(publisher_uri(lake, "others"), publisher_uri(lake, "events"))
+    with pytest.raises(LakeError, match="another table"):
+        PublisherLog(lake, "events").take(begin, "me")
+    shutil.rmtree(publisher_uri(lake, "events"))
+    PublisherLog(lake, "events").take(begin, "me", is_anew=True)
+    PublisherLog(lake, "events").take(begin, "me")
+    hide(publisher_uri(lake, "events"))
+    shutil.copytree(publisher_uri(lake, "events") + ".away", publisher_uri(lake, "events"))
+    own_tables.check(lake)
+
+
+def test_publisher_that_may_not_write_the_changelog_goes_on(
+    lake: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LakeUnavailableError("the changelog cannot be written")
+
+    monkeypatch.setattr(writer, "mark", refuse)
+    PublisherLog(lake, "events").take(PublisherRecord(EventPosition.parse("1:0/5:1")), "me")
+    assert "publisher events is not marked in the changelog" in caplog.text

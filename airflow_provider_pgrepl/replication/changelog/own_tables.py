@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import LakeError, NoChangelogError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import (
     POINTS,
@@ -115,16 +115,62 @@ def give_up(lake_root: str, missing: Collection[MissingTable]) -> None:
     _record(lake_root, frozenset(own_table_app(_without_table(one).name) for one in missing))
 
 
+def check_publisher(lake_root: str, name: str) -> None:
+    """Raise LakeError where the table of a publisher, which says where that is, is not the one that the lake
+    has had; LakeUnavailableError."""
+    try:
+        changelog = open_changelog(changelog_uri(lake_root))
+    except NoChangelogError:
+        return
+    table = _of_publisher(name)
+    mark, uri = changelog.transaction_version(own_table_app(table)), own_table_uri(lake_root, table)
+    if not mark or (found := _read_mark(uri)) == mark:
+        return
+    doubt = doubt_of_absence(uri)
+    reason = "another table has taken its place" if found else doubt
+    raise LakeError(
+        f"the table of publisher {name} is not in {uri}{f': {reason}' if reason else ''}. Without it"
+        " nobody knows what is published. Nothing was changed",
+        "bring the folder back (mount it, or give the permission to read it). If it is lost, say where to"
+        f" begin again: pgrepl publish FILE.json --publisher {name} --after LSN",
+    )
+
+
+def record_publisher(lake_root: str, name: str) -> None:
+    """Mark the table of a publisher, also in place of one that it had before. It goes on where the changelog
+    may not be written. Raises ChangelogError."""
+    table = _of_publisher(name)
+    app, mark = own_table_app(table), _read_mark(own_table_uri(lake_root, table))
+    try:
+        _commit(
+            lake_root, lambda changelog: {app: mark} if changelog.transaction_version(app) != mark else {}
+        )
+    except NoChangelogError:
+        return
+    except LakeUnavailableError as error:
+        log.warning("publisher %s is not marked in the changelog: %s", name, error.message)
+
+
+def _of_publisher(name: str) -> str:
+    return f"publishers/{name}"
+
+
 def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
-    uri = changelog_uri(lake_root)
-    for _ in range(_ATTEMPTS):
-        changelog = open_changelog(uri)
+    def wanted(changelog: Transactions) -> dict[str, int]:
         marks = {app: _GIVEN_UP for app in given_up if changelog.transaction_version(app) != _GIVEN_UP}
         for name in _TITLES:
             app = own_table_app(name)
             if app not in given_up and not changelog.transaction_version(app):
                 marks |= {app: mark} if (mark := _read_mark(own_table_uri(lake_root, name))) else {}
-        if not marks:
+        return marks
+
+    _commit(lake_root, wanted)
+
+
+def _commit(lake_root: str, wanted: Callable[[Transactions], dict[str, int]]) -> None:
+    uri = changelog_uri(lake_root)
+    for _ in range(_ATTEMPTS):
+        if not (marks := wanted(open_changelog(uri))):
             return
         # A receiver may commit at the same time; then nothing is marked.
         writer.mark(uri, marks)
