@@ -78,6 +78,17 @@ def test_points_out_of_sight_are_not_begun_anew(lake: str) -> None:
     assert [one.lsn for one in Points(lake).all()] == [10, 20]
 
 
+def test_index_that_goes_out_of_sight_amid_a_run_is_not_begun_anew(lake: str) -> None:
+    index = RelationIndex(relations_uri(lake))
+    index.forget(Epoch(1), 8)
+    away = hide(relations_uri(lake))
+    with pytest.raises(LakeError, match="index of relations of this lake are not in"):
+        index.forget(Epoch(1), 9)
+    assert not Path(relations_uri(lake)).exists()
+    shutil.move(away, relations_uri(lake))
+    index.forget(Epoch(1), 9)
+
+
 def test_folder_of_a_disk_that_is_not_mounted_is_said(lake: str) -> None:
     hide(relations_uri(lake))
     Path(relations_uri(lake)).mkdir()

@@ -99,10 +99,12 @@ def _without_table(missing: MissingTable) -> MissingTable:
     return missing
 
 
-def check(lake_root: str, known: Collection[str] = ()) -> None:
-    """Raise LakeError for a table that the lake has had, and that is not there. `known` as above."""
+def check(lake_root: str, known: Collection[str] = (), names: Collection[str] = tuple(_TITLES)) -> None:
+    """Raise LakeError for a table of these names that the lake has had, and that is not there. `known` as
+    above."""
     for missing in find_missing(lake_root, known):
-        raise missing.error()
+        if missing.name in names:
+            raise missing.error()
 
 
 def record(lake_root: str) -> None:

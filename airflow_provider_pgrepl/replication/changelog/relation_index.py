@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS, own_table_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
@@ -161,10 +162,18 @@ class RelationIndex:
     def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
         self._entries()
         found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
+        self._check_place()
         # An index of an earlier version of this program has no places.
         append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA))
         for entry in found:
             self._remember(entry)
+
+    def _check_place(self) -> None:
+        """Raise LakeError where the index that the lake has had went out of sight: it would be made anew."""
+        try:
+            open_delta(self._uri)
+        except TableNotFoundError:
+            own_tables.check(self._uri.rsplit("/", 2)[0], names=(RELATIONS,))
 
     def relation_ids(self) -> list[int]:
         """The oids of all that was ever received or copied of this server, by other processes too: tables
