@@ -59,12 +59,12 @@ class Adoption:
     def take(self, pause: Pause = time.sleep) -> InCharge:
         """Adopt the application that runs, or launch one.
 
-        Raises BusyError while another task follows an application that may be replaced, and what `pause`
-        raises.
+        Raises BusyError while another task follows an application that may be replaced, or one that may be
+        another's runs elsewhere on this host, and what `pause` raises.
         """
         deadline = None
         while True:
-            app = self.place.running() or self.place.elsewhere()
+            app = self.place.running() or self._elsewhere()
             if app is not None:
                 deadline = None
                 found = self._take_running(app, pause)
@@ -81,6 +81,21 @@ class Adoption:
                     "end its process (supervise.py, with that folder among its arguments)",
                 )
             pause(_POLL_S)
+
+    def _elsewhere(self) -> LocalApp | None:
+        """The application that runs for this pipeline from another run folder."""
+        app = self.place.elsewhere()
+        if app is None or not (others := self.order.differences_of_place(app.folder)):
+            return app
+        if app.status() is not AppState.RUNNING:
+            return None
+        raise BusyError(
+            f"an application of a pipeline {self.order.pipeline.name} with the lake"
+            f" {self.order.pipeline.lake_root} runs on this host from another run folder, {app.folder}, with"
+            f" other values of {', '.join(others)}: it may be another's. Nothing was changed",
+            f"if it is this pipeline's, end it: kill {app.pid}. If not, give one of the two pipelines another"
+            " name",
+        )
 
     def take_known(self, app: LocalApp) -> InCharge:
         """Become the one that follows this application. Raises BusyError while another task does."""

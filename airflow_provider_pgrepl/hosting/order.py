@@ -12,9 +12,16 @@ from typing import Any
 
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.hosting.supervise import write_whole
+from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, STATE_DSN_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.store_variables import AZURE_ENDPOINT, ENDPOINT, GOOGLE_ENDPOINT
 
 _FILE = "order.json"
+_OF_PLACE = {
+    "order",
+    *(f"variable {name}" for name in (DSN_VARIABLE, STATE_DSN_VARIABLE)),
+    *(f"variable {name}" for name in (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,11 @@ class Order:
             return _differences(known, self._comparable(str(known["salt"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return ["order"]
+
+    def differences_of_place(self, folder: Path) -> list[str]:
+        """Those by which source, state or store may be others than that application's: names and paths are
+        the same at two servers."""
+        return [name for name in self.differences(folder) if name in _OF_PLACE]
 
     def _comparable(self, salt: str) -> dict[str, Any]:
         return {

@@ -512,6 +512,24 @@ def test_application_of_another_run_folder_is_found(
     ended(second.app)
 
 
+@pytest.mark.parametrize("variable", ["PGREPL_DSN", "AWS_ENDPOINT_URL_S3"])
+def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
+    place: Place, journal: Journal, tmp_path: Path, variable: str
+) -> None:
+    """Another Airflow of this user may have a pipeline of this name, with the same path at another store."""
+    here, there = (Order(SHOP, STAND_IN, environment={variable: value}) for value in ("here", "there"))
+    first = Task(place, Launcher(journal), there).take()
+    first.charge.release()
+    journal.wait_for("started")
+    moved = Place(tmp_path / "moved", "replicate", SHOP)
+    with pytest.raises(BusyError, match=f"variable {variable}") as caught:
+        Task(moved, Launcher(journal), here).take()
+    assert str(first.app.folder) in caught.value.message
+    assert first.app.status() is AppState.RUNNING
+    first.app.stop()
+    ended(first.app)
+
+
 def test_folder_that_a_process_of_others_names_is_no_application(place: Place, tmp_path: Path) -> None:
     """Only what lies in the folder says whether an application of ours runs."""
     token = f"pgrepl-{'0' * 32}"

@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
 from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshotting import snapshot_run
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.known_source import source_of
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from tests.support.kept import A, B, Kept, kept_tables
 
 
@@ -52,3 +59,40 @@ def test_apps_end_until_the_points_are_back_or_given_up(
     assert len(accept_missing(kept.access, dry_run=False)) == 1
     assert accept_missing(kept.access, dry_run=False) == []
     kept.write_point(LSN(kept.begin() + 1), A, B)
+
+
+def lose_slot(kept: Kept) -> list[str]:
+    with kept.source() as source:
+        drop_slot(source, kept.pipeline.slot)
+        return [source_of(read_server(source)).name]
+
+
+def tear_down(kept: Kept) -> list[str]:
+    teardown(kept.access)
+    return []
+
+
+@pytest.mark.parametrize("lose", [lose_slot, tear_down])
+def test_epoch_that_is_given_up_takes_its_lost_points_with_it(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Kept], list[str]]
+) -> None:
+    """accept-missing refuses there: source and lake do not agree, or nothing is recorded any more."""
+    names = lose(kept)
+    lake = kept.pipeline.lake_root
+    shutil.rmtree(points_uri(lake))
+    left = []
+
+    def begin(*_: object, **__: object) -> Outcome:
+        left.extend(own_tables.find_missing(lake))
+        return Outcome()
+
+    monkeypatch.setattr(snapshot_run, "begin_epoch", begin)
+    if names:
+        with pytest.raises(ConfigError, match="give up"):
+            begin_new_epoch(kept.access)
+        assert own_tables.find_missing(lake)
+        begin_new_epoch(kept.access, names)
+    else:
+        take_tables(kept.access)
+    assert left == []
+    assert own_tables.find_missing(lake) == []

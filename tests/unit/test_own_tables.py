@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,22 +11,34 @@ from typing import cast
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
-from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.app.needed_changes import retention
+from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import (
+    LAKE_APP,
     POINTS,
     RELATIONS,
     EpochRecord,
     changelog_uri,
 )
+from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+    PublisherLog,
+    PublisherRecord,
+    publisher_uri,
+)
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store
 
 RECORD = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))
+TABLE = TableName("public", "a")
 
 
 def point(lsn: int) -> ConsistentPoint:
@@ -45,6 +58,7 @@ def lake(tmp_path: Path) -> str:
 
 def hide(uri: str) -> Path:
     away = Path(uri + ".away")
+    shutil.rmtree(away, ignore_errors=True)
     shutil.move(uri, away)
     return away
 
@@ -64,6 +78,17 @@ def test_points_out_of_sight_are_not_begun_anew(lake: str) -> None:
     assert [one.lsn for one in Points(lake).all()] == [10, 20]
 
 
+def test_index_that_goes_out_of_sight_amid_a_run_is_not_begun_anew(lake: str) -> None:
+    index = RelationIndex(relations_uri(lake))
+    index.forget(Epoch(1), 8)
+    away = hide(relations_uri(lake))
+    with pytest.raises(LakeError, match="index of relations of this lake are not in"):
+        index.forget(Epoch(1), 9)
+    assert not Path(relations_uri(lake)).exists()
+    shutil.move(away, relations_uri(lake))
+    index.forget(Epoch(1), 9)
+
+
 def test_folder_of_a_disk_that_is_not_mounted_is_said(lake: str) -> None:
     hide(relations_uri(lake))
     Path(relations_uri(lake)).mkdir()
@@ -77,8 +102,43 @@ def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> Non
     shutil.move(points_uri(str(tmp_path / "other")), points_uri(lake))
     with pytest.raises(LakeError, match="another table has taken their place"):
         own_tables.check(lake)
-    own_tables.give_up(lake, own_tables.find_missing(lake))
+    with pytest.raises(LakeError, match="another table") as caught:
+        own_tables.find_lost(lake)
+    assert "move that folder away first" in caught.value.hint
+    with pytest.raises(LakeError, match="another table"):
+        own_tables.give_up(lake, own_tables.find_missing(lake))
+    hide(points_uri(lake))
+    own_tables.give_up(lake, own_tables.find_lost(lake))
     own_tables.check(lake)
+
+
+def test_points_that_say_of_which_lake_they_are_are_believed_of_no_other(lake: str, tmp_path: Path) -> None:
+    """Also where no mark tells the tables from one another, as where they were given up."""
+    other = str(tmp_path / "other")
+    create_changelog(changelog_uri(other), RECORD)
+    Points(other).append(point(30))
+    hide(points_uri(lake))
+    own_tables.give_up(lake, own_tables.find_lost(lake))
+    shutil.copytree(points_uri(other), points_uri(lake))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: Points(lake).last_of(TABLE, 1),
+        lambda: Points(lake).append(point(40)),
+    )
+    for call in calls:
+        with pytest.raises(LakeError, match=r"not those of this lake: it is of another lake") as caught:
+            call()
+        assert "move that folder away" in caught.value.hint
+    assert Points(other).last_of(TABLE, 1) == point(30)
+
+
+def test_points_of_an_earlier_version_say_their_lake_from_the_next_on(lake: str, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    Points(other).append(point(30))
+    create_changelog(changelog_uri(other), RECORD)
+    mark = f"{LAKE_APP}{lake_id(open_changelog(changelog_uri(other)))}"
+    assert Points(other).last_of(TABLE, 1) == point(30)
+    Points(other).append(point(40))
+    assert DeltaTable(points_uri(other)).transaction_version(mark) == 1
 
 
 def test_lost_points_are_given_up_by_choice_and_the_new_ones_are_marked(lake: str) -> None:
@@ -125,3 +185,45 @@ def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, k
     store = cast(Store, SimpleNamespace(read_progress=lambda _: progress))
     assert known_tables(store, RECORD) == known
     assert known_tables(store, None) == set()
+
+
+def test_publisher_out_of_sight_is_not_begun_anew_unless_it_is_said_where(lake: str) -> None:
+    begin = PublisherRecord(EventPosition.parse("1:0/5:1"))
+    PublisherLog(lake, "events").take(begin, "me")
+    ChangelogWriter(changelog_uri(lake)).record_keepalive(LSN(0x30))
+    hide(publisher_uri(lake, "events"))
+    with pytest.raises(
+        LakeError, match=f"publisher events is not in {publisher_uri(lake, 'events')}"
+    ) as caught:
+        PublisherLog(lake, "events").take(begin, "me")
+    assert "--publisher events --after" in caught.value.hint
+    assert not Path(publisher_uri(lake, "events")).exists()
+    pipeline = Pipeline(
+        name="p",
+        lake=lake,
+        tables=("public.a",),
+        publishers={"events": {"target": "rabbitmq"}},  # type: ignore[arg-type]
+    )
+    with pytest.raises(LakeError, match="publisher events is not in"):
+        retention(pipeline, 1, LSN(900))
+    PublisherLog(lake, "others").take(begin, "me")
+    shutil.copytree(publisher_uri(lake, "others"), publisher_uri(lake, "events"))
+    with pytest.raises(LakeError, match="another table"):
+        PublisherLog(lake, "events").take(begin, "me")
+    shutil.rmtree(publisher_uri(lake, "events"))
+    PublisherLog(lake, "events").take(begin, "me", is_anew=True)
+    PublisherLog(lake, "events").take(begin, "me")
+    hide(publisher_uri(lake, "events"))
+    shutil.copytree(publisher_uri(lake, "events") + ".away", publisher_uri(lake, "events"))
+    own_tables.check(lake)
+
+
+def test_publisher_that_may_not_write_the_changelog_goes_on(
+    lake: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LakeUnavailableError("the changelog cannot be written")
+
+    monkeypatch.setattr(writer, "mark", refuse)
+    PublisherLog(lake, "events").take(PublisherRecord(EventPosition.parse("1:0/5:1")), "me")
+    assert "publisher events is not marked in the changelog" in caplog.text

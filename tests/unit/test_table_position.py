@@ -94,11 +94,23 @@ def test_a_table_of_another_epoch_stands_nowhere(uri: str) -> None:
 
 @pytest.mark.parametrize(
     ("own", "whole", "kind"),
-    [(20, 95, None), (19, 95, LakeChangedError), (101, 101, LakeChangedError), (20, 49, ChangelogError)],
+    [
+        (20, 95, None),
+        (19, 95, LakeChangedError),
+        (101, 101, LakeChangedError),
+        (20, 101, LakeChangedError),
+        (20, 49, ChangelogError),
+    ],
 )
 def test_what_a_table_needs_must_be_kept(own: int, whole: int, kind: type | None) -> None:
     found = TablePosition(LSN(own), LSN(whole), 4).problem(LSN(20), LSN(50), LSN(100))
     assert (found and type(found)) == kind
+
+
+def test_points_beyond_the_changelog_are_named() -> None:
+    found = TablePosition(LSN(20), LSN(101), 4).problem(LSN(20), LSN(0), LSN(100))
+    assert found is not None
+    assert "_pgrepl/consistent_points" in found.message
 
 
 def test_a_copy_may_be_ahead_of_the_changelog() -> None:

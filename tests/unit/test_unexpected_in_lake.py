@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake.exceptions import DeltaError
+from obstore.exceptions import GenericError
 
 from airflow_provider_pgrepl.errors import (
     LakeError,
@@ -88,6 +91,30 @@ def test_storage_error_of_a_merge_leaves_its_trace(monkeypatch, caplog):
     with pytest.raises(PgReplError):
         record_of(result)
     assert "table public.t stops the pipeline, by OSError\n" in logged(caplog)
+
+
+@pytest.mark.parametrize("kind", [KeyError, ValueError])
+def test_text_of_an_unexpected_error_is_not_taken_for_that_of_a_store(monkeypatch, kind):
+    """It may hold values of rows, which may read like anything."""
+
+    def read(*_: Any) -> None:
+        raise kind("value of a row: HTTP status 503, error sending request")
+
+    monkeypatch.setattr(table_work, "open_newest", read)
+    result = table_work.bring_forward(work_of(7), [], LSN(9))
+    assert result.error == f"unexpected {kind.__name__}"
+    assert not result.stops_pipeline
+
+
+@pytest.mark.parametrize("kind", [DeltaError, GenericError, pa.ArrowInvalid, Exception])
+def test_error_of_a_store_that_is_away_stops_the_pipeline(monkeypatch, kind):
+    """DataFusion's are plain exceptions, or Arrow's."""
+
+    def read(*_: Any) -> None:
+        raise kind("Generic S3 error: error sending request")
+
+    monkeypatch.setattr(table_work, "open_newest", read)
+    assert table_work.bring_forward(work_of(7), [], LSN(9)).stops_pipeline
 
 
 def record_of(result: TableResult) -> PgReplError:

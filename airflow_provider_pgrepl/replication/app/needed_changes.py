@@ -8,9 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import SourceError
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
@@ -54,7 +55,7 @@ def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
     rights = [
         (settings.publish_keep_h, record.needed_after)
         for settings in map(pipeline.publisher, pipeline.publishers)
-        if (record := read_record(pipeline.lake_root, settings.name)) is not None
+        if (record := _record(pipeline.lake_root, settings.name)) is not None
     ]
     least = pipeline.changelog_retention_h
     limits = sorted({least, *(hours for hours, _ in rights if hours > least)})
@@ -62,6 +63,13 @@ def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
         (limit, _lowest(own, [position for hours, position in rights if hours > limit])) for limit in limits
     ]
     return Retention(first[1], tuple(later))
+
+
+def _record(lake_root: str, name: str) -> PublisherRecord | None:
+    """None for a publisher that never began."""
+    if (record := read_record(lake_root, name)) is None:
+        own_tables.check_publisher(lake_root, name)
+    return record
 
 
 def _lowest(own: Mapping[int, int], positions: Iterable[EventPosition]) -> dict[int, int]:

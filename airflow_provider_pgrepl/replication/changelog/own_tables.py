@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import LakeError, NoChangelogError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import (
     POINTS,
@@ -55,10 +55,12 @@ class MissingTable:
         return f"{title} of this lake are not in {self.uri}{f': {doubt}' if doubt else ''}"
 
     def error(self) -> LakeError:
+        back = "bring the folder back (mount it, or give the permission to read it)"
+        if self.found:
+            back = "move that folder away first, then bring back the one of this lake"
         return LakeError(
             f"{self.reason}. Nothing was changed",
-            "bring the folder back (mount it, or give the permission to read it), and start again. If it is"
-            " lost, go on without it: pgrepl accept-missing FILE.json --yes",
+            f"{back}, and start again. If it is lost, go on without: pgrepl accept-missing FILE.json --yes",
         )
 
 
@@ -85,32 +87,92 @@ def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) ->
             yield MissingTable(uri, name, found)
 
 
-def check(lake_root: str, known: Collection[str] = ()) -> None:
-    """Raise LakeError for a table that the lake has had, and that is not there. `known` as above."""
-    for missing in find_missing(lake_root, known):
+def find_lost(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
+    """Return those of the missing tables that can be given up. Raises LakeError where another table is in the
+    place of one: what it says is not true of this lake."""
+    return list(map(_without_table, find_missing(lake_root, known)))
+
+
+def _without_table(missing: MissingTable) -> MissingTable:
+    if missing.found:
         raise missing.error()
+    return missing
+
+
+def check(lake_root: str, known: Collection[str] = (), names: Collection[str] = tuple(_TITLES)) -> None:
+    """Raise LakeError for a table of these names that the lake has had, and that is not there. `known` as
+    above."""
+    for missing in find_missing(lake_root, known):
+        if missing.name in names:
+            raise missing.error()
 
 
 def record(lake_root: str) -> None:
     """Mark the tables that are there and have no mark. Raises ChangelogError, LakeUnavailableError."""
-    _record(lake_root, given_up={})
+    _record(lake_root)
 
 
 def give_up(lake_root: str, missing: Collection[MissingTable]) -> None:
-    """Go on without these tables, or with those in their place. Raises ChangelogError, LakeError."""
-    _record(lake_root, given_up={own_table_app(one.name): one.found for one in missing})
+    """Go on without these tables. Raises ChangelogError, LakeError, also as `find_lost` does."""
+    _record(lake_root, frozenset(own_table_app(_without_table(one).name) for one in missing))
 
 
-def _record(lake_root: str, given_up: Mapping[str, int]) -> None:
-    uri = changelog_uri(lake_root)
-    for _ in range(_ATTEMPTS):
-        changelog = open_changelog(uri)
-        marks = {app: mark for app, mark in given_up.items() if changelog.transaction_version(app) != mark}
+def check_publisher(lake_root: str, name: str) -> None:
+    """Raise LakeError where the table of a publisher, which says where that is, is not the one that the lake
+    has had; LakeUnavailableError."""
+    try:
+        changelog = open_changelog(changelog_uri(lake_root))
+    except NoChangelogError:
+        return
+    table = _of_publisher(name)
+    mark, uri = changelog.transaction_version(own_table_app(table)), own_table_uri(lake_root, table)
+    if not mark or (found := _read_mark(uri)) == mark:
+        return
+    doubt = doubt_of_absence(uri)
+    reason = "another table has taken its place" if found else doubt
+    raise LakeError(
+        f"the table of publisher {name} is not in {uri}{f': {reason}' if reason else ''}. Without it"
+        " nobody knows what is published. Nothing was changed",
+        "bring the folder back (mount it, or give the permission to read it). If it is lost, say where to"
+        f" begin again: pgrepl publish FILE.json --publisher {name} --after LSN",
+    )
+
+
+def record_publisher(lake_root: str, name: str) -> None:
+    """Mark the table of a publisher, also in place of one that it had before. It goes on where the changelog
+    may not be written. Raises ChangelogError."""
+    table = _of_publisher(name)
+    app, mark = own_table_app(table), _read_mark(own_table_uri(lake_root, table))
+    try:
+        _commit(
+            lake_root, lambda changelog: {app: mark} if changelog.transaction_version(app) != mark else {}
+        )
+    except NoChangelogError:
+        return
+    except LakeUnavailableError as error:
+        log.warning("publisher %s is not marked in the changelog: %s", name, error.message)
+
+
+def _of_publisher(name: str) -> str:
+    return f"publishers/{name}"
+
+
+def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
+    def wanted(changelog: Transactions) -> dict[str, int]:
+        marks = {app: _GIVEN_UP for app in given_up if changelog.transaction_version(app) != _GIVEN_UP}
         for name in _TITLES:
             app = own_table_app(name)
             if app not in given_up and not changelog.transaction_version(app):
                 marks |= {app: mark} if (mark := _read_mark(own_table_uri(lake_root, name))) else {}
-        if not marks:
+        return marks
+
+    _commit(lake_root, wanted)
+
+
+def _commit(lake_root: str, wanted: Callable[[Transactions], dict[str, int]]) -> None:
+    uri = changelog_uri(lake_root)
+    for _ in range(_ATTEMPTS):
+        if not (marks := wanted(open_changelog(uri))):
             return
         # A receiver may commit at the same time; then nothing is marked.
         writer.mark(uri, marks)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS, own_table_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
@@ -84,7 +85,7 @@ class RelationIndex:
         self._version = -1
         self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
         self._epochs: dict[tuple[int, int], int] = {}
-        self._first_epoch = 0
+        self._first_epoch = self._last_epoch = 0
 
     def add(self, epoch: Epoch, record: RelationRecord, place: EffectiveFrom | None = None) -> None:
         """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
@@ -166,10 +167,18 @@ class RelationIndex:
     def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
         self._entries()
         found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
+        self._check_place()
         # An index of an earlier version of this program has no places.
         append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA))
         for entry in found:
             self._remember(entry)
+
+    def _check_place(self) -> None:
+        """Raise LakeError where the index that the lake has had went out of sight: it would be made anew."""
+        try:
+            open_delta(self._uri)
+        except TableNotFoundError:
+            own_tables.check(self._uri.rsplit("/", 2)[0], names=(RELATIONS,))
 
     def relation_ids(self) -> list[int]:
         """The oids of all that was ever received or copied of this server, by other processes too: tables
@@ -213,6 +222,11 @@ class RelationIndex:
     def _is_of_this_server(self, known: tuple[int, int]) -> bool:
         return self._epochs[known] >= self._first_epoch
 
+    def last_epoch(self) -> int:
+        """The highest epoch of an entry; 0 without entries. Raises LakeUnavailableError."""
+        self._entries()
+        return self._last_epoch
+
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """The relation as received under this version; None when it never was."""
         text = self._entries().get((relation_id, version))
@@ -248,6 +262,7 @@ class RelationIndex:
 
     def _remember(self, row: dict[str, Any]) -> None:
         relation_id, version = row["relation_id"], row["relation_version"]
+        self._last_epoch = max(self._last_epoch, row["epoch"])
         if self._known is not None and relation_id != _ANY_RELATION:
             known = (relation_id, version)
             self._known[known] = row["record"]

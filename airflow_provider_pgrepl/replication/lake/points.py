@@ -16,12 +16,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, own_table_uri
+from airflow_provider_pgrepl.replication.lake.delta.ownership import read_apps
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import lake_mark, reason_of_lake
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.point_files import (
     CHECKPOINT_EVERY,
@@ -86,6 +88,7 @@ class Points:
         self._log: AppLog | None = None
         self._files: list[str] = []
         self._points: list[ConsistentPoint] | None = None
+        self._marks: Sequence[Transaction] | None = None
 
     def all(self) -> Sequence[ConsistentPoint]:
         """Every kept point, oldest first; empty when there is none. Raises LakeError."""
@@ -106,7 +109,11 @@ class Points:
         return points[index - 1] if index and points[index - 1].epoch == wanted else None
 
     def last_of(self, table: TableName, epoch: int) -> ConsistentPoint | None:
-        """The newest kept point of an epoch that names the table. Raises LakeError."""
+        """The newest kept point of an epoch that names the table.
+
+        Raises LakeError, also where the points are another lake's: what they say is not true of this one.
+        """
+        self.check_lake()
         key = str(table)
         for point in reversed(self._loaded()):
             if point.epoch != epoch:
@@ -203,7 +210,7 @@ class Points:
         points.append(point)
 
     def _forget(self) -> None:
-        self._log = self._points = None
+        self._log = self._points = self._marks = None
 
     def _loaded(self) -> list[ConsistentPoint]:
         with self._lock:
@@ -217,16 +224,47 @@ class Points:
         try:
             self._log = self._log or self._open_log()
             written = [write_points(self._uri, points)] if points else []
-            self._log.commit("WRITE", [*map(_removed, gone), *map(added_action, written)])
+            actions = [*map(_removed, gone), *map(added_action, written)]
+            self._log.commit("WRITE", actions, apps=self._missing_marks())
         except TakenOverError:
             raise _fenced() from None
         except (DeltaError, OSError) as error:
             self._forget()
             raise refusal("the consistent points cannot be written", error) from error
+        self._marks = ()
         kept = [] if replaces else self._files
         self._files = [*kept, *(file.path for file in written)]
 
+    def check_lake(self) -> None:
+        """Raise LakeError where these are the points of another lake."""
+        self._loaded()
+        self._missing_marks()
+
+    def _missing_marks(self) -> Sequence[Transaction]:
+        """The mark of the lake, for the next commit, where the points lack it. Raises LakeError where they
+        have that of another lake."""
+        with self._lock:
+            if self._marks is None:
+                mark = lake_mark(self._root)
+                known = None if mark is None or self._table is None else self._table.transaction_version(mark)
+                if known is None and self._table is not None:
+                    # Only now: it reads the log once more.
+                    self._check_marks()
+                self._marks = [Transaction(mark, 1)] if mark is not None and known is None else ()
+            return self._marks
+
+    def _check_marks(self) -> None:
+        reason = reason_of_lake(self._uri, read_apps(self._uri))
+        if reason is not None:
+            raise LakeError(
+                f"the consistent points in {self._uri} are not those of this lake: {reason}. Nothing was"
+                " changed",
+                "move that folder away, and bring back the one of this lake. If that is lost, go on without:"
+                " pgrepl accept-missing FILE.json --yes",
+            )
+
     def _open_log(self) -> AppLog:
+        self._missing_marks()
         table = self._table or self._create()
         upgrade(table)
         return AppLog(self._uri, table, POINTS_APP, CHECKPOINT_EVERY, knows_files=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from obstore.exceptions import BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.storage.store_faults import explanation_of, fault_of, status_in
@@ -32,8 +33,14 @@ _AWAY = re.compile(
 
 def is_away(error: BaseException) -> bool:
     """Whether an object store, or the way to it, failed, so that nothing is known of what was asked for: then
-    it is at fault, and no table."""
-    return bool(_AWAY.search(str(error)))
+    it is at fault, and no table. Only a library that asks a store is believed: the text of other errors may
+    hold values of rows, which may read like anything."""
+    return _asks_stores(error) and bool(_AWAY.search(str(error)))
+
+
+def _asks_stores(error: BaseException) -> bool:
+    # DataFusion's are plain exceptions.
+    return isinstance(error, (DeltaError, OSError, BaseError, pa.ArrowException)) or type(error) is Exception
 
 
 def raise_if_away(doing: str, error: BaseException) -> None:

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
     """Go on without those of the lake's own tables that are out of sight; what is lost, in sentences.
 
-    A table in the place of one is taken for it; else a new one begins with the next thing that is written.
-    Raises BusyError while an app of the pipeline runs, and what contradicts that source, lake and state are
-    the pipeline's.
+    A new one begins with the next thing that is written. Raises BusyError while an app of the pipeline runs,
+    LakeError where another table is in the place of one, and what contradicts that source, lake and state
+    are the pipeline's.
     """
     pipeline = access.pipeline
     with access.source("accept missing") as source, access.store("accept missing") as store:
@@ -32,7 +32,7 @@ def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
         store.lock(pipeline.name, "replicate")
         evidence = gather(pipeline, store, source)
         check_ours(evidence)
-        missing = own_tables.find_missing(pipeline.lake_root, known_tables(store, evidence.epoch))
+        missing = own_tables.find_lost(pipeline.lake_root, known_tables(store, evidence.epoch))
         lost = [one.reason for one in missing]
         if missing and not dry_run:
             own_tables.give_up(pipeline.lake_root, missing)

@@ -6,7 +6,7 @@ import logging
 from contextlib import ExitStack
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
-from airflow_provider_pgrepl.replication.app.snapshotting.former_lake import check_former_tables
+from airflow_provider_pgrepl.replication.app.snapshotting.former_lake import Beginning, find_beginning
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import (
     ATTEMPTS,
@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.known_source import known_source
@@ -57,10 +57,10 @@ def begin_epoch(
     pipeline, server = taking.pipeline, read_server(taking.source)
     ownership = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
     tables = [relation.table for relation in relations]
-    former = check_former_tables(taking.store, pipeline, tables) if last is None else ""
+    beginning = find_beginning(taking.store, pipeline, tables, last)
     ownership.claim(server, last, replace_record=replace_record)
     with ownership.slot_noted():
-        return _make_epoch(taking, ownership, server, relations, requested, last, take_over, former)
+        return _make_epoch(taking, ownership, server, relations, requested, last, take_over, beginning)
 
 
 def _make_epoch(
@@ -71,7 +71,7 @@ def _make_epoch(
     requested: RequestedTables,
     last: EpochRecord | None,
     take_over: str,
-    former: str,
+    beginning: Beginning,
 ) -> Outcome:
     pipeline, tables = taking.pipeline, [relation.table for relation in relations]
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
@@ -82,7 +82,7 @@ def _make_epoch(
     if take_over:
         position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
         ownership.record_slot()
-        record = _open_epoch(taking, ownership, server, position, last, former)
+        record = _open_epoch(taking, ownership, server, position, last, beginning)
         return taking.take(tables, requested, record)
     failed: dict[TableName, PgReplError] = {}
     for attempt in range(1, ATTEMPTS + 1):
@@ -95,7 +95,7 @@ def _make_epoch(
             made=ownership.record_slot,
         )
         try:
-            record, copied = _begin(taking, exported, ownership, server, relations, last, former)
+            record, copied = _begin(taking, exported, ownership, server, relations, last, beginning)
             break
         except SnapshotError as error:
             if attempt == ATTEMPTS:
@@ -132,7 +132,7 @@ def _begin(
     server: Server,
     relations: list[Relation],
     last: EpochRecord | None,
-    former: str,
+    beginning: Beginning,
 ) -> tuple[EpochRecord, Copied]:
     with exported, ExitStack() as held:
         try:
@@ -141,7 +141,7 @@ def _begin(
         except BaseException:
             drop_unused(taking.access.dsn, taking.source, taking.pipeline.slot)
             raise
-        record = _open_epoch(taking, ownership, server, exported.consistent_point, last, former)
+        record = _open_epoch(taking, ownership, server, exported.consistent_point, last, beginning)
         with taking.copy_states() as states:
             # What tables were in another epoch is over.
             states.copying()
@@ -155,7 +155,7 @@ def _open_epoch(
     server: Server,
     begins: LSN,
     last: EpochRecord | None,
-    former: str,
+    beginning: Beginning,
 ) -> EpochRecord:
     pipeline = taking.pipeline
     uri = changelog_uri(pipeline.lake_root)
@@ -164,7 +164,7 @@ def _open_epoch(
         selected = taking.store.read_selected(pipeline.name)
         record = EpochRecord(
             pipeline.name,
-            Epoch(last.epoch + 1 if last else 1),
+            beginning.epoch,
             server.system_identifier,
             server.timeline,
             pipeline.slot,
@@ -182,7 +182,7 @@ def _open_epoch(
             # Before there is an epoch that a receiver could begin to read.
             taking.index_selected(record.epoch, selected)
         if last is None:
-            writer.create_changelog(uri, record, token, former)
+            writer.create_changelog(uri, record, token, beginning.former_lake)
         else:
             writer.begin_epoch(uri, record, token)
             if is_other_source:

@@ -19,7 +19,12 @@ from airflow_provider_pgrepl.replication.app.lake_choice import (
     taken_otherwise,
 )
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
-from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
+from airflow_provider_pgrepl.replication.app.ownership import (
+    Evidence,
+    check_new_epoch,
+    check_ours,
+    differences,
+)
 from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
@@ -75,6 +80,8 @@ class SnapshotRun:
     check_executors: Callable[[], None]
     """Raises ToolError; to be called before anything is made for a copy."""
     recorded: BoundRules | None = None
+    lost: Collection[own_tables.MissingTable] = ()
+    """The lake's own tables that are given up with the epoch before."""
 
     @property
     def has_begun(self) -> bool:
@@ -123,6 +130,9 @@ class SnapshotRun:
         relations = [relation for relation in selected.relations if relation.table not in leave]
         self.check_executors()
         retire_unknown_tables(taking.store, taking.pipeline, self.records)
+        if self.lost:
+            own_tables.give_up(taking.pipeline.lake_root, self.lost)
+            log.warning("given up: %s", "; ".join(one.reason for one in self.lost))
         return begin_epoch(taking, relations, requested, self.epoch, take_over, replace_record=self.new_epoch)
 
     def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
@@ -175,7 +185,7 @@ def opened(
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
-        own_tables.check(pipeline.lake_root)
+        lost = _find_lost(evidence, new_epoch=new_epoch)
         if new_epoch or not has_tables(epoch, records):
             selected = read_selected(store, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
@@ -204,7 +214,18 @@ def opened(
             recorded_names(
                 source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
             ),
+            lost,
         )
+
+
+def _find_lost(evidence: Evidence, *, new_epoch: bool) -> list[own_tables.MissingTable]:
+    """The lake's own tables that are lost with an epoch which is given up: `pgrepl accept-missing` refuses
+    there. Raises LakeError for those of one that goes on, and where another table is in the place."""
+    root = evidence.pipeline.lake_root
+    if evidence.torn_down or (new_epoch and any(differences(evidence))):
+        return own_tables.find_lost(root)
+    own_tables.check(root)
+    return []
 
 
 def _check_executors(session: LazySession, access: Access) -> None:

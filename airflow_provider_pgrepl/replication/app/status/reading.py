@@ -279,7 +279,9 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
     problems: tuple[str, ...] = ()
     point = None
     try:
-        point = Points(pipeline.lake_root).latest()
+        points = Points(pipeline.lake_root)
+        points.check_lake()
+        point = points.latest()
     except LakeError as error:
         problems = (*problems, error.message)
     if point is not None:

@@ -17,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
@@ -180,17 +181,20 @@ class PublisherLog:
     """For the one process that publishes: from `take` on, whoever did before cannot write any more."""
 
     def __init__(self, lake_root: str, name: str) -> None:
-        self._uri = publisher_uri(lake_root, name)
+        self._lake_root, self._uri = lake_root, publisher_uri(lake_root, name)
         self._name = name
         self._table: DeltaTable | None = None
         self._log: AppLog | None = None
 
-    def take(self, begin: PublisherRecord, holder: str) -> PublisherRecord:
-        """The record as it stands; `begin` when there is none yet.
+    def take(self, begin: PublisherRecord, holder: str, *, is_anew: bool = False) -> PublisherRecord:
+        """The record as it stands; `begin` when there is none yet. `is_anew`: it does not matter what was.
 
-        Raises FencedError when another takes it at the same time, LakeError, LakeUnavailableError.
+        Raises FencedError when another takes it at the same time, LakeUnavailableError, LakeError, also when
+        the table that the publisher has had is out of sight.
         """
         torn.find_torn_by_crash(self._uri, PUBLISHER_APP).set_aside()
+        if not is_anew:
+            own_tables.check_publisher(self._lake_root, self._name)
         self._table = _open(self._uri)
         if self._table is None:
             self._create()
@@ -202,6 +206,7 @@ class PublisherLog:
             raise refusal(_DOING, error) from error
         record = replace(_record(self._table) or begin, holder=holder)
         self.save(record)
+        own_tables.record_publisher(self._lake_root, self._name)
         return record
 
     def save(self, record: PublisherRecord) -> None:

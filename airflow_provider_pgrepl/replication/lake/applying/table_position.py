@@ -42,6 +42,11 @@ class TablePosition:
             text = f"the lake table is at {self.own}, older than its last copy, at {copied}: it was put back"
         elif self.own > max(durable, copied):
             text = f"the lake table is at {self.own}, but the changelog goes up to {durable} only"
+        elif self.whole > max(durable, copied):
+            text = (
+                f"by a consistent point in _pgrepl/consistent_points the table is whole up to {self.whole},"
+                f" but the changelog goes up to {durable} only: are the points those of this lake?"
+            )
         if text:
             return LakeChangedError(text)
         if self.whole >= floor:

@@ -137,23 +137,31 @@ def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool]
         )
 
 
-def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> None:
-    """Raise LakeError for a table of a pipeline of this name, in a lake without a changelog, unless the state
-    has copied it (`is_copied`) into the lake with the id `former_lake`. Raises LakeUnavailableError.
+def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> int:
+    """Return the highest epoch in which a pipeline of this name has written the table; 0 if none has.
+
+    In a lake without a changelog. Raises LakeError for a table of such a pipeline unless the state has copied
+    it (`is_copied`) into the lake with the id `former_lake`; LakeUnavailableError.
     """
-    filesystem, root = open_storage(uri)
-    with storage_errors(uri):
-        apps, _ = _read_apps(filesystem, root, _log_entries(filesystem, root))
-    if not any(is_app_of(app, pipeline_name) for app in apps):
-        return
+    apps = read_apps(uri)
+    epochs = [int(app.rpartition(":")[2]) for app in apps if is_app_of(app, pipeline_name)]
+    if not epochs:
+        return 0
     lakes = {app for app in apps if app.startswith(LAKE_APP)}
     if is_copied and lakes <= {f"{LAKE_APP}{former_lake}"}:
-        return
+        return max(epochs)
     raise LakeError(
         f"{uri} was written by a pipeline named {pipeline_name}, and there is no changelog in this lake that"
         " says which. Nothing was changed",
         "mount the folder _pgrepl of that lake, or bring it back; if it is lost, move the table away",
     )
+
+
+def read_apps(uri: str) -> Mapping[str, int]:
+    """Return the app ids in the log of a table, none without a log. Raises what `read_ownership` does."""
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        return _read_apps(filesystem, root, _log_entries(filesystem, root))[0]
 
 
 def is_app_of(app: str, pipeline_name: str) -> bool:

@@ -27,12 +27,17 @@ def table_marks(uri: str) -> dict[str, int]:
 
     Raises LakeUnavailableError.
     """
-    marks = {path_mark(uri): 1}
+    lake = lake_mark(_split(uri)[0])
+    return {path_mark(uri): 1} | ({} if lake is None else {lake: 1})
+
+
+def lake_mark(lake_root: str) -> str | None:
+    """Return the app id that says of which lake a table is; None without a changelog. Raises
+    LakeUnavailableError."""
     try:
-        changelog = open_changelog(changelog_uri(_split(uri)[0]))
+        return f"{LAKE_APP}{lake_id(open_changelog(changelog_uri(lake_root)))}"
     except ChangelogError:
-        return marks
-    return {**marks, f"{LAKE_APP}{lake_id(changelog)}": 1}
+        return None
 
 
 def copied_from(uri: str, apps: Collection[str]) -> str | None:
