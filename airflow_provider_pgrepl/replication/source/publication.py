@@ -294,6 +294,12 @@ def _replaced(relation: Relation) -> SnapshotError:
 
 _AT_ONCE = "SHARE UPDATE EXCLUSIVE"
 
+# CREATE PUBLICATION waits for another transaction that creates one of the same name. The lock timeout covers
+# that wait, which may last for the rest of the time. The statement itself may take longer with many tables.
+_NAME_WAIT = (
+    "SELECT pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('statement_timeout'), true)"
+)
+
 
 def create_at_once(
     connection: Connection, name: str, tables: Collection[TableName], lock_timeout_s: float = 10.0
@@ -310,7 +316,7 @@ def create_at_once(
         locked = (f"ONLY {one.sql}" if one in partitioned else one.sql for one in tables)
         commands = [
             f"LOCK TABLE {', '.join(locked)} IN {_AT_ONCE} MODE",
-            "SET LOCAL statement_timeout = 0; "
+            f"{_NAME_WAIT}; SET LOCAL statement_timeout = 0; "
             f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(one.sql for one in tables)}"
             " WITH (publish_via_partition_root = true)",
         ]
@@ -323,8 +329,9 @@ def create_at_once(
                 execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
             except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
                 raise SnapshotError(
-                    f"publication {name} was not created, because the locks on its tables were not had within"
-                    f" {lock_timeout_s:g} s: another session alters or vacuums one of them",
+                    f"publication {name} was not created, because its locks were not had within"
+                    f" {lock_timeout_s:g} s: another session alters or vacuums one of them, or creates a"
+                    " publication of that name",
                     "try again when that is done",
                 ) from None
 
