@@ -107,7 +107,7 @@ def test_tables_that_wait_for_a_lock_are_not_held_while_a_publication_is_created
 
 
 def test_publication_of_creek_is_made_at_once_and_its_locks_are_waited_for_shortly(pg, dsn, run, tables):
-    run("create table child () inherits (b)")
+    run("create table child (primary key (id)) inherits (b)", "alter table part add primary key (id)")
     with (
         ThreadPoolExecutor(1) as pool,
         transaction(dsn, "alter table child add later int") as migration,

@@ -6,10 +6,11 @@ import logging
 import re
 from pathlib import Path
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError, TableError
 from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_once_published
 from airflow_provider_pgrepl.replication.source.publication import create_at_once, read_publication
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
@@ -32,8 +33,8 @@ class SourceTables:
         self._connection: Connection | None = None
 
     def prepare(self) -> None:
-        """Make what is missing: functions, publication. Raises PublicationError; SnapshotError when the
-        locks on its tables are not had in time."""
+        """Make what is missing: functions, publication. Raises PublicationError; TableError for tables whose
+        changes the source would refuse; SnapshotError when the locks on its tables are not had in time."""
         connection = self._connected()
         try:
             with source_errors("making the schema _creek"):
@@ -51,6 +52,13 @@ class SourceTables:
         if not tables:
             raise PublicationError(
                 f"there is no publication {name}, and PG_TABLES names no tables for it", "set PG_TABLES"
+            )
+        # Before it is there: from then on the application's UPDATE and DELETE of such a table fail.
+        if refused := refused_once_published(connection, self._deployment.pipeline(tables), tables):
+            raise TableError(
+                "\n".join(f"{one.table}: {one.problem}. Either {one.cure}" for one in refused),
+                "nothing was published: mend that, or take the table out of PG_TABLES; a table into which"
+                " rows are only inserted may be listed in insert_only (PGREPL_PIPELINE_OPTIONS)",
             )
         create_at_once(connection, name, tables)
         log.info("made the publication %s", name)
