@@ -323,7 +323,8 @@ def create_at_once(
         options = _options(connection)
         commands = [
             f"LOCK TABLE {', '.join(locked)} IN {_AT_ONCE} MODE",
-            f"{_NAME_WAIT}; SET LOCAL statement_timeout = 0; "
+            _NAME_WAIT,
+            "SET LOCAL statement_timeout = 0; "
             f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(one.sql for one in tables)}"
             f" WITH ({options})",
         ]
