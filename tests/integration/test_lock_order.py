@@ -53,6 +53,12 @@ def transaction(dsn: str, statement: str) -> Iterator[psycopg2.extensions.cursor
         yield cursor
 
 
+def waits_for_a_transaction(pg) -> bool:
+    with pg.cursor() as cursor:
+        cursor.execute("select 1 from pg_locks where not granted and locktype = 'transactionid'")
+        return cursor.fetchone() is not None
+
+
 def waits(pg, table: str, seconds: float = 0) -> bool:
     """Return True if a session of ours waits for a lock on a table, for so long by the server's clock."""
     with pg.cursor() as cursor:
@@ -101,7 +107,7 @@ def test_tables_that_wait_for_a_lock_are_not_held_while_a_publication_is_created
 
 
 def test_publication_of_creek_is_made_at_once_and_its_locks_are_waited_for_shortly(pg, dsn, run, tables):
-    run("create table child () inherits (b)")
+    run("create table child (primary key (id)) inherits (b)", "alter table part add primary key (id)")
     with (
         ThreadPoolExecutor(1) as pool,
         transaction(dsn, "alter table child add later int") as migration,
@@ -111,6 +117,21 @@ def test_publication_of_creek_is_made_at_once_and_its_locks_are_waited_for_short
         migration.execute("lock table a, b, part in access exclusive mode; commit")
         making.result(HANGS_S)
     assert published(pg, "creek_pub") == {"a", "b", "child", "part"}
+
+
+def test_publication_of_creek_gives_its_locks_back_while_another_session_makes_one_of_its_name(
+    pg, dsn, tables
+):
+    with (
+        ThreadPoolExecutor(1) as pool,
+        transaction(dsn, "create publication creek_pub for table c") as other,
+    ):
+        making = pool.submit(prepare, dsn, "public.a")
+        wait_until(lambda: waits_for_a_transaction(pg))
+        other.execute("set local lock_timeout = '5s'; alter table a add later int")
+        other.execute("rollback")
+        making.result(HANGS_S)
+    assert published(pg, "creek_pub") == {"a"}
 
 
 def test_locks_of_partitions_are_waited_for_no_longer_than_one_lock(pg, dsn, run, tables):

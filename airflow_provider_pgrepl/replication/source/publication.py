@@ -154,9 +154,7 @@ def create_publication(
     within `lock_timeout_s`, as while it is altered or vacuumed, or another table has its name by now. The
     publication is not there then.
     """
-    options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
-    if connection.server_version >= GENERATED_COLUMNS_SINCE:
-        options += ", publish_generated_columns = stored"
+    options = _options(connection)
     commands = [f"CREATE PUBLICATION {quote_identifier(name)} WITH ({options})"]
     if made_for is not None:
         commands.append(f"COMMENT ON PUBLICATION {quote_identifier(name)} IS '{_comment(made_for)}'")
@@ -176,6 +174,13 @@ def create_publication(
         except BaseException:
             _drop_again(connection, name)
             raise
+
+
+def _options(connection: Connection) -> str:
+    options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
+    if connection.server_version >= GENERATED_COLUMNS_SINCE:
+        options += ", publish_generated_columns = stored"
+    return options
 
 
 def _drop_again(connection: Connection, name: str) -> None:
@@ -294,11 +299,18 @@ def _replaced(relation: Relation) -> SnapshotError:
 
 _AT_ONCE = "SHARE UPDATE EXCLUSIVE"
 
+# CREATE PUBLICATION waits for another transaction that creates one of the same name. The lock timeout covers
+# that wait, which may last for the rest of the time. The statement itself may take longer with many tables.
+_NAME_WAIT = (
+    "SELECT pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('statement_timeout'), true)"
+)
+
 
 def create_at_once(
     connection: Connection, name: str, tables: Collection[TableName], lock_timeout_s: float = 10.0
 ) -> None:
     """Create a publication of these tables in one transaction: no process that ends amid it leaves a part.
+    It publishes what one of `create_publication` does.
 
     All locks are had before it is created, and are waited for half of `deadlock_timeout` together. Raises
     SnapshotError when they are not had within `lock_timeout_s`, PrivilegeError, SourceError for a table that
@@ -308,11 +320,13 @@ def create_at_once(
         partitioned = {TableName(*found) for found in rows(connection, _PARTITIONED)}
         # A publication holds a parent's children by inheritance as well, and a partitioned table alone.
         locked = (f"ONLY {one.sql}" if one in partitioned else one.sql for one in tables)
+        options = _options(connection)
         commands = [
             f"LOCK TABLE {', '.join(locked)} IN {_AT_ONCE} MODE",
+            _NAME_WAIT,
             "SET LOCAL statement_timeout = 0; "
             f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(one.sql for one in tables)}"
-            " WITH (publish_via_partition_root = true)",
+            f" WITH ({options})",
         ]
 
         def attempt(wait_s: float) -> None:
@@ -323,8 +337,9 @@ def create_at_once(
                 execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
             except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
                 raise SnapshotError(
-                    f"publication {name} was not created, because the locks on its tables were not had within"
-                    f" {lock_timeout_s:g} s: another session alters or vacuums one of them",
+                    f"publication {name} was not created, because its locks were not had within"
+                    f" {lock_timeout_s:g} s: another session alters or vacuums one of them, or creates a"
+                    " publication of that name",
                     "try again when that is done",
                 ) from None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from hashlib import sha256
 from pathlib import Path
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError, TableError
 from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_once_published
 from airflow_provider_pgrepl.replication.source.publication import create_at_once, read_publication
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
@@ -19,8 +21,13 @@ log = logging.getLogger(__name__)
 _SCHEMA, *_FUNCTIONS = (
     (Path(__file__).parent / "functions.sql").read_text(encoding="utf-8").strip().split("\n\n")
 )
-_SIGNATURE = re.compile(r"CREATE FUNCTION (_creek\.\w+)")
-_SOURCE = "SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(%s)"
+_SIGNATURE = re.compile(r"CREATE OR REPLACE FUNCTION (_creek\.\w+)")
+_SOURCE = """
+SELECT prosrc, proconfig IS NULL AND NOT prosecdef FROM pg_catalog.pg_proc
+WHERE oid = pg_catalog.to_regprocedure(%s)
+"""
+_EARLIER = frozenset({"6af26bbb34fb1064a69b1ef2b12715aab5556eab307b084800bf0d8e4a504ab3"})
+"""SHA-256 of the bodies that earlier versions of this package gave its functions, which had no settings."""
 
 
 class SourceTables:
@@ -32,8 +39,8 @@ class SourceTables:
         self._connection: Connection | None = None
 
     def prepare(self) -> None:
-        """Make what is missing: functions, publication. Raises PublicationError; SnapshotError when the
-        locks on its tables are not had in time."""
+        """Make what is missing: functions, publication. Raises PublicationError; TableError for tables whose
+        changes the source would refuse; SnapshotError when the locks on its tables are not had in time."""
         connection = self._connected()
         try:
             with source_errors("making the schema _creek"):
@@ -51,6 +58,13 @@ class SourceTables:
         if not tables:
             raise PublicationError(
                 f"there is no publication {name}, and PG_TABLES names no tables for it", "set PG_TABLES"
+            )
+        # Before it is there: from then on the application's UPDATE and DELETE of such a table fail.
+        if refused := refused_once_published(connection, self._deployment.pipeline(tables), tables):
+            raise TableError(
+                "\n".join(f"{one.table}: {one.problem}. Either {one.cure}" for one in refused),
+                "nothing was published: mend that, or take the table out of PG_TABLES; a table into which"
+                " rows are only inserted may be listed in insert_only (PGREPL_PIPELINE_OPTIONS)",
             )
         create_at_once(connection, name, tables)
         log.info("made the publication %s", name)
@@ -98,19 +112,24 @@ class SourceTables:
 
 
 def _make(connection: Connection, function: str) -> None:
-    """Make a function of schema _creek if there is none of its name and arguments. It is never replaced."""
+    """Make a function of schema _creek if there is none of its name and arguments. Only one that an earlier
+    version of this package has made, and nobody has changed, is replaced."""
     match = _SIGNATURE.match(function)
     assert match is not None
     name, body = match[1], function.split("$$")[1]
     found = rows(connection, _SOURCE, (f"{name}(text, regclass)",))
-    if not found:
+    if not found or _is_earlier(*found[0]):
         _execute(connection, function)
     elif found[0][0] != body:
         log.warning(
-            "the function %s was not made by this package, and stays. To have it lock the table first, drop"
-            " it and start again",
+            "the function %s was not made by this package, and stays. To have the table checked and locked"
+            " first, drop it and start again",
             name,
         )
+
+
+def _is_earlier(body: str, has_no_settings: bool) -> bool:
+    return has_no_settings and sha256(body.encode()).hexdigest() in _EARLIER
 
 
 def _execute(connection: Connection, command: str) -> None:

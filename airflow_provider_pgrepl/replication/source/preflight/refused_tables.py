@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
@@ -21,6 +22,28 @@ SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
     JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
 """
+
+# A publication of a table holds its children by plain inheritance as well.
+_WITH_CHILDREN = """
+WITH RECURSIVE below (oid) AS (
+    SELECT oid FROM unnest(%s::oid[]) AS named (oid)
+    UNION
+    SELECT i.inhrelid FROM below JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
+)
+SELECT oid::bigint FROM below
+"""
+
+
+def refused_once_published(
+    connection: Connection, pipeline: Pipeline, tables: Collection[TableName]
+) -> list[RefusedChanges]:
+    """Return why the source would refuse changes of these tables, and of those below them, if the pipeline's
+    publication, which is not there yet, were created for them."""
+    with source_errors("listing the tables to publish"):
+        oids = [oid for (oid,) in rows(connection, _WITH_CHILDREN, (_oids(connection, tables),))]
+    relations = read_relations(connection, oids, pipeline.publication, planned=True).values()
+    found = refused_tables(connection, replace(pipeline, publication_mode="create"), relations)
+    return sorted(set(found.values()), key=lambda refused: refused.table)
 
 
 def refused_tables(
@@ -53,6 +76,10 @@ def others_published(
     if not names:
         return []
     with source_errors("listing published tables"):
-        schemas, tables = zip(*((name.schema, name.name) for name in names), strict=True)
-        oids = [oid for (oid,) in rows(connection, _OIDS, (list(schemas), list(tables)))]
+        oids = _oids(connection, names)
     return list(read_relations(connection, oids, pipeline.publication).values())
+
+
+def _oids(connection: Connection, tables: Collection[TableName]) -> list[int]:
+    schemas, names = zip(*((table.schema, table.name) for table in tables), strict=True)
+    return [oid for (oid,) in rows(connection, _OIDS, (list(schemas), list(names)))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import closing
 from types import TracebackType
 from typing import Self
@@ -22,8 +23,10 @@ log = logging.getLogger(__name__)
 
 _MOST_S = 600.0
 """Also how often it is looked whether there is a timeout: the server may have got one."""
-_USES = 3
-"""How often within the timeout: one of them may fail."""
+_USES, _TRIES = 2, 8
+"""How often within the timeout it is used, and tried again after an error. Each use decodes from the slot's
+restart_lsn on, which is far back while a transaction is open for long."""
+_LEAVING_S = 1.0
 _TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'"
 
 
@@ -36,6 +39,8 @@ class SlotInUse:
 
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn, self._name = dsn, name
+        self._timeout_s: float | None = None
+        self._used_s: float | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgrepl-slot-in-use", daemon=True)
 
@@ -47,25 +52,41 @@ class SlotInUse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping.set()
+        self._thread.join(_LEAVING_S)
 
     def _run(self) -> None:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             try:
                 with closing(connect(self._dsn, "slot in use")) as connection:
-                    timeout_s = self._use(connection)
-                pause_s = min(_MOST_S, timeout_s / _USES) if timeout_s else _MOST_S
+                    self._look(connection)
             except BusyError:
+                self._used_s = time.monotonic()
                 log.debug("slot %s is read", self._name)
             except PgReplError as error:
                 log.warning("slot %s may become idle for too long: %s", self._name, error.message)
-            pause_s = pause_s or _MOST_S / _USES
+            pause_s = self._pause_s()
 
-    def _use(self, connection: Connection) -> float:
-        """Use the slot if the server has a timeout, which is returned, in seconds; 0 for none."""
+    def _pause_s(self) -> float:
+        if self._timeout_s is None:  # not known yet
+            return _MOST_S / _TRIES
+        return min(_MOST_S, max(self._due_s(), self._timeout_s / _TRIES)) if self._timeout_s else _MOST_S
+
+    def _due_s(self) -> float:
+        """In how many seconds the slot must be used, if there is a timeout."""
+        if self._used_s is None or self._timeout_s is None:
+            return 0.0
+        return self._used_s + self._timeout_s / _USES - time.monotonic()
+
+    def _look(self, connection: Connection) -> None:
+        """Use the slot if the server has a timeout, and half of it has passed."""
         with source_errors("asking for limits of slots"):
-            timeout_s = next((float(setting) for (setting,) in rows(connection, _TIMEOUT)), 0.0)
-        slot = read_slot(connection, self._name) if timeout_s else None
+            self._timeout_s = next((float(setting) for (setting,) in rows(connection, _TIMEOUT)), 0.0)
+        if self._timeout_s and self._due_s() <= 0:
+            self._use(connection)
+            self._used_s = time.monotonic()
+
+    def _use(self, connection: Connection) -> None:
+        slot = read_slot(connection, self._name)
         if slot is not None and not slot.active and not slot.invalidation and slot.confirmed_flush_lsn:
             advance_slot(connection, self._name, slot.confirmed_flush_lsn)
-        return timeout_s
