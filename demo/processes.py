@@ -55,10 +55,11 @@ def end_descendants(*, spare: int | None = None) -> None:
     """
     asked: set[int] = set()
     deadline = time.monotonic() + _GRACE_S
-    while remaining := _living(spare):
-        late = time.monotonic() > deadline
-        if time.monotonic() > deadline + _KILL_WAIT_S:
-            return
+    # Processes are read one after the other: of one that ends meanwhile, children may be missed once.
+    seen_nobody = 0
+    while seen_nobody < 2 and time.monotonic() < deadline + _KILL_WAIT_S:
+        remaining, late = _living(spare), time.monotonic() > deadline
+        seen_nobody = 0 if remaining else seen_nobody + 1
         for pid in remaining:
             if late or pid not in asked:
                 _signal(pid, signal.SIGKILL if late else signal.SIGTERM)
