@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.app.operations.tables import (
     retry_tables,
 )
 from airflow_provider_pgrepl.replication.changelog.layout import floor_app
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -213,6 +214,8 @@ def test_changes_that_are_no_longer_kept_are_missed_unless_a_point_shows_that_th
     kept.fail(B)
     lsn = kept.source_lsn()
     raise_floor(kept, lsn)
+    execute(kept.dsn, "create table elsewhere ()")
+    ChangelogWriter(kept.changelog).record_keepalive(LSN(lsn + 2))
     kept.write_point(LSN(lsn + 1), B)
     found = {str(one.table): one.refused for one in retry_tables(kept.access)}
     assert isinstance(found[A], ChangelogError)

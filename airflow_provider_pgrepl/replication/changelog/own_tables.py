@@ -67,8 +67,8 @@ class MissingTable:
 def find_missing(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
     """Return the tables that the lake has had, and that are not there.
 
-    `known`: names of those that the lake has had by other evidence, where it has no mark. Raises LakeError,
-    LakeUnavailableError.
+    `known`: names of those that the lake has had by other evidence, where it has no mark at all, as one that
+    an earlier version has made. Raises LakeError, LakeUnavailableError.
     """
     try:
         changelog = open_changelog(changelog_uri(lake_root))
@@ -78,9 +78,11 @@ def find_missing(lake_root: str, known: Collection[str] = ()) -> list[MissingTab
 
 
 def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) -> Iterator[MissingTable]:
-    for name in _TITLES:
-        mark, uri = changelog.transaction_version(own_table_app(name)), own_table_uri(lake_root, name)
-        if mark == _GIVEN_UP or (mark is None and name not in known):
+    marks = {name: changelog.transaction_version(own_table_app(name)) for name in _TITLES}
+    is_marked = any(mark is not None for mark in marks.values())
+    for name, mark in marks.items():
+        uri = own_table_uri(lake_root, name)
+        if mark == _GIVEN_UP or (mark is None and (is_marked or name not in known)):
             continue
         found = _read_mark(uri)
         if not found or (mark is not None and found != mark):

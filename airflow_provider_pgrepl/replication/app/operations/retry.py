@@ -97,7 +97,9 @@ class Continuation:
         standing = read_table_position(table, app, str(record.table), point)
         if standing is None:
             raise LakeTableError(f"{record.table}: {no_position(table)}", hint)
-        problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
+        # Of now: an application that runs has made points since the changelog was opened.
+        durable = read_durable_lsn(open_changelog(changelog_uri(self.pipeline.lake_root)))
+        problem = standing.problem(record.position_lsn, self.floor, durable)
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
