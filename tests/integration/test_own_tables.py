@@ -1,54 +1,104 @@
-"""A lake whose consistent points are out of sight is not gone on with, unless somebody gives them up."""
+"""The pipeline's own tables in a publication that holds all tables: they are not replicated."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.app import replicate
-from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
-from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
-from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN
-from tests.support.kept import A, B, Kept, kept_tables
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.state.store import Store
+from tests.support.received import Received, wait_until_seen
+from tests.support.replicated import execute
 
 
 @pytest.fixture
-def kept(dsn: str, tmp_path: Path) -> Kept:
-    found = kept_tables(dsn, tmp_path)
-    found.receive()
-    found.write_point(LSN(found.begin()), A, B)
-    return found
-
-
-def test_apps_end_until_the_points_are_back_or_given_up(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
-    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
-    kept.fail(A)
-    uri = points_uri(kept.pipeline.lake_root)
-    shutil.move(uri, uri + ".away")
-    version = open_changelog(kept.changelog).version()
-    assert replicate.main(["--pipeline", str(kept.file)]) == 78
-    assert f"the consistent points of this lake are not in {uri}" in caplog.text
-    commands: tuple[Callable[[], object], ...] = (
-        lambda: take_tables(kept.access),
-        lambda: begin_new_epoch(kept.access),
-        lambda: retry_tables(kept.access, [A]),
+def received(dsn: str, tmp_path: Path) -> Received:
+    execute(
+        dsn,
+        "create table t(id int primary key)",
+        "create publication everything for all tables with (publish_via_partition_root = true)",
     )
-    for command in commands:
-        with pytest.raises(LakeError, match="are not in"):
-            command()
-    assert len(accept_missing(kept.access, dry_run=True)) == 1
-    assert open_changelog(kept.changelog).version() == version
-    assert not Path(uri).exists()
-    assert len(accept_missing(kept.access, dry_run=False)) == 1
-    assert accept_missing(kept.access, dry_run=False) == []
-    kept.write_point(LSN(kept.begin() + 1), A, B)
+    pipeline = Received(
+        dsn,
+        tmp_path,
+        ("public.t",),
+        publication_mode="use",
+        publication="everything",
+        flush_interval_s=0.05,
+    )
+    with Store(dsn, "test") as store:
+        store.migrate()
+        store.register(pipeline.pipeline, "1", True, False)
+    pipeline.begin()
+    return pipeline
+
+
+def write_progress(received: Received, times: int = 5) -> None:
+    with Store(received.dsn, "test") as store:
+        for _ in range(times):
+            store.write_progress(
+                received.pipeline.name,
+                received_lsn=LSN(1),
+                durable_lsn=LSN(1),
+                confirmed_lsn=LSN(1),
+                applied_lsn=LSN(1),
+                applied_commit_ts=None,
+                changes_per_s=0.0,
+                holder="test",
+                idle_at=None,
+            )
+
+
+@pytest.mark.differs_by_major("before 15 the server sends transactions that are empty")
+def test_writing_progress_is_no_change(received: Received) -> None:
+    write_progress(received)
+    with received.receiving() as receiver:
+        wait_until_seen(receiver, received.source_lsn())
+        version = open_changelog(received.changelog).version()
+        for _ in range(5):
+            write_progress(received, 1)
+            wait_until_seen(receiver, received.source_lsn())
+        assert open_changelog(received.changelog).version() == version
+        assert receiver.progress.changes == 0
+    assert not received.changelog_rows()
+
+
+@pytest.mark.differs_by_major("before 15 the server sends transactions that are empty")
+def test_in_one_transaction_with_others_only_theirs_count(received: Received) -> None:
+    write_progress(received, 1)
+    execute(
+        received.dsn,
+        "begin; update _pgrepl.progress set holder = 'x'; insert into t values (1);"
+        " update _pgrepl.progress set holder = 'y'; insert into t values (2); commit",
+        "begin; truncate _pgrepl.progress, t; insert into t values (3); commit",
+    )
+    received.receive()
+    assert [(row["op"], row["new"]) for row in received.changelog_rows("I", "U", "T")] == [
+        ("I", ["1"]),
+        ("I", ["2"]),
+        ("T", [""]),
+        ("I", ["3"]),
+    ]
+    assert {row["relation_id"] for row in received.changelog_rows()} == {
+        row["relation_id"] for row in received.changelog_rows("T")
+    }
+
+
+def test_a_table_that_was_replicated_before_it_was_moved_there_is_told_of(received: Received) -> None:
+    execute(received.dsn, "insert into t values (1)", "alter table t set schema _pgrepl")
+    received.receive()
+    execute(received.dsn, "insert into _pgrepl.t values (2)")
+    received.receive()
+    assert [row["new"] for row in received.changelog_rows("I")] == [["1"], ["2"]]
+
+
+def test_they_are_none_of_the_publications_tables(received: Received) -> None:
+    with received.source() as source:
+        found = read_publication(source, "everything")
+    assert found is not None
+    assert TableName("public", "t") in found.tables
+    assert not [table for table in found.tables if table.schema == "_pgrepl"]
