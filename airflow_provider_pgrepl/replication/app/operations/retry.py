@@ -45,21 +45,24 @@ class Continuation:
     epoch: EpochRecord
     floor: LSN
     changelog: DeltaTable = field(repr=False)
-    _points: Points = field(init=False, repr=False)
+    _points: Points = field(repr=False)
     _index: RelationIndex = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._points = Points(self.pipeline.lake_root)
         self._index = RelationIndex(relations_uri(self.pipeline.lake_root))
 
     @classmethod
     def open(cls, source: Connection, pipeline: Pipeline) -> Continuation:
-        """Raises ChangelogError, LakeUnavailableError; PublicationError when the publication has a gap."""
+        """Raises ChangelogError, LakeError; PublicationError when the publication has a gap."""
+        points = Points(pipeline.lake_root)
+        if pipeline.has_lake_tables:
+            # Before the changelog, which then has all that they know of: an app that runs makes more.
+            points.check_lake()
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
         own_tables.check(pipeline.lake_root)
         epoch = EpochRecord.from_json(changelog.metadata().description)
         check_publication(source, epoch.publication, epoch.publication_oid)
-        return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog)
+        return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog, points)
 
     def check(self, record: TableRecord) -> Relation:
         """What the lake table is for now.
@@ -97,9 +100,7 @@ class Continuation:
         standing = read_table_position(table, app, str(record.table), point)
         if standing is None:
             raise LakeTableError(f"{record.table}: {no_position(table)}", hint)
-        # Of now: an application that runs has made points since the changelog was opened.
-        durable = read_durable_lsn(open_changelog(changelog_uri(self.pipeline.lake_root)))
-        problem = standing.problem(record.position_lsn, self.floor, durable)
+        problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
