@@ -76,6 +76,8 @@ def _settings(folder: Folder, port: int, url: str, dags: Path) -> dict[str, str]
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
         "AIRFLOW__CORE__FERNET_KEY": "",
+        # Airflow kills a task whose start its server did not answer in 5 s, as on a busy machine.
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": url,

@@ -14,6 +14,9 @@ from demo.errors import DemoError
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
+NO_MORE_TRIES = 1_000_000
+
+
 class AirflowApi:
     """Speaks as an administrator, whom Airflow lets in without a password in this mode."""
 
@@ -69,10 +72,12 @@ class AirflowApi:
         """Mark the run failed, which ends its tasks."""
         self._call("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", {"state": "failed"})
 
-    def has_failed(self, dag_id: str, run_id: str) -> bool:
-        """Whether a task of the run has failed, also when it is to be tried again."""
+    def failed_tries(self, dag_id: str, run_id: str) -> int:
+        """How often a task of the run has failed so far; `NO_MORE_TRIES` when none is to follow."""
         tasks = self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
-        return any(task["state"] in ("failed", "up_for_retry", "upstream_failed") for task in tasks)
+        if any(task["state"] in ("failed", "upstream_failed") for task in tasks):
+            return NO_MORE_TRIES
+        return max((int(task["try_number"]) for task in tasks if task["state"] == "up_for_retry"), default=0)
 
     def task_logs(self, dag_id: str, run_id: str, lines: int = 30) -> str:
         """The ends of the logs of the run's tasks."""
