@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,13 @@ class Text(NamedTuple):
     text: str
 
 
-def texts_of_code() -> Iterator[Text]:
+@functools.cache
+def texts_of_code() -> tuple[Text, ...]:
     """Every text of the package but docstrings. A value that is put in is its expression, in braces."""
+    return tuple(_texts_of_code())
+
+
+def _texts_of_code() -> Iterator[Text]:
     for file in sorted(PACKAGE.rglob("*.py")):
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
         parts = {id(part) for node in nodes for part in _parts(node)}
