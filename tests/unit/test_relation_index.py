@@ -6,6 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 from deltalake import write_deltalake
 
+from airflow_provider_pgrepl.replication.changelog import relation_index
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
     RelationIndex,
@@ -87,6 +88,28 @@ def test_what_others_have_added_since_is_known(tmp_path):
     assert index.relation_ids() == []
     RelationIndex(relations_uri(str(tmp_path))).add(Epoch(1), announced("a"))
     assert index.relation_ids() == [42]
+
+
+def test_what_others_added_between_ones_own_additions_is_known(tmp_path):
+    uri = relations_uri(str(tmp_path))
+    index, other = RelationIndex(uri), RelationIndex(uri)
+    for own, others in (("a", "b"), ("c", "d")):
+        index.add(Epoch(1), announced(own))
+        other.add(Epoch(1), announced(others))
+    index.add(Epoch(1), announced("e"))
+    index.catch_up()
+    assert {record.message.columns[0].name for record in index.records(42)} == set("abcde")
+
+
+def test_ones_own_additions_are_not_read_again(tmp_path, monkeypatch):
+    index = RelationIndex(relations_uri(str(tmp_path)))
+    index.add(Epoch(1), announced("a"))
+    index.catch_up()
+    monkeypatch.setattr(relation_index, "query_delta", None)
+    index.add(Epoch(1), announced("b"))
+    index.add(Epoch(1), announced("c"))
+    index.catch_up()
+    assert len(index.records(42)) == 3
 
 
 def test_records_of_a_relation_that_another_process_copied_are_found(tmp_path):

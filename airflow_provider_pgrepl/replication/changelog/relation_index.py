@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.replication.changelog import own_tables
@@ -130,7 +131,7 @@ class RelationIndex:
     ) -> tuple[RelationRecord, EffectiveFrom] | None:
         """The relation as it was before the transaction at this commit LSN; None when it is not known."""
         if not self._placed[epoch, relation_id]:
-            self._reload()  # it may have been copied since
+            self.catch_up()  # it may have been copied since
         last = self._last_known(epoch, relation_id, before_lsn - 1)
         if last is None:
             return None
@@ -167,18 +168,23 @@ class RelationIndex:
     def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
         self._entries()
         found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
-        self._check_place()
+        table = self._open()
+        before = table.version() if table else None
         # An index of an earlier version of this program has no places.
-        append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA))
+        append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA), table)
         for entry in found:
             self._remember(entry)
+        if table and before == self._version and table.version() == before + 1:
+            self._version += 1  # nobody else has added anything
 
-    def _check_place(self) -> None:
-        """Raise LakeError where the index that the lake has had went out of sight: it would be made anew."""
+    def _open(self) -> DeltaTable | None:
+        """The index; None before its first entry. Raises LakeError where the index that the lake has had went
+        out of sight: it would be made anew."""
         try:
-            open_delta(self._uri)
+            return open_delta(self._uri)
         except TableNotFoundError:
             own_tables.check(self._uri.rsplit("/", 2)[0], names=(RELATIONS,))
+            return None
 
     def relation_ids(self) -> list[int]:
         """The oids of all that was ever received or copied of this server, by other processes too: tables

@@ -88,13 +88,16 @@ def write_file(uri: str, rows: pa.Table, bounds: Mapping[str, Any] | None = None
     return AddAction(name, size, {}, int(time.time() * 1000), True, told)
 
 
-def append_delta(uri: str, rows: pa.Table) -> None:
+def append_delta(uri: str, rows: pa.Table, table: DeltaTable | None = None) -> None:
     """Add rows to a table and have them on the disk; makes the table, and columns that it lacks.
 
-    Raises DeltaError, OSError.
+    `table`: opened already; it then stands at the version that this made. Raises DeltaError, OSError.
     """
-    make_folder(uri)
-    write_deltalake(uri, rows, mode="append", schema_mode="merge", storage_options=store_options(uri))
+    if table is None:
+        make_folder(uri)
+    write_deltalake(
+        table or uri, rows, mode="append", schema_mode="merge", storage_options=store_options(uri)
+    )
     durable.flush_newest(uri)
 
 
