@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.store_variables import use_store
 from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
-from tests.selection import MAJORS, TIERS, mark_group, parametrize_majors, ring, select
+from tests.selection import MAJORS, TIERS, is_left_out, mark_group, parametrize_majors, ring, select
 from tests.support import class_archive
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
@@ -73,6 +73,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     mark_group(item)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if is_left_out(collection_path, config.getoption("tier")) else None
 
 
 @pytest.hookimpl(trylast=True)

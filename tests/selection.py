@@ -26,6 +26,7 @@ NOT_FAST = frozenset({"spark", "broker", "jetstream", "debian", "airflow_db"})
 """Fixtures that take seconds to start."""
 STARTS_SPARK = ("spark", "end_to_end", "fault")
 """Rings whose tests mostly wait, those that take longest on one worker first."""
+NEVER_FAST = (*STARTS_SPARK, "airflow")
 SPARK_SESSIONS = 2
 """Workers that start a Spark session of their own: a JVM needs 40 s of CPU time until it is warm."""
 
@@ -60,6 +61,11 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = _alternating(_by_group(waiting), _by_group(computing))
 
 
+def is_left_out(path: Path, tier: str) -> bool:
+    """Return True for a ring of which the tier has no test: to import its files takes seconds."""
+    return tier == "fast" and path.parent == Path(__file__).parent and path.name in NEVER_FAST
+
+
 def _is_in(item: pytest.Item, tier: str) -> bool:
     thorough = _is_thorough(item)
     if tier == "fast":
@@ -78,7 +84,7 @@ def _is_thorough(item: pytest.Item) -> bool:
 
 
 def _is_fast(item: pytest.Item) -> bool:
-    if ring(item) in (*STARTS_SPARK, "airflow") or any(item.iter_markers("slow")):
+    if ring(item) in NEVER_FAST or any(item.iter_markers("slow")):
         return False
     return NOT_FAST.isdisjoint(_fixtures(item))
 

@@ -37,6 +37,8 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 E, OTHER = "public.e", "public.other"
 EXCLUDED = ("public.e.ssn",)
 SECRET = "classified"

@@ -16,6 +16,8 @@ from tests.support.handed import Handed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 SECRET = "classified"
 T = "public.t"
 EXCLUDED = ("public.t.secret",)

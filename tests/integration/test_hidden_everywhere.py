@@ -20,6 +20,8 @@ from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 CANARY = "canary"
 FORMATS: dict[str, dict[str, Any]] = {
     "json": {"target": "rabbitmq"},

@@ -24,6 +24,8 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 # Of each column its type, values, and what PostgreSQL says they are in JSON.

@@ -18,6 +18,8 @@ from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.handed import Handed
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 TABLE = TableName("public", "t")
 
 TYPES = {

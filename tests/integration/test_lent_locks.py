@@ -19,6 +19,8 @@ from tests.integration.test_publication import relation
 from tests.support.application import Application, waits
 from tests.support.replicated import wait_until
 
+pytestmark = pytest.mark.slow
+
 WHOLE, CUT = 1 << 30, 8192
 MANY_ROWS = "insert into t select g, repeat('v', 100) from generate_series(20001, 200000) g"
 """More than what is on the way to a client that does not read."""

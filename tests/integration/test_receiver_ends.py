@@ -17,6 +17,8 @@ from tests.conftest import closing_connection
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def received(dsn: str, tmp_path: Path) -> Received:

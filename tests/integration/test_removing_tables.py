@@ -29,6 +29,8 @@ from tests.conftest import closing_connection
 from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def kept(dsn, tmp_path):

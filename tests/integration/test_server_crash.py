@@ -21,6 +21,8 @@ from tests.support.own_server import running_server
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 EVERYTHING = LSN(2**62)
 LATER = datetime.now(UTC) + timedelta(hours=3)
 

@@ -18,6 +18,8 @@ from tests.support.own_server import running_server
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 MANY = "insert into t select g, repeat('x', 2000) from generate_series(2, 16000) g"
 """More than the receiver buffers, so that the walsender waits for it."""
 

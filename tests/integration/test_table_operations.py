@@ -32,6 +32,8 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 A, B = "public.a", "public.b"
 
 

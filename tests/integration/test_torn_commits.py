@@ -24,6 +24,8 @@ from tests.conftest import fresh_database
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 
 def begun(dsn: str, folder: Path) -> Received:
     """A pipeline that has begun, and that the state knows."""

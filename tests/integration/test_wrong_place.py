@@ -48,6 +48,8 @@ from tests.conftest import closing_connection, fresh_database, running_server
 from tests.support.kept import TABLES, A, B, Kept, kept_tables
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def kept(dsn: str, tmp_path: Path) -> Kept:

@@ -23,6 +23,8 @@ from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
 from tests.support.changelogs import epoch_record
 from tests.support.hours import HourWriter, Place, after_hour, new_lake, read, rows_at
 
+pytestmark = pytest.mark.slow
+
 RELATIONS = (3, 5, 6, 9)
 PART_BYTES = 600
 

@@ -39,6 +39,7 @@ def test_spark_finds_rows_by_each_type(
     assert list(zip(conditions, found, strict=True)) == list(zip(conditions, expected, strict=True))
 
 
+@pytest.mark.thorough("unit/test_large_deletion_vectors; fault/test_kill reads such tables by Spark")
 def test_spark_reads_a_large_table_with_deletion_vectors_exactly(spark: SparkSession, tmp_path: Path) -> None:
     table = MarkedTable(tmp_path)
     assert table.marked_files() == FILES

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.thorough("test_views_show_every_table_at_one_point; integration/test_reading_as_of, each moment")
 def test_spark_shows_at_each_moment_what_the_source_did(
     spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
 ) -> None:
@@ -82,7 +83,7 @@ def test_views_show_every_table_at_one_point(
         create_views(spark, replicated.pipeline, variant=["public.item.id"])
 
 
-@pytest.mark.thorough("test_spark_shows_at_each_moment_what_the_source_did")
+@pytest.mark.thorough("test_views_show_every_table_at_one_point")
 def test_history_through_spark_is_that_of_arrow(
     spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
 ) -> None:

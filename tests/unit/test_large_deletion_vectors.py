@@ -14,6 +14,8 @@ from duckdb_extensions import import_extension
 from airflow_provider_pgrepl.replication.storage import query_delta
 from tests.support.marked_table import FILES, MarkedTable, Row
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> MarkedTable:
