@@ -12,8 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
+from airflow_provider_pgrepl.replication.app.process import exit_code
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import (
     LAKE_APP,
@@ -32,6 +34,7 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
     PublisherRecord,
     publisher_uri,
 )
+from airflow_provider_pgrepl.replication.lake import point_files
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -87,6 +90,79 @@ def test_index_that_goes_out_of_sight_amid_a_run_is_not_begun_anew(lake: str) ->
     assert not Path(relations_uri(lake)).exists()
     shutil.move(away, relations_uri(lake))
     index.forget(Epoch(1), 9)
+
+
+def newest_file(uri: str) -> Path:
+    return max(Path(uri).glob("part-*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def first_commit(uri: str) -> Path:
+    return Path(uri) / "_delta_log" / f"{0:020d}.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda uri: overwrite(newest_file(uri)), r"the file part-[\w-]+\.parquet is damaged"),
+        (lambda uri: cut(newest_file(uri)), r"the file part-[\w-]+\.parquet is damaged"),
+        (lambda uri: newest_file(uri).unlink(), r"the file part-[\w-]+\.parquet is not there"),
+        (lambda uri: first_commit(uri).unlink(), "its log is not whole"),
+    ],
+    ids=["overwritten", "cut", "lost", "log"],
+)
+def test_damaged_points_are_said_with_what_leads_out(
+    lake: str, damage: Callable[[str], None], said: str
+) -> None:
+    Points(lake).append(point(20))
+    damage(points_uri(lake))
+    for use in (lambda: Points(lake).all(), lambda: Points(lake).append(point(30))):
+        with pytest.raises(LakeError, match=f"consistent points in {points_uri(lake)}.*{said}") as caught:
+            use()
+        assert exit_code(caught.value) == process.WILL_NOT_HELP
+        assert "move the folder away" in caught.value.hint
+        assert "pgrepl accept-missing" in caught.value.hint
+    hide(points_uri(lake))
+    own_tables.give_up(lake, own_tables.find_lost(lake))
+    Points(lake).append(point(30))
+    assert [one.lsn for one in Points(lake).all()] == [30]
+
+
+def overwrite(path: Path) -> None:
+    """Have other bytes between its marks, as after a fault of the disk."""
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(len(content) - 12) + content[-8:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+@pytest.mark.parametrize("uri_of", [points_uri, relations_uri, lambda lake: publisher_uri(lake, "web")])
+def test_own_table_with_a_damaged_log_is_no_fault_of_the_storage(lake: str, uri_of) -> None:
+    PublisherLog(lake, "web").take(PublisherRecord(EventPosition.parse("1:0/5:1")), "me")
+    uri = uri_of(lake)
+    first_commit(uri).write_text("{")
+    with pytest.raises(LakeError, match=f"{uri} cannot be read: its log is not whole") as caught:
+        own_tables.check(lake)
+        own_tables.check_publisher(lake, "web")
+    assert exit_code(caught.value) == process.WILL_NOT_HELP
+
+
+def test_file_of_points_that_was_replaced_meanwhile_is_no_damage(lake: str, monkeypatch) -> None:
+    read, kept = Points(lake), Points(lake)
+    for lsn in (20, 30):
+        kept.append(point(lsn))
+
+    def open_before(uri: str) -> DeltaTable:
+        monkeypatch.undo()
+        table = DeltaTable(uri)
+        kept.rewrite(lambda points: points[-1:])
+        for path in set(table.file_uris()) - set(DeltaTable(uri).file_uris()):
+            Path(path.removeprefix("file://")).unlink()
+        return table
+
+    monkeypatch.setattr(point_files, "open_delta", open_before)
+    assert [one.lsn for one in read.all()] == [30]
 
 
 def test_folder_of_a_disk_that_is_not_mounted_is_said(lake: str) -> None:

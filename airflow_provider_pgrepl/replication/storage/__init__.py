@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     open_storage,
     read_commit,
     read_commit_actions,
+    read_file,
     read_parquet,
 )
 from airflow_provider_pgrepl.replication.storage.object_store import is_store
@@ -95,6 +96,7 @@ __all__ = [
     "read_checkpoint",
     "read_commit",
     "read_commit_actions",
+    "read_file",
     "read_parquet",
     "read_range",
     "refusal",

@@ -88,8 +88,13 @@ def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> l
 
 
 def _read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
+    return objects.read_commit(filesystem, path) if is_store(filesystem) else read_file(filesystem, path)
+
+
+def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
+    """All of a file. Raises FileNotFoundError, OSError."""
     if is_store(filesystem):
-        return objects.read_commit(filesystem, path)
+        return objects.read(filesystem, path)
     with filesystem.open_input_stream(path) as source:
         return bytes(source.read())
 
