@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -258,9 +259,11 @@ def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> 
 def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, known: set[str]) -> None:
     """Of this epoch: an earlier one, or another source's, may have had one before where this one begins."""
     progress = None if applied is None else SimpleNamespace(applied_lsn=LSN(applied))
-    store = cast(Store, SimpleNamespace(read_progress=lambda _: progress))
-    assert known_tables(store, RECORD) == known
-    assert known_tables(store, None) == set()
+    store = cast(Store, SimpleNamespace(read_progress=lambda _: progress, is_set_up=lambda: True))
+    pipeline = Pipeline(name="shop", lake="/lake", tables=("public.a",))
+    assert known_tables(store, pipeline, RECORD) == known
+    assert known_tables(store, pipeline, None) == set()
+    assert known_tables(store, replace(pipeline, lake_tables="none"), RECORD) == set()
 
 
 def test_publisher_out_of_sight_is_not_begun_anew_unless_it_is_said_where(lake: str) -> None:
