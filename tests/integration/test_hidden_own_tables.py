@@ -46,14 +46,14 @@ def test_apps_end_until_the_points_are_back_or_given_up(
     shutil.move(uri, uri + ".away")
     version = open_changelog(kept.changelog).version()
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
-    assert f"the consistent points of this lake are not in {uri}" in caplog.text
+    assert f"the table of consistent points of this lake is not in {uri}" in caplog.text
     commands: tuple[Callable[[], object], ...] = (
         lambda: take_tables(kept.access),
         lambda: begin_new_epoch(kept.access),
         lambda: retry_tables(kept.access, [A]),
     )
     for command in commands:
-        with pytest.raises(LakeError, match="are not in"):
+        with pytest.raises(LakeError, match="is not in"):
             command()
     assert len(accept_missing(kept.access, dry_run=True)) == 1
     assert open_changelog(kept.changelog).version() == version
@@ -75,7 +75,7 @@ def test_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_out_of_si
         store.write_progress(kept.pipeline.name, applied_lsn=LSN(kept.begin()))
     uri = points_uri(kept.pipeline.lake_root)
     shutil.move(uri, uri + ".away")
-    with pytest.raises(LakeError, match="the consistent points of this lake are not in"):
+    with pytest.raises(LakeError, match="the table of consistent points of this lake is not in"):
         take_tables(kept.access)
 
 

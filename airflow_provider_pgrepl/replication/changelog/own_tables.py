@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 log = logging.getLogger(__name__)
 
-_TITLES = {POINTS: "the consistent points", RELATIONS: "the index of relations"}
+_TITLES = {POINTS: "the table of consistent points", RELATIONS: "the index of relations"}
 _PUBLISHERS = "publishers/"
 _ACCEPT = "pgrepl accept-missing FILE.json --yes"
 _ATTEMPTS = 3
@@ -52,9 +52,9 @@ class MissingTable:
         """A sentence without its end."""
         title = _TITLES[self.name]
         if self.found:
-            return f"{title} in {self.uri} are not those of this lake: another table has taken their place"
+            return f"{title} in {self.uri} is not that of this lake: another table has taken its place"
         doubt = doubt_of_absence(self.uri)
-        return f"{title} of this lake are not in {self.uri}{f': {doubt}' if doubt else ''}"
+        return f"{title} of this lake is not in {self.uri}{f': {doubt}' if doubt else ''}"
 
     def error(self) -> LakeError:
         back = "bring the folder back (mount it, or give the permission to read it)"
