@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
@@ -20,6 +19,7 @@ from airflow_provider_pgrepl.replication.storage import (
     create_delta,
     open_delta,
     open_storage,
+    parse_parquet,
     read_file,
     storage_errors,
     write_file,
@@ -129,9 +129,8 @@ def read_rows(uri: str, path: str) -> list[dict[str, Any]]:
     if content is None:
         raise FileNotFoundError(path)
     try:
-        rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(content)).to_pylist()
-    except (pa.ArrowException, OSError, ValueError):
-        # All of it was read, so that the storage is not at fault.
+        rows: list[dict[str, Any]] = parse_parquet(content).to_pylist()
+    except ValueError:
         raise own_tables.damaged(uri, POINTS, f"the file {path} is damaged") from None
     return rows
 

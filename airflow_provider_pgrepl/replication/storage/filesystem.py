@@ -130,6 +130,14 @@ def read_parquet(filesystem: fs.FileSystem, path: str, columns: Sequence[str] | 
     return pq.read_table(path, columns=columns, filesystem=filesystem, partitioning=None)
 
 
+def parse_parquet(content: bytes) -> pa.Table:
+    """A Parquet file of which all was read: no fault of the storage. Raises ValueError if it is damaged."""
+    try:
+        return pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowException, OSError, ValueError):
+        raise ValueError("a Parquet file is damaged") from None
+
+
 def make_folder(uri: str) -> None:
     """Have the folder of a table that is to be made: deltalake takes one that it cannot make for one that is
     not there. Raises OSError."""
