@@ -121,7 +121,7 @@ def test_a_replication_without_the_right_to_replicate_is_not_started(source: Sou
 
 def test_tables_that_are_not_the_pipelines_are_named(source: Source) -> None:
     record_with_lake(source)
-    with pytest.raises(AirflowFailException, match=r"public\.nope is not among the tables of the pipeline"):
+    with pytest.raises(AirflowFailException, match=r"not among the tables of the pipeline: public\.nope"):
         source.run(PgResnapshotOperator, tables="public.nope")
     with pytest.raises(AirflowFailException, match=r"public\.nope: does not exist"):
         source.run(PgAddTablesOperator, tables="public.nope")

@@ -21,7 +21,8 @@ def shop(dsn, run):
     run(
         "create table a (id int primary key, x int, note varchar(10))",
         "create table b (id int primary key, x int)",
-        "create table c (id int primary key, x int)",
+        "create table c (id int primary key, x int) partition by range (id)",
+        "create table c1 partition of c for values from (0) to (10)",
     )
     return Recorded(dsn)
 
@@ -144,7 +145,7 @@ def role(pg, run, dsn, shop):
     run(
         f"create role {name} login replication",
         f"grant create on database {database} to {name}",
-        f"grant select on a, b, c to {name}",
+        f"grant select on a, b, c, c1 to {name}",
         f"grant all on schema _pgrepl to {name}",
         f"grant all on all tables in schema _pgrepl to {name}",
     )
@@ -179,6 +180,12 @@ def test_a_right_that_was_lost_stops_its_table_alone_until_it_is_back(
     run(give.format(role))
     (after,) = check_drift(access).tables
     assert "cause is gone" in after.hint
+
+
+def test_partition_that_came_since_and_may_not_be_read_stops_its_table(shop, role, run):
+    run("create table c2 partition of c for values from (10) to (20)")
+    assert kinds(check_drift(access_of(shop, role))) == {"public.c": ("unsafe", True)}
+    assert "lacks SELECT on public.c2" in shop.record("public.c").reason
 
 
 def test_a_schema_that_is_closed_stops_its_tables(shop, role, run):

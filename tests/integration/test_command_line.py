@@ -69,7 +69,7 @@ def test_points_that_are_lost_are_given_up_by_choice(line):
     shutil.rmtree(f"{root}/_pgrepl/consistent_points")
     code, out, err = line("accept-missing")
     assert (code, out) == (78, "")
-    lost = f"the consistent points of this lake are not in {root}/_pgrepl/consistent_points"
+    lost = f"the table of consistent points of this lake is not in {root}/_pgrepl/consistent_points"
     assert f"with --yes the lake goes on without:\n{lost}\n" in err
     assert line("accept-missing", "--yes") == (0, f"given up: {lost}\n", "")
 

@@ -83,7 +83,13 @@ BEGIN
 END
 """
 """The body of `add_table` in earlier versions."""
-MADE = "create function _creek.add_table(pub text, _tbl regclass) returns void language plpgsql {} as $${}$$"
+EARLIER_REMOVE = """
+BEGIN
+    EXECUTE pg_catalog.format('ALTER PUBLICATION %I DROP TABLE %s', pub, _tbl);
+    PERFORM pg_catalog.pg_notify('creek', pg_catalog.concat('REMOVE ', _tbl));
+END
+"""
+MADE = "create function _creek.{} (pub text, _tbl regclass) returns void language plpgsql {} as $${}$$"
 ABOVE = {"child": "parent", "part": "root"}
 
 
@@ -116,22 +122,24 @@ def test_table_with_a_stored_generated_column_in_its_identity_is_published(dsn) 
 
 
 @pytest.mark.parametrize(
-    ("more", "body", "is_kept"),
+    ("name", "more", "body", "is_kept"),
     [
-        ("", EARLIER, False),
-        ("", EARLIER.replace("ADD ", "ADDED "), True),
-        ("security definer", EARLIER, True),
+        ("add_table", "", EARLIER, False),
+        ("add_table", "", EARLIER.replace("ADD ", "ADDED "), True),
+        ("add_table", "security definer", EARLIER, True),
+        ("remove_table", "", EARLIER_REMOVE, False),
     ],
 )
 def test_function_of_an_earlier_version_is_replaced_unless_it_was_changed(
-    dsn, pg, caplog, more, body, is_kept
+    dsn, pg, caplog, name, more, body, is_kept
 ) -> None:
-    execute(dsn, "create table t (id int primary key)", "create schema _creek", MADE.format(more, body))
+    made = MADE.format(name, more, body)
+    execute(dsn, "create table t (id int primary key)", "create schema _creek", made)
     prepare(dsn)
     with pg.cursor() as cursor:
-        cursor.execute("select prosrc = %s from pg_proc where proname = 'add_table'", (body,))
+        cursor.execute("select prosrc = %s from pg_proc where proname = %s", (body, name))
         assert cursor.fetchone() == (is_kept,)
-    assert ("the function _creek.add_table was not made by" in caplog.text) == is_kept
+    assert (f"the function _creek.{name} was not made by" in caplog.text) == is_kept
 
 
 @pytest.fixture
@@ -151,6 +159,7 @@ def transaction(dsn: str, *statements: str) -> Iterator[psycopg2.extensions.curs
 
 
 ADD = "select _creek.add_table('creek_pub', '{}')"
+REMOVE = "select _creek.remove_table('creek_pub', '{}')"
 
 
 @pytest.mark.differs_by_major("virtual generated columns are there from 18 on")
@@ -167,28 +176,47 @@ def test_added_table_whose_changes_the_source_would_refuse_is_not_published(
         execute(dsn, ADD.format(ABOVE.get(refused, refused)))
 
 
-def test_writers_do_not_wait_behind_a_table_that_waits_to_be_added(dsn, pg, functions) -> None:
-    with ThreadPoolExecutor(1) as pool, transaction(dsn, "update more set n = 2") as earlier:
-        adding = pool.submit(execute, dsn, ADD.format("more"))
+@pytest.mark.parametrize(
+    ("moving", "holding", "later"),
+    [
+        (ADD, "update more set n = 2", "insert into more values (2)"),
+        (REMOVE, "lock table more in share mode", "create index on more (n)"),
+    ],
+    ids=["add", "remove"],
+)
+def test_statements_do_not_wait_behind_a_table_that_waits_to_move(
+    dsn, pg, functions, moving, holding, later
+) -> None:
+    if moving is REMOVE:
+        execute(dsn, "alter publication creek_pub add table more")
+    with ThreadPoolExecutor(1) as pool, transaction(dsn, holding) as earlier:
+        waiting = pool.submit(execute, dsn, moving.format("more"))
         wait_until(lambda: waits(pg))
-        execute(dsn, "set lock_timeout = '5s'; insert into more values (2)")
-        assert not adding.done()
+        execute(dsn, f"set lock_timeout = '5s'; {later}")
+        assert not waiting.done()
         earlier.execute("commit")
-        adding.result(HANGS_S)
+        waiting.result(HANGS_S)
 
 
-def test_transaction_that_adds_several_tables_makes_no_other_one_fail(dsn, pg, functions) -> None:
+@pytest.mark.parametrize(
+    ("second", "holding"),
+    [(ADD.format("last"), "update last set id = 2"), (REMOVE.format("t"), "lock table t in share mode")],
+    ids=["add", "remove"],
+)
+def test_transaction_that_moves_several_tables_makes_no_other_one_fail(
+    dsn, pg, functions, second, holding
+) -> None:
     execute(dsn, "create table last (id int primary key)", "insert into last values (1)")
     with (
         ThreadPoolExecutor(1) as pool,
-        transaction(dsn, "update last set id = 2") as application,
-        transaction(dsn, ADD.format("more")) as adding,
+        transaction(dsn, holding) as application,
+        transaction(dsn, ADD.format("more")) as moving,
     ):
         writing = pool.submit(application.execute, "update more set n = 2")
         wait_until(lambda: waits(pg))
         with pytest.raises(psycopg2.errors.LockNotAvailable, match=r"for 00:00:02(.|\n)*Try again"):
-            adding.execute(ADD.format("last"))
-        adding.execute("rollback")
+            moving.execute(second)
+        moving.execute("rollback")
         writing.result(HANGS_S)
 
 

@@ -17,7 +17,9 @@ from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, ta
 from airflow_provider_pgrepl.replication.app.snapshotting import snapshot_run
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome
 from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.known_source import source_of
@@ -44,14 +46,14 @@ def test_apps_end_until_the_points_are_back_or_given_up(
     shutil.move(uri, uri + ".away")
     version = open_changelog(kept.changelog).version()
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
-    assert f"the consistent points of this lake are not in {uri}" in caplog.text
+    assert f"the table of consistent points of this lake is not in {uri}" in caplog.text
     commands: tuple[Callable[[], object], ...] = (
         lambda: take_tables(kept.access),
         lambda: begin_new_epoch(kept.access),
         lambda: retry_tables(kept.access, [A]),
     )
     for command in commands:
-        with pytest.raises(LakeError, match="are not in"):
+        with pytest.raises(LakeError, match="is not in"):
             command()
     assert len(accept_missing(kept.access, dry_run=True)) == 1
     assert open_changelog(kept.changelog).version() == version
@@ -59,6 +61,38 @@ def test_apps_end_until_the_points_are_back_or_given_up(
     assert len(accept_missing(kept.access, dry_run=False)) == 1
     assert accept_missing(kept.access, dry_run=False) == []
     kept.write_point(LSN(kept.begin() + 1), A, B)
+
+
+def test_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_out_of_sight(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the mark of another table the state would not be asked for the points any more."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(own_tables, "record", lambda _: None)
+        kept = kept_tables(dsn, tmp_path)
+        kept.write_point(LSN(kept.begin()), A, B)
+    with kept.access.store("test") as store:
+        store.write_progress(kept.pipeline.name, applied_lsn=LSN(kept.begin()))
+    uri = points_uri(kept.pipeline.lake_root)
+    shutil.move(uri, uri + ".away")
+    with pytest.raises(LakeError, match="the table of consistent points of this lake is not in"):
+        take_tables(kept.access)
+
+
+def test_index_that_begins_anew_at_a_start_is_marked(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
+    monkeypatch.setattr(replicate, "check_role", end)
+    lake = kept.pipeline.lake_root
+    shutil.rmtree(relations_uri(lake))
+    accept_missing(kept.access, dry_run=False)
+    assert replicate.main(["--pipeline", str(kept.file)]) == 78
+    shutil.rmtree(relations_uri(lake))
+    assert [one.name for one in own_tables.find_missing(lake)] == [RELATIONS]
+
+
+def end(*_: object) -> None:
+    raise ConfigError("the test ends here")
 
 
 def lose_slot(kept: Kept) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from airflow_provider_pgrepl.errors import TableError
@@ -55,17 +53,34 @@ def pipeline(**options: object) -> Pipeline:
     return Pipeline(name="p", lake="/lake", tables=tables, trust_table_owners=True, **options)
 
 
+MOST_STEPS = 5000
+"""A type is looked at once for each of its parts, and not for each of theirs: of those there are 76,500."""
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The types whose parts are looked at, each time."""
+    found: list[int] = []
+    parts = Types._parts
+
+    def count(self: Types, oid: int) -> list[int]:
+        found.append(oid)
+        return parts(self, oid)
+
+    monkeypatch.setattr(Types, "_parts", count)
+    return found
+
+
 @pytest.mark.parametrize("statements", TYPES.values(), ids=TYPES)
-def test_a_table_of_such_a_type_is_refused_by_name_and_soon(pg, dsn, run, statements):
+def test_a_table_of_such_a_type_is_refused_by_name(pg, dsn, run, steps, statements):
     run(
         *statements,
         "create table t (id int primary key, c odd, d odd[], e text)",
         "create table u (id int primary key)",
     )
-    started = time.monotonic()
     with pytest.raises(TableError) as caught:
         check_source(dsn, pipeline())
-    assert time.monotonic() - started < 20
+    assert len(steps) < MOST_STEPS
     assert "public.t: types: column c of type public.odd is made of more than" in caught.value.message
     relation = find_relation(pg, TABLE)
     assert [column.pg_type.kind for column in relation.columns] == ["b", TOO_LARGE, TOO_LARGE, "b"]
@@ -76,17 +91,16 @@ def test_a_table_of_such_a_type_is_refused_by_name_and_soon(pg, dsn, run, statem
     check_source(dsn, kept)
 
 
-def test_very_many_columns_of_types_that_are_fine_alone_have_a_limit_together(pg, run):
+def test_very_many_columns_of_types_that_are_fine_alone_have_a_limit_together(pg, run, steps):
     run(
         "do $$ begin execute 'create type fine as (' || (select string_agg('f' || g || ' int', ',')"
         " from generate_series(1, 50) g) || ')'; end $$",
         "do $$ begin execute 'create table t (id int primary key,' || (select string_agg("
         "'c' || g || ' fine', ',') from generate_series(1, 1500) g) || ')'; end $$",
     )
-    started = time.monotonic()
     relation = find_relation(pg, TABLE)
     text = relation.to_json()
-    assert time.monotonic() - started < 20
+    assert len(steps) < MOST_STEPS
     kinds = [column.pg_type.kind for column in relation.columns[1:]]
     fit = (MOST_PARTS - 1) // 51
     assert kinds == ["c"] * fit + [TOO_LARGE] * (1500 - fit)
@@ -103,7 +117,9 @@ def test_a_type_that_is_its_own_part_has_no_end():
 
 @pytest.mark.parametrize("event_trigger", [False, True])
 @pytest.mark.parametrize("change", ["alter table t add d odd", "alter type small add attribute b odd"])
-def test_one_that_comes_while_it_is_replicated_stops_its_table_alone(dsn, tmp_path, change, event_trigger):
+def test_one_that_comes_while_it_is_replicated_stops_its_table_alone(
+    dsn, tmp_path, steps, change, event_trigger
+):
     execute(
         dsn,
         *TYPES["composites of two of the one before"],
@@ -119,9 +135,8 @@ def test_one_that_comes_while_it_is_replicated_stops_its_table_alone(dsn, tmp_pa
     relation = handed.copy("public.t")
     execute(dsn, "insert into u values (1)", "insert into t values (2, row(2))", change)
     execute(dsn, "insert into t (id) values (3)", "insert into u values (2)")
-    started = time.monotonic()
     result = handed.stream(relation)
-    assert time.monotonic() - started < 30
+    assert len(steps) < MOST_STEPS
     assert result.error_kind == "DriftError", result
     assert "column" in (result.error or "")
     assert sorted(row["new"][0] for row in handed.changelog_rows("I") if len(row["new"]) == 1) == ["1", "2"]

@@ -178,7 +178,7 @@ def test_a_table_that_is_written_all_the_time_is_not_added_and_nothing_changes(r
     assert published(replicated) == {"a", "b"}
     with pytest.raises(TableError, match=r"public\.typo: does not exist"):
         snapshot_app.add_tables(access, [TableName("public", "typo")])
-    with pytest.raises(ConfigError, match=r"public\.c is not among the tables"):
+    with pytest.raises(ConfigError, match=r"not among the tables of the pipeline: public\.c"):
         snapshot_app.resnapshot(access, [TableName("public", "c")])
     assert replicated.states() == before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,8 +13,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
+from airflow_provider_pgrepl.replication.app.process import exit_code
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import (
     LAKE_APP,
@@ -32,6 +35,7 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
     PublisherRecord,
     publisher_uri,
 )
+from airflow_provider_pgrepl.replication.lake import point_files
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -65,11 +69,11 @@ def hide(uri: str) -> Path:
 
 def test_points_out_of_sight_are_not_begun_anew(lake: str) -> None:
     away = hide(points_uri(lake))
-    with pytest.raises(LakeError, match=f"points of this lake are not in {points_uri(lake)}") as caught:
+    with pytest.raises(LakeError, match=f"points of this lake is not in {points_uri(lake)}") as caught:
         own_tables.check(lake)
     assert "bring the folder back" in caught.value.hint
     assert "pgrepl accept-missing" in caught.value.hint
-    with pytest.raises(LakeError, match="are not in"):
+    with pytest.raises(LakeError, match="is not in"):
         Points(lake).append(point(20))
     assert not Path(points_uri(lake)).exists()
     shutil.move(away, points_uri(lake))
@@ -82,11 +86,84 @@ def test_index_that_goes_out_of_sight_amid_a_run_is_not_begun_anew(lake: str) ->
     index = RelationIndex(relations_uri(lake))
     index.forget(Epoch(1), 8)
     away = hide(relations_uri(lake))
-    with pytest.raises(LakeError, match="index of relations of this lake are not in"):
+    with pytest.raises(LakeError, match="index of relations of this lake is not in"):
         index.forget(Epoch(1), 9)
     assert not Path(relations_uri(lake)).exists()
     shutil.move(away, relations_uri(lake))
     index.forget(Epoch(1), 9)
+
+
+def newest_file(uri: str) -> Path:
+    return max(Path(uri).glob("part-*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def first_commit(uri: str) -> Path:
+    return Path(uri) / "_delta_log" / f"{0:020d}.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda uri: overwrite(newest_file(uri)), r"the file part-[\w-]+\.parquet is damaged"),
+        (lambda uri: cut(newest_file(uri)), r"the file part-[\w-]+\.parquet is damaged"),
+        (lambda uri: newest_file(uri).unlink(), r"the file part-[\w-]+\.parquet is not there"),
+        (lambda uri: first_commit(uri).unlink(), "its log is not whole"),
+    ],
+    ids=["overwritten", "cut", "lost", "log"],
+)
+def test_damaged_points_are_said_with_what_leads_out(
+    lake: str, damage: Callable[[str], None], said: str
+) -> None:
+    Points(lake).append(point(20))
+    damage(points_uri(lake))
+    for use in (lambda: Points(lake).all(), lambda: Points(lake).append(point(30))):
+        with pytest.raises(LakeError, match=f"consistent points in {points_uri(lake)}.*{said}") as caught:
+            use()
+        assert exit_code(caught.value) == process.WILL_NOT_HELP
+        assert "move the folder away" in caught.value.hint
+        assert "pgrepl accept-missing" in caught.value.hint
+    hide(points_uri(lake))
+    own_tables.give_up(lake, own_tables.find_lost(lake))
+    Points(lake).append(point(30))
+    assert [one.lsn for one in Points(lake).all()] == [30]
+
+
+def overwrite(path: Path) -> None:
+    """Have other bytes between its marks, as after a fault of the disk."""
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(len(content) - 12) + content[-8:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+@pytest.mark.parametrize("uri_of", [points_uri, relations_uri, lambda lake: publisher_uri(lake, "web")])
+def test_own_table_with_a_damaged_log_is_no_fault_of_the_storage(lake: str, uri_of) -> None:
+    PublisherLog(lake, "web").take(PublisherRecord(EventPosition.parse("1:0/5:1")), "me")
+    uri = uri_of(lake)
+    first_commit(uri).write_text("{")
+    with pytest.raises(LakeError, match=f"{uri} cannot be read: its log is not whole") as caught:
+        own_tables.check(lake)
+        own_tables.check_publisher(lake, "web")
+    assert exit_code(caught.value) == process.WILL_NOT_HELP
+
+
+def test_file_of_points_that_was_replaced_meanwhile_is_no_damage(lake: str, monkeypatch) -> None:
+    read, kept = Points(lake), Points(lake)
+    for lsn in (20, 30):
+        kept.append(point(lsn))
+
+    def open_before(uri: str) -> DeltaTable:
+        monkeypatch.undo()
+        table = DeltaTable(uri)
+        kept.rewrite(lambda points: points[-1:])
+        for path in set(table.file_uris()) - set(DeltaTable(uri).file_uris()):
+            Path(path.removeprefix("file://")).unlink()
+        return table
+
+    monkeypatch.setattr(point_files, "open_delta", open_before)
+    assert [one.lsn for one in read.all()] == [30]
 
 
 def test_folder_of_a_disk_that_is_not_mounted_is_said(lake: str) -> None:
@@ -100,7 +177,7 @@ def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> Non
     hide(points_uri(lake))
     Points(str(tmp_path / "other")).append(point(30))
     shutil.move(points_uri(str(tmp_path / "other")), points_uri(lake))
-    with pytest.raises(LakeError, match="another table has taken their place"):
+    with pytest.raises(LakeError, match="another table has taken its place"):
         own_tables.check(lake)
     with pytest.raises(LakeError, match="another table") as caught:
         own_tables.find_lost(lake)
@@ -174,7 +251,7 @@ def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> 
     own_tables.check(lake, {POINTS})
     hide(points_uri(lake))
     own_tables.check(lake)
-    with pytest.raises(LakeError, match="are not in"):
+    with pytest.raises(LakeError, match="is not in"):
         own_tables.check(lake, {POINTS})
 
 
@@ -182,9 +259,11 @@ def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> 
 def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, known: set[str]) -> None:
     """Of this epoch: an earlier one, or another source's, may have had one before where this one begins."""
     progress = None if applied is None else SimpleNamespace(applied_lsn=LSN(applied))
-    store = cast(Store, SimpleNamespace(read_progress=lambda _: progress))
-    assert known_tables(store, RECORD) == known
-    assert known_tables(store, None) == set()
+    store = cast(Store, SimpleNamespace(read_progress=lambda _: progress, is_set_up=lambda: True))
+    pipeline = Pipeline(name="shop", lake="/lake", tables=("public.a",))
+    assert known_tables(store, pipeline, RECORD) == known
+    assert known_tables(store, pipeline, None) == set()
+    assert known_tables(store, replace(pipeline, lake_tables="none"), RECORD) == set()
 
 
 def test_publisher_out_of_sight_is_not_begun_anew_unless_it_is_said_where(lake: str) -> None:

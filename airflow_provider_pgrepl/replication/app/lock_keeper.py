@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError
+from airflow_provider_pgrepl.replication.block_thread import BlockThread
 from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -16,7 +14,7 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 10.0
 
 
-class LockKeeper:
+class LockKeeper(BlockThread):
     """A context manager that asks `store`, a reconnecting one, every few seconds whether its session lives.
 
     A restarted server has no session of this app: to other commands, such as teardown, the app would seem
@@ -25,20 +23,10 @@ class LockKeeper:
     """
 
     def __init__(self, store: Store, end: Callable[[], object], interval_s: float = _INTERVAL_S) -> None:
+        super().__init__("pgrepl-lock")
         self._store = store
         self._end = end
         self._interval_s = interval_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pgrepl-lock", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):

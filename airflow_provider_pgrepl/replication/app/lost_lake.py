@@ -23,13 +23,14 @@ def check_lake(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) 
         raise lost_lake(pipeline)
 
 
-def known_tables(store: Store, record: EpochRecord | None) -> frozenset[str]:
+def known_tables(store: Store, pipeline: Pipeline, record: EpochRecord | None) -> frozenset[str]:
     """The tables beside the changelog that the lake has had by what the state says: an earlier version did
-    not mark them there."""
-    progress = None if record is None else store.read_progress(record.pipeline)
-    has_points = (
-        progress is not None and record is not None and progress.applied_lsn >= record.consistent_point
-    )
+    not mark them there. The index of relations is none of them: what the state has of it is put back."""
+    # Without lake tables an LSN is applied, too, and there are no points.
+    if record is None or not pipeline.has_lake_tables or not store.is_set_up():
+        return frozenset()
+    progress = store.read_progress(record.pipeline)
+    has_points = progress is not None and progress.applied_lsn >= record.consistent_point
     return frozenset({POINTS} if has_points else ())
 
 

@@ -72,14 +72,15 @@ def replicate(
         check_record(pipeline, record)
         check_state(store, pipeline, record)
         store.migrate()
-        own_tables.check(pipeline.lake_root, known_tables(store, record))
+        own_tables.check(pipeline.lake_root, known_tables(store, pipeline, record))
         record_evidence(store, evidence)
-        own_tables.record(pipeline.lake_root)
         records = store.read_tables(pipeline.name)
         check_lake_choice(pipeline, records)
         for difference in file_differences(pipeline, records):
             log.warning("%s", difference)
         recall_relations(pipeline, record, records.values())
+        # Now, because an index that was given up has just begun anew.
+        own_tables.record(pipeline.lake_root)
         # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
         check_role(dsn, pipeline)

@@ -22,12 +22,14 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     own_table_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.reader import Transactions, open_changelog
-from airflow_provider_pgrepl.replication.storage import open_delta, refusal
+from airflow_provider_pgrepl.replication.storage import is_refusal, open_delta, refusal
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 log = logging.getLogger(__name__)
 
-_TITLES = {POINTS: "the consistent points", RELATIONS: "the index of relations"}
+_TITLES = {POINTS: "the table of consistent points", RELATIONS: "the index of relations"}
+_PUBLISHERS = "publishers/"
+_ACCEPT = "pgrepl accept-missing FILE.json --yes"
 _ATTEMPTS = 3
 _GIVEN_UP = 0
 
@@ -50,9 +52,9 @@ class MissingTable:
         """A sentence without its end."""
         title = _TITLES[self.name]
         if self.found:
-            return f"{title} in {self.uri} are not those of this lake: another table has taken their place"
+            return f"{title} in {self.uri} is not that of this lake: another table has taken its place"
         doubt = doubt_of_absence(self.uri)
-        return f"{title} of this lake are not in {self.uri}{f': {doubt}' if doubt else ''}"
+        return f"{title} of this lake is not in {self.uri}{f': {doubt}' if doubt else ''}"
 
     def error(self) -> LakeError:
         back = "bring the folder back (mount it, or give the permission to read it)"
@@ -60,8 +62,29 @@ class MissingTable:
             back = "move that folder away first, then bring back the one of this lake"
         return LakeError(
             f"{self.reason}. Nothing was changed",
-            f"{back}, and start again. If it is lost, go on without: pgrepl accept-missing FILE.json --yes",
+            f"{back}, and start again. If it is lost, go on without: {_ACCEPT}",
         )
+
+
+def unreadable(uri: str, name: str, error: BaseException) -> LakeError:
+    """Return the error of an own table that cannot be opened: LakeUnavailableError where the storage refused,
+    and else the one of its log, which no retry mends."""
+    if is_refusal(error):
+        return refusal(f"{uri} cannot be opened", error)
+    return damaged(uri, name, "its log is not whole")
+
+
+def damaged(uri: str, name: str, reason: str) -> LakeError:
+    """Return the error of an own table whose files are not as they were written. `reason`: a clause."""
+    publisher = name.removeprefix(_PUBLISHERS)
+    title, without = f"the table of publisher {publisher}", _publish_after(publisher)
+    if name in _TITLES:
+        title, without = _TITLES[name], _ACCEPT
+    return LakeError(
+        f"{title} in {uri} cannot be read: {reason}. Nothing was changed",
+        "see that the lake's storage shows all its files, or bring the whole folder back from a copy of this"
+        f" lake, and start again. If it is lost, move the folder away and go on without: {without}",
+    )
 
 
 def find_missing(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
@@ -84,7 +107,7 @@ def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) ->
         uri = own_table_uri(lake_root, name)
         if mark == _GIVEN_UP or (mark is None and (is_marked or name not in known)):
             continue
-        found = _read_mark(uri)
+        found = _read_mark(uri, name)
         if not found or (mark is not None and found != mark):
             yield MissingTable(uri, name, found)
 
@@ -126,9 +149,9 @@ def check_publisher(lake_root: str, name: str) -> None:
         changelog = open_changelog(changelog_uri(lake_root))
     except NoChangelogError:
         return
-    table = _of_publisher(name)
+    table = publisher_table(name)
     mark, uri = changelog.transaction_version(own_table_app(table)), own_table_uri(lake_root, table)
-    if not mark or (found := _read_mark(uri)) == mark:
+    if not mark or (found := _read_mark(uri, table)) == mark:
         return
     doubt = doubt_of_absence(uri)
     reason = "another table has taken its place" if found else doubt
@@ -136,15 +159,15 @@ def check_publisher(lake_root: str, name: str) -> None:
         f"the table of publisher {name} is not in {uri}{f': {reason}' if reason else ''}. Without it"
         " nobody knows what is published. Nothing was changed",
         "bring the folder back (mount it, or give the permission to read it). If it is lost, say where to"
-        f" begin again: pgrepl publish FILE.json --publisher {name} --after LSN",
+        f" begin again: {_publish_after(name)}",
     )
 
 
 def record_publisher(lake_root: str, name: str) -> None:
     """Mark the table of a publisher, also in place of one that it had before. It goes on where the changelog
     may not be written. Raises ChangelogError."""
-    table = _of_publisher(name)
-    app, mark = own_table_app(table), _read_mark(own_table_uri(lake_root, table))
+    table = publisher_table(name)
+    app, mark = own_table_app(table), _read_mark(own_table_uri(lake_root, table), table)
     try:
         _commit(
             lake_root, lambda changelog: {app: mark} if changelog.transaction_version(app) != mark else {}
@@ -155,8 +178,13 @@ def record_publisher(lake_root: str, name: str) -> None:
         log.warning("publisher %s is not marked in the changelog: %s", name, error.message)
 
 
-def _of_publisher(name: str) -> str:
-    return f"publishers/{name}"
+def _publish_after(name: str) -> str:
+    return f"pgrepl publish FILE.json --publisher {name} --after LSN"
+
+
+def publisher_table(name: str) -> str:
+    """The name, as an own table, of that of a publisher."""
+    return f"{_PUBLISHERS}{name}"
 
 
 def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
@@ -165,7 +193,7 @@ def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
         for name in _TITLES:
             app = own_table_app(name)
             if app not in given_up and not changelog.transaction_version(app):
-                marks |= {app: mark} if (mark := _read_mark(own_table_uri(lake_root, name))) else {}
+                marks |= {app: mark} if (mark := _read_mark(own_table_uri(lake_root, name), name)) else {}
         return marks
 
     _commit(lake_root, wanted)
@@ -183,13 +211,13 @@ def _commit(lake_root: str, wanted: Callable[[Transactions], dict[str, int]]) ->
     )
 
 
-def _read_mark(uri: str) -> int:
+def _read_mark(uri: str, name: str) -> int:
     """The mark of the table that is there; 0 without one."""
     try:
         table_id = str(open_delta(uri).metadata().id)
     except TableNotFoundError:
         return 0
     except (DeltaError, OSError) as error:
-        raise refusal(f"{uri} cannot be opened", error) from None
+        raise unreadable(uri, name, error) from None
     digest = hashlib.blake2b(table_id.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 1) or 1

@@ -25,7 +25,6 @@ from airflow_provider_pgrepl.replication.storage import (
     append_delta,
     delta_errors,
     has_commit,
-    is_refusal,
     open_delta,
     query_delta,
     refusal,
@@ -286,9 +285,7 @@ class RelationIndex:
             self._version = -1
             return []
         except (DeltaError, OSError) as error:
-            if is_refusal(error):
-                raise refusal("the index of relations cannot be read", error) from None
-            raise
+            raise own_tables.unreadable(self._uri, RELATIONS, error) from None
         self._version = int(table.version())
         found: list[dict[str, Any]] = query_delta(table, "select * from it").to_pylist()
         return found

@@ -164,9 +164,9 @@ class PublishedColumns:
         _refuse_new(table, columns, new - {*excluded, *masked, *hashed, *renamed})
         if lost := sorted(columns[place].name for place in keys if place in excluded or place in masked):
             raise DriftError(
-                f"{', '.join(map(one_line, lost))} of {table} is of its key, by which consumers tell rows"
-                " apart",
-                "it can be hashed (hash_columns), not masked or excluded",
+                f"{', '.join(map(one_line, lost))} of {table} {'is' if len(lost) == 1 else 'are'} of its key,"
+                " by which consumers tell rows apart",
+                "columns of a key can be hashed (hash_columns), not masked or excluded",
                 remedy=None,
             )
         found = {}

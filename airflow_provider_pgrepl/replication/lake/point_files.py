@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
@@ -12,13 +13,14 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.changelog.layout import POINTS
 from airflow_provider_pgrepl.replication.storage import (
     create_delta,
     open_delta,
     open_storage,
-    raise_if_away,
-    read_parquet,
+    parse_parquet,
+    read_file,
     storage_errors,
     write_file,
 )
@@ -80,27 +82,57 @@ def upgrade(table: DeltaTable) -> None:
 
 
 def read_points(uri: str) -> tuple[DeltaTable | None, list[str], list[ConsistentPoint]]:
-    """The table, None without one; its files' paths; and all points in their order. Raises LakeError."""
+    """The table, None without one; its files' paths; and all points in their order. Raises LakeError where a
+    file is damaged or lost, LakeUnavailableError."""
+    table = _open(uri)
+    while table is not None:
+        try:
+            return table, *_read_files(uri, table)
+        except FileNotFoundError as error:
+            read, table = table, _open(uri)
+            # A file that was replaced meanwhile may be deleted.
+            if table is not None and table.version() == read.version():
+                raise own_tables.damaged(uri, POINTS, f"the file {error} is not there") from None
+    return None, [], []
+
+
+def _open(uri: str) -> DeltaTable | None:
     try:
-        table = open_delta(uri)
+        return open_delta(uri)
     except TableNotFoundError:
-        return None, [], []
+        return None
     except (DeltaError, OSError) as error:
-        raise_if_away("the consistent points cannot be read", error)
-        raise LakeError(f"the consistent points cannot be read: {type(error).__name__}") from error
+        raise own_tables.unreadable(uri, POINTS, error) from None
+
+
+def _read_files(uri: str, table: DeltaTable) -> tuple[list[str], list[ConsistentPoint]]:
     added = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending")])
-    filesystem, root = open_storage(uri)
     points: list[tuple[datetime, int, ConsistentPoint]] = []
     paths: list[str] = added["path"].to_pylist()
-    with storage_errors(uri):
-        for path, written_at in zip(paths, added["modification_time"].to_pylist(), strict=True):
-            found = [_point(row) for row in read_parquet(filesystem, f"{root}/{path}").to_pylist()]
-            versions = sum(found[0].tables.values()) if found else 0
-            points.extend((written_at, versions, point) for point in found)
+    for path, written_at in zip(paths, added["modification_time"].to_pylist(), strict=True):
+        found = list(map(_point, read_rows(uri, path)))
+        versions = sum(found[0].tables.values()) if found else 0
+        points.extend((written_at, versions, point) for point in found)
     # Of two at one LSN the later written comes later; of two of one millisecond, that of the later versions.
     # A stable sort: points of one file stay in their order.
     points.sort(key=lambda place: (place[2].order, *place[:2]))
-    return table, paths, [point for _, _, point in points]
+    return paths, [point for _, _, point in points]
+
+
+def read_rows(uri: str, path: str) -> list[dict[str, Any]]:
+    """The rows of one file of points. Raises FileNotFoundError, which says only the path; LakeError where the
+    file is damaged; LakeUnavailableError."""
+    content = None
+    with storage_errors(uri), suppress(FileNotFoundError):
+        filesystem, root = open_storage(uri)
+        content = read_file(filesystem, f"{root}/{path}")
+    if content is None:
+        raise FileNotFoundError(path)
+    try:
+        rows: list[dict[str, Any]] = parse_parquet(content).to_pylist()
+    except ValueError:
+        raise own_tables.damaged(uri, POINTS, f"the file {path} is damaged") from None
+    return rows
 
 
 def _point(row: dict[str, Any]) -> ConsistentPoint:

@@ -13,13 +13,13 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
+from airflow_provider_pgrepl.replication.lake.point_files import read_rows
 from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,
     open_storage,
     read_commit_actions,
-    read_parquet,
     storage_errors,
 )
 
@@ -30,10 +30,11 @@ def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
     Versions that a kept point still names are among them. Raises LakeError, LakeUnavailableError.
     """
     versions: dict[str, set[int]] = {}
-    filesystem, root = open_storage(points_uri(lake_root))
+    uri = points_uri(lake_root)
+    filesystem, root = open_storage(uri)
     with storage_errors(root):
         for path in _replaced_files(filesystem, root, since):
-            for key, version in _named(filesystem, f"{root}/{path}"):
+            for key, version in _named(uri, path):
                 versions.setdefault(path_of(key), set()).add(version)
     return versions
 
@@ -56,10 +57,10 @@ def _read(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, 
         raise LakeError(f"commit {version} of the consistent points cannot be read") from None
 
 
-def _named(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[str, int]]:
+def _named(uri: str, path: str) -> Iterator[tuple[str, int]]:
     try:
-        rows = read_parquet(filesystem, path, ["tables"])["tables"].to_pylist()
+        rows = read_rows(uri, path)
     except FileNotFoundError:
         return  # Maintenance deletes it later than a released version is held.
-    for named in rows:
-        yield from named or ()
+    for row in rows:
+        yield from row["tables"] or ()

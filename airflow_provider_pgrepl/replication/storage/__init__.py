@@ -25,8 +25,10 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     make_folder,
     make_folders,
     open_storage,
+    parse_parquet,
     read_commit,
     read_commit_actions,
+    read_file,
     read_parquet,
 )
 from airflow_provider_pgrepl.replication.storage.object_store import is_store
@@ -88,6 +90,7 @@ __all__ = [
     "open_file",
     "open_parquet",
     "open_storage",
+    "parse_parquet",
     "put_commit",
     "put_version",
     "query_delta",
@@ -95,6 +98,7 @@ __all__ = [
     "read_checkpoint",
     "read_commit",
     "read_commit_actions",
+    "read_file",
     "read_parquet",
     "read_range",
     "refusal",

@@ -88,8 +88,13 @@ def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> l
 
 
 def _read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
+    return objects.read_commit(filesystem, path) if is_store(filesystem) else read_file(filesystem, path)
+
+
+def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
+    """All of a file. Raises FileNotFoundError, OSError."""
     if is_store(filesystem):
-        return objects.read_commit(filesystem, path)
+        return objects.read(filesystem, path)
     with filesystem.open_input_stream(path) as source:
         return bytes(source.read())
 
@@ -123,6 +128,14 @@ def read_parquet(filesystem: fs.FileSystem, path: str, columns: Sequence[str] | 
     """One Parquet file; a folder in its path that looks like a partition's adds no column. Raises
     FileNotFoundError, OSError."""
     return pq.read_table(path, columns=columns, filesystem=filesystem, partitioning=None)
+
+
+def parse_parquet(content: bytes) -> pa.Table:
+    """A Parquet file of which all was read: no fault of the storage. Raises ValueError if it is damaged."""
+    try:
+        return pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowException, OSError, ValueError):
+        raise ValueError("a Parquet file is damaged") from None
 
 
 def make_folder(uri: str) -> None:

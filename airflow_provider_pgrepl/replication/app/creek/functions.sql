@@ -70,9 +70,38 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION _creek.remove_table(pub text, _tbl regclass) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION _creek.remove_table(pub text, _tbl regclass) RETURNS void LANGUAGE plpgsql
+SET lock_timeout = '500ms' AS $$
+DECLARE
+    _holds_locks boolean;
+    _limit interval;
+    _is_last boolean;
+    _begin timestamptz := pg_catalog.clock_timestamp();
 BEGIN
-    EXECUTE pg_catalog.format('ALTER PUBLICATION %I DROP TABLE %s', pub, _tbl);
+    -- As in add_table; but the lock conflicts with no writer, and can only be tried by a wait of 10 ms.
+    _holds_locks := EXISTS (
+        SELECT FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() AND granted
+            AND locktype <> 'virtualxid' AND NOT (locktype = 'relation' AND relation < 16384)
+    );
+    _limit := CASE WHEN _holds_locks THEN '2 s' ELSE '10 s' END;
+    LOOP
+        _is_last := pg_catalog.clock_timestamp() - _begin > _limit;
+        BEGIN
+            -- The last wait is for an autovacuum: the server cancels one that is waited for after a second.
+            PERFORM pg_catalog.set_config('lock_timeout',
+                CASE WHEN _holds_locks THEN '10' WHEN _is_last THEN '1300' ELSE '500' END, true);
+            EXECUTE pg_catalog.format('ALTER PUBLICATION %I DROP TABLE %s', pub, _tbl);
+            EXIT;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            -- The locks of this attempt are released.
+            IF _is_last THEN
+                RAISE EXCEPTION '% was not removed from publication %: another transaction has held a lock on'
+                    ' the table or the publication for %', _tbl, pub, _limit
+                    USING ERRCODE = 'lock_not_available', HINT = 'Try again when it has ended.';
+            END IF;
+        END;
+        PERFORM pg_catalog.pg_sleep(0.1);
+    END LOOP;
     PERFORM pg_catalog.pg_notify('creek', pg_catalog.concat('REMOVE ', _tbl));
 END
 $$;

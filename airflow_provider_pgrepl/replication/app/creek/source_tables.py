@@ -26,7 +26,12 @@ _SOURCE = """
 SELECT prosrc, proconfig IS NULL AND NOT prosecdef FROM pg_catalog.pg_proc
 WHERE oid = pg_catalog.to_regprocedure(%s)
 """
-_EARLIER = frozenset({"6af26bbb34fb1064a69b1ef2b12715aab5556eab307b084800bf0d8e4a504ab3"})
+_EARLIER = frozenset(
+    {
+        "6af26bbb34fb1064a69b1ef2b12715aab5556eab307b084800bf0d8e4a504ab3",
+        "0add4bce346f3dded772f668dce40661151f8e47b9d9dabd4ee2a7d6bbf31461",
+    }
+)
 """SHA-256 of the bodies that earlier versions of this package gave its functions, which had no settings."""
 
 

@@ -77,7 +77,7 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
         watched = _watched(records)
         _check_publications(source, pipeline, watched.values())
         current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
-        rights, seen_at = lost_rights(source, _relations(watched)), written_lsn(source)
+        rights, seen_at = lost_rights(source, list(filter(None, current.values()))), written_lsn(source)
         awaited = [
             relation
             for relation in _relations(watched)

@@ -32,7 +32,7 @@ def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
         store.lock(pipeline.name, "replicate")
         evidence = gather(pipeline, store, source)
         check_ours(evidence)
-        missing = own_tables.find_lost(pipeline.lake_root, known_tables(store, evidence.epoch))
+        missing = own_tables.find_lost(pipeline.lake_root, known_tables(store, pipeline, evidence.epoch))
         lost = [one.reason for one in missing]
         if missing and not dry_run:
             own_tables.give_up(pipeline.lake_root, missing)

@@ -85,7 +85,8 @@ class Continuation:
             raise DriftError(f"{record.table}: {verdict.reason}", hint, remedy)
         if _needs_copy(record):
             raise DriftError(f"{record.table}: {record.reason}", record.hint, record.remedy)
-        raise_all(list(right_problems(self.source, [relation])))
+        assert current is not None  # a table that is gone is unsafe
+        raise_all(list(right_problems(self.source, [current])))
         return relation
 
     def _relation_in_lake(self, record: TableRecord) -> Relation:

@@ -69,7 +69,7 @@ def check_known(wanted: Collection[TableName], selected: Selected, records: Reco
     unknown = sorted(set(wanted) - selected.tables - records.keys())
     if unknown:
         raise ConfigError(
-            f"--tables: {', '.join(map(str, unknown))} is not among the tables of the pipeline",
+            f"--tables: not among the tables of the pipeline: {', '.join(map(str, unknown))}",
             "add it to `tables` in the pipeline file, or take it with --add",
         )
 

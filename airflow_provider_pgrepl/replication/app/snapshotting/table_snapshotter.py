@@ -250,10 +250,17 @@ class TableSnapshotter:
         at what is new."""
         for warning in table_warnings(keeper.relations, self.pipeline):
             log.warning("%s", warning)
-        if not self.pipeline.has_lake_tables:
-            recorded = record_tables(self.pipeline, self.store, states, record, keeper, exported)
-            writer.mark(changelog_uri(self.pipeline.lake_root))
-            return recorded
+        if self.pipeline.has_lake_tables:
+            copied = self._copy_rows(keeper, exported, record, begins_epoch=begins_epoch)
+        else:
+            copied = record_tables(self.pipeline, self.store, states, record, keeper, exported)
+        own_tables.record(self.pipeline.lake_root)
+        writer.mark(changelog_uri(self.pipeline.lake_root))
+        return copied
+
+    def _copy_rows(
+        self, keeper: keeper.Keeper, exported: ExportedSnapshot, record: EpochRecord, *, begins_epoch: bool
+    ) -> Copied:
         # It needs Spark, which need not be installed where there are no lake tables.
         from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 
@@ -264,8 +271,6 @@ class TableSnapshotter:
             copied = copy.run()
         if begins_epoch:
             copy.write_point()
-        own_tables.record(self.pipeline.lake_root)
-        writer.mark(changelog_uri(self.pipeline.lake_root))
         return copied
 
 

@@ -69,8 +69,9 @@ class SnapshotRows:
             )
         other = [of.source.name for of, column in self._columns if self._needs_text(of, column)]
         if other:
+            kind = "is a decimal" if len(other) == 1 else "are decimals"
             raise TargetError(
-                f"{', '.join(map(one_line, other))} of {self.relation.table} is a decimal in the lake, and"
+                f"{', '.join(map(one_line, other))} of {self.relation.table} {kind} in the lake, and"
                 " its changes have a key or hash of the number as it was written",
                 "keep it as a string in the lake (types), or publish no snapshots of the table",
             )

@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -26,7 +26,6 @@ from airflow_provider_pgrepl.replication.storage import (
     TakenOverError,
     added_action,
     create_delta,
-    delta_errors,
     metadata_action,
     open_delta,
     refusal,
@@ -251,11 +250,9 @@ def _record(table: DeltaTable) -> PublisherRecord | None:
 
 def _open(uri: str) -> DeltaTable | None:
     try:
-        with delta_errors("where the publisher is cannot be read"):
-            return open_delta(uri)
+        return open_delta(uri)
     except TableNotFoundError:
         return None
-    except DeltaError as error:
-        raise LakeUnavailableError(
-            f"where the publisher is cannot be read: {type(error).__name__}", "look at the lake's storage"
-        ) from error
+    except (DeltaError, OSError) as error:
+        name = own_tables.publisher_table(uri.rsplit("/", 1)[1])
+        raise own_tables.unreadable(uri, name, error) from None

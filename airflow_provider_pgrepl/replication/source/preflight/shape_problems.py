@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier, show_identifier
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA, Relation
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves, read_relations
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection
 
 _KINDS = {
@@ -107,12 +107,11 @@ def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
 
 
 def _leaf_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
-    leaves = read_leaves(connection, relation.oid)
     planned = pipeline.publication_mode == "create"
-    oids = [leaf.oid for leaf in leaves]
+    oids = [leaf.oid for leaf in relation.partitions]
     published = read_relations(connection, oids, pipeline.publication, planned=planned)
     insert_only = relation.table in map(TableName.parse, pipeline.insert_only)
-    for leaf in leaves:
+    for leaf in relation.partitions:
         problem = why_no_table(leaf.table, (leaf.relkind, leaf.persistence))
         if problem:
             yield f"its partition {leaf.table} cannot be published: {problem}"

@@ -15,7 +15,6 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
@@ -49,10 +48,9 @@ Problems = Iterator[PgReplError]
 
 
 def right_problems(connection: Connection, relations: Iterable[Relation]) -> Problems:
-    """Whether the role can read all rows of these tables and their partitions."""
-    oids = _with_leaves(connection, relations)
+    """Whether the role can read all rows of these tables, which the catalog has now, and their partitions."""
     with source_errors("reading the rights"):
-        found = rows(connection, _RIGHTS, (oids,))
+        found = rows(connection, _RIGHTS, (_with_leaves(relations),))
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user::text)")[0]
         acting = acting_role_hint(connection)
     closed = sorted({one_line(schema) for _, schema, _, usage, *_ in found if not usage})
@@ -81,7 +79,7 @@ def lock_problems(connection: Connection, dsn: str, relations: list[Relation]) -
 
     How much room there is depends on more than settings: where it may be short, the locks are tried.
     """
-    needed = len(_with_leaves(connection, relations))
+    needed = len(_with_leaves(relations))
     with source_errors("reading the room for locks"):
         room, setting = row(connection, _LOCKS)
     if needed <= room // 2:
@@ -108,18 +106,14 @@ def code_problems(connection: Connection, pipeline: Pipeline, relations: Iterabl
     if pipeline.trust_table_owners:
         return
     for relation in relations:
-        code = read_owner_code(connection, _with_leaves(connection, [relation]))
+        code = read_owner_code(connection, _with_leaves([relation]))
         if code:
             found = dict.fromkeys(one for of_table in code.values() for one in of_table)
             yield refused_code(connection, relation.table, found)
 
 
-def _with_leaves(connection: Connection, relations: Iterable[Relation]) -> list[int]:
-    oids = {relation.oid for relation in relations}
-    for relation in relations:
-        if relation.relkind == "p":
-            oids |= {leaf.oid for leaf in read_leaves(connection, relation.oid)}
-    return sorted(oids)
+def _with_leaves(relations: Iterable[Relation]) -> list[int]:
+    return sorted({oid for one in relations for oid in (one.oid, *(part.oid for part in one.partitions))})
 
 
 def publication_problems(

@@ -8,13 +8,11 @@ https://www.postgresql.org/docs/18/runtime-config-replication.html#GUC-IDLE-REPL
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from contextlib import closing
-from types import TracebackType
-from typing import Self
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError
+from airflow_provider_pgrepl.replication.block_thread import BlockThread
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import advance_slot, read_slot
@@ -30,7 +28,7 @@ _LEAVING_S = 1.0
 _TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'"
 
 
-class SlotInUse:
+class SlotInUse(BlockThread):
     """A context manager whose thread uses the slot `name` again and again, where the server has a timeout.
 
     A slot is used by moving it to where it stands: nothing is confirmed. One that a receiver reads is in use,
@@ -38,21 +36,10 @@ class SlotInUse:
     """
 
     def __init__(self, dsn: str, name: str) -> None:
+        super().__init__("pgrepl-slot-in-use", _LEAVING_S)
         self._dsn, self._name = dsn, name
         self._timeout_s: float | None = None
         self._used_s: float | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pgrepl-slot-in-use", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join(_LEAVING_S)
 
     def _run(self) -> None:
         pause_s = 0.0
