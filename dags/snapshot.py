@@ -28,10 +28,11 @@ with DAG(
     params={
         "tables": Param(
             [],
-            type="array",
+            # Null, too: else the form marks the field as one to be filled in.
+            type=["null", "array"],
             items={"type": "string"},
             title="Tables to resnapshot",
-            description="As public.orders; none: all that are not yet replicated",
+            description="One a line, as public.orders; none: copy those that are not in the lake yet",
         ),
         "new_epoch": Param(
             False,
@@ -46,7 +47,7 @@ with DAG(
     PgSnapshotOperator(
         task_id="snapshot",
         pipeline=PIPELINE_FILE,
-        tables="{{ params.tables }}",
+        tables="{{ params.tables or [] }}",
         new_epoch="{{ params.new_epoch }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
         retries=5,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 from sqlalchemy.engine import URL
 
@@ -54,8 +55,20 @@ class PgReplicationHook(DbApiHook):
     supports_autocommit = True
 
     def dsn(self) -> str:
-        """The libpq connection string, password included; masked in logs from here on. Raises ConfigError."""
-        dsn = dsn_of(self.connection)
+        """The libpq connection string, password included; masked in logs from here on.
+
+        Raises ConfigError; AirflowNotFoundException, which is retried: Airflow raises it also while a
+        secrets backend cannot be reached.
+        """
+        try:
+            dsn = dsn_of(self.connection)
+        except AirflowNotFoundException as error:
+            name = self.get_conn_id()
+            raise AirflowNotFoundException(
+                f"{error}\n  hint: add a connection {name} of type {self.conn_type} under Admin, Connections,"
+                f" or in the variable AIRFLOW_CONN_{name.upper()} of every worker; or name another as conn_id"
+                " or state_conn_id of the pipeline"
+            ) from None
         for secret in (
             self.connection.password,
             *(self.connection_extra.get(key) for key in SECRET_EXTRAS),

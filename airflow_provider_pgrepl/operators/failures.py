@@ -28,7 +28,8 @@ def translated() -> Iterator[None]:
     try:
         yield
     except PgReplError as error:
-        raise as_airflow(error) from error
+        # Not from the error itself, which says the same: Airflow would show both, each with its trace.
+        raise as_airflow(error) from error.__cause__
 
 
 def raise_unless_well(end: End, was_asked_to_stop: bool) -> None:

@@ -33,6 +33,8 @@ class TablesOperator(BaseOperator):
     template_fields: Sequence[str] = ("pipeline", "tables")
     template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
     ui_color = "#d9e8f5"
+    done: ClassVar[str]
+    """What was done to the tables, for the log."""
 
     def __init__(
         self, *, pipeline: PipelineArgument, tables: Sequence[str] | str | None, **kwargs: Any
@@ -44,9 +46,11 @@ class TablesOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         with translated():
-            return self.operate(
+            done = self.operate(
                 access_with_lake(read_pipeline(self.pipeline)), read_tables(self.tables), context
             )
+        self.log.info("%s: %s", self.done, ", ".join(done["tables"]) or "no table")
+        return done
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:
         """Do it; the result goes to XCom."""
@@ -59,6 +63,8 @@ class TablesOperator(BaseOperator):
 class PgPauseTablesOperator(TablesOperator):
     """Let tables stand still; the changelog keeps what they need to go on. XCom: `tables`."""
 
+    done = "paused"
+
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
         from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
 
@@ -68,6 +74,8 @@ class PgPauseTablesOperator(TablesOperator):
 
 class PgResumeTablesOperator(TablesOperator):
     """Have paused tables catch up with the others. XCom: `tables`."""
+
+    done = "resumed"
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
         from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
@@ -83,6 +91,8 @@ class PgRetryTablesOperator(TablesOperator):
 
     XCom: `tables` that go on, and `refused` with the reasons of those that cannot, which fail the task.
     """
+
+    done = "retried"
 
     def __init__(self, *, tables: Sequence[str] | str | None = None, **kwargs: Any) -> None:
         super().__init__(tables=tables, **kwargs)
@@ -114,6 +124,8 @@ class PgRemoveTablesOperator(TablesOperator):
 
     XCom: `tables` and `dropped`.
     """
+
+    done = "removed"
 
     template_fields: Sequence[str] = (*TablesOperator.template_fields, "drop_lake_tables")
 

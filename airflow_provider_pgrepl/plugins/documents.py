@@ -17,6 +17,8 @@ from airflow_provider_pgrepl.applications import shipped_folder
 from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX, LAKE_PAGE
 
 _FIRST = "docs/README.md"
+_OTHERS = {".png": "image/png", ".svg": "image/svg+xml", "": "text/plain; charset=utf-8"}
+"""What pages show or lead to beside pages, by suffix: pictures, and the license."""
 _STYLE = (
     ":root{color-scheme:light dark}body{max-width:62rem;margin:2rem auto;padding:0 1rem;"
     "font:16px/1.5 system-ui,sans-serif}table{border-collapse:collapse}td,th{border:1px solid #8886;"
@@ -28,7 +30,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class DocumentPages:
-    """An ASGI application that shows Markdown files of one folder, and where a lake is; nothing else.
+    """An ASGI application that shows Markdown files of one folder, their pictures, and where a lake is.
 
     Not FastAPI's, which every component of Airflow would have to import with the plugin. The documents are
     those that anybody may read who installs the package, so that no login is asked for.
@@ -53,18 +55,25 @@ class DocumentPages:
             return 307, [(b"location", f"{DOCUMENTS_PREFIX}/{_FIRST}".encode())], b""
         if path == LAKE_PAGE:
             return 200, kind, _of_lake(lake).encode()
-        page = self.pages().get(path)
-        if page is None:
-            return 404, kind, b"There is no such page."
-        return 200, kind, render(page.read_text(encoding="utf-8")).encode()
+        if page := self.pages().get(path):
+            return 200, kind, render(page.read_text(encoding="utf-8")).encode()
+        if other := self._others().get(path):
+            return 200, [(b"content-type", _OTHERS[other.suffix].encode())], other.read_bytes()
+        return 404, kind, b"There is no such page."
 
     def pages(self) -> dict[str, Path]:
-        """All that is shown, by path."""
+        """All pages, by path."""
+        return self._found("*.md", "docs/**/*.md")
+
+    def _others(self) -> dict[str, Path]:
+        return self._found("LICENSE", "docs/**/*.png", "docs/**/*.svg")
+
+    def _found(self, *patterns: str) -> dict[str, Path]:
         folder = self._folder()
         if folder is None:
             return {}
-        found = [*folder.glob("*.md"), *(folder / "docs").rglob("*.md")]
-        return {page.relative_to(folder).as_posix(): page for page in found}
+        files = (file for pattern in patterns for file in folder.glob(pattern))
+        return {file.relative_to(folder).as_posix(): file for file in files}
 
 
 @lru_cache(maxsize=64)

@@ -198,7 +198,11 @@ class Pipeline:
         except ConfigError:
             raise
         except (ValueError, RecursionError) as error:  # also for numbers and brackets beyond Python's limits
-            raise ConfigError(f"the pipeline file is not JSON that can be read: {error}") from None
+            raise ConfigError(
+                f"the pipeline file is not JSON that can be read: {error}",
+                "correct it there: names and texts are in double quotes, and neither a comment nor a comma"
+                " before ] or } is JSON",
+            ) from None
         if not isinstance(fields, dict):
             raise ConfigError("the pipeline file must hold one JSON object", _REFERENCE)
         return cls.from_dict(fields)

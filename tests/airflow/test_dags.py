@@ -32,6 +32,12 @@ def test_the_example_dags_import_without_connections_or_a_pipeline_file(bag: Any
     assert set(bag.dags) == {f"pgrepl_{name}" for name in NAMES}
 
 
+@pytest.mark.parametrize("name", ["snapshot", "resnapshot", "tables"])
+def test_form_field_that_may_stay_empty_is_not_marked_as_required(bag: Any, name: str) -> None:
+    """Airflow marks what may not be null."""
+    assert "null" in bag.dags[f"pgrepl_{name}"].params.get_param("tables").schema["type"]
+
+
 @pytest.mark.parametrize("name", ["replicate", "publish"])
 def test_what_runs_continuously_gives_up_after_failed_runs(bag: Any, name: str) -> None:
     dag = bag.dags[f"pgrepl_{name}"]

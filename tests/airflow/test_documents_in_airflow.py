@@ -26,20 +26,20 @@ def answer(path: str, root_path: str = "/pgrepl") -> tuple[int, str]:
 
     scope = {"type": "http", "path": f"{root_path}{path}", "root_path": root_path}
     asyncio.run(PAGES(scope, None, send))
-    return sent[0]["status"], sent[1]["body"].decode()
+    return sent[0]["status"], sent[1]["body"].decode(errors="replace")
 
 
-def test_every_link_between_the_documents_leads_to_a_page_and_its_heading() -> None:
+def test_every_link_and_picture_of_the_documents_is_served() -> None:
     lost = []
     for path in PAGES.pages():
         status, page = answer(f"/{path}")
         assert status == 200
-        for link in re.findall(r'href="([^"]+)"', page):
+        for link in re.findall(r'(?:href|src)="([^"]+)"', page):
             if "://" in link:
                 continue
             target, _, anchor = urljoin(f"/{path}", link).partition("#")
             found, body = answer(target)
-            if target.endswith(".md") and (found != 200 or (anchor and f'id="{anchor}"' not in body)):
+            if found != 200 or (anchor and f'id="{anchor}"' not in body):
                 lost.append((path, link))
     assert lost == []
 
@@ -49,6 +49,12 @@ def test_every_link_between_the_documents_leads_to_a_page_and_its_heading() -> N
 )
 def test_nothing_else_is_served(path: str) -> None:
     assert answer(path)[0] == 404
+
+
+def test_pictures_are_served_as_pictures() -> None:
+    status, headers, body = PAGES.answer("docs/tutorial/pictures/dags.png")
+    assert (status, headers) == (200, [(b"content-type", b"image/png")])
+    assert body == (ROOT / "docs" / "tutorial" / "pictures" / "dags.png").read_bytes()
 
 
 def test_tables_are_tables_and_markup_in_a_page_stays_text() -> None:

@@ -24,6 +24,17 @@ def test_an_error_becomes_the_failure_its_class_asks_for(
     assert "what to do" in str(caught.value)
 
 
+def test_an_error_is_shown_once_and_with_its_cause() -> None:
+    cause = OSError("what the system said")
+    with pytest.raises(AirflowException) as plain, translated():
+        raise errors.PrivilegeError("what happened", "what to do")
+    assert plain.value.__cause__ is None
+    assert plain.value.__suppress_context__
+    with pytest.raises(AirflowException) as caused, translated():
+        raise errors.PrivilegeError("what happened", "what to do") from cause
+    assert caused.value.__cause__ is cause
+
+
 @pytest.mark.parametrize(
     ("code", "failure"), [(78, AirflowFailException), (75, AirflowException), (137, AirflowException)]
 )

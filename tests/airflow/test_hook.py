@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg2.extensions
 import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgrepl.errors import SlotError, SourceConnectionError
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
@@ -37,6 +38,12 @@ def hook(monkeypatch: pytest.MonkeyPatch, dsn: str, pg: Any) -> PgReplicationHoo
     )
     provide(monkeypatch, dsn)
     return PgReplicationHook("source")
+
+
+def test_missing_connection_error_says_where_to_add_it(airflow_db: None) -> None:
+    with pytest.raises(AirflowNotFoundException, match="`nosuch` isn't defined\n  hint: add") as caught:
+        PgReplicationHook("nosuch").dsn()
+    assert "AIRFLOW_CONN_NOSUCH" in str(caught.value)
 
 
 def test_a_good_connection_tests_well(hook: PgReplicationHook) -> None:

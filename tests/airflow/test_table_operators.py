@@ -35,9 +35,10 @@ def operate(name: str, shop: Recorded, module: str = "tables", **options: Any) -
     return kind(task_id="t", pipeline=shop.pipeline.to_json(), **options).execute({})
 
 
-def test_tables_are_paused_and_resumed(shop: Recorded) -> None:
+def test_tables_are_paused_and_resumed(shop: Recorded, capfd: pytest.CaptureFixture[str]) -> None:
     result = operate("PgPauseTablesOperator", shop, tables="public.a, public.b")
     assert result == {"tables": ["public.a", "public.b"]}
+    assert "paused: public.a, public.b" in "".join(capfd.readouterr())
     assert shop.record("public.a").state is TableState.PAUSED
     assert operate("PgResumeTablesOperator", shop, tables="['public.a']") == {"tables": ["public.a"]}
     assert shop.record("public.a").state is TableState.CATCHING_UP

@@ -419,3 +419,16 @@ def stop(*_: object, **__: object) -> None:
 
 def make_changelog(lake: str, record: EpochRecord) -> None:
     create_changelog(changelog_uri(lake), record)
+
+
+def test_first_snapshot_into_an_unwritable_lake_changes_nothing(dsn: str, tmp_path: Path) -> None:
+    """The next try may name another lake."""
+    execute(dsn, *TABLES)
+    access = Kept(dsn, tmp_path, ("public.*",), trust_table_owners=True).access
+    (tmp_path / "file").touch()
+    unwritable = replace(access.pipeline, lake=str(tmp_path / "file" / "lake"))
+    with pytest.raises(LakeError, match="cannot write under"):
+        take_tables(replace(access, pipeline=unwritable))
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select to_regnamespace('_pgrepl'), (select count(*) from pg_publication)")
+        assert cursor.fetchone() == (None, 0)

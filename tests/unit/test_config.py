@@ -65,7 +65,8 @@ def test_whose_home_the_lake_is_in_must_be_known_only_where_it_lies() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is not JSON"),
+        ("{", "is not JSON that"),
+        ('{"tables": ["public.orders",]}', "is not JSON that can be read: .*line 1 column 2"),
         ('{"types": ' + "[" * 200_000, "is not JSON that can be read"),
         ('{"flush_bytes": ' + "1" * 5000 + "}", "is not JSON that can be read"),
         ("[]", "one JSON object"),
@@ -77,6 +78,8 @@ def test_whose_home_the_lake_is_in_must_be_known_only_where_it_lies() -> None:
 def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         Pipeline.from_json(text)
+    if "JSON that" in says:
+        assert "comma before ] or }" in caught.value.hint
     if "unknown" in says:
         assert caught.value.hint == "did you mean 'slot', 'tables'?"
 

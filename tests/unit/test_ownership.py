@@ -207,6 +207,17 @@ def test_contradiction_is_said_with_both_sides(
     assert "delete" not in caught.value.hint
 
 
+def test_lake_of_a_first_snapshot_that_failed_can_be_left_by_teardown() -> None:
+    begun, unbegun = moved(epoch=None), moved(epoch=None, recorded=replace(RECORD, lake_id=""))
+    with pytest.raises(ConfigError) as caught:
+        check_ours(unbegun)
+    assert "set `lake` back to /lake" in caught.value.hint
+    assert "run pgrepl teardown" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        check_ours(begun)
+    assert "teardown" not in caught.value.hint
+
+
 PROMOTED = evidence(server=replace(SERVER, timeline=2))
 BEHIND = evidence(written_lsn=LSN(8))
 MOVED_SLOT = evidence(slots={SLOT.name: AHEAD})

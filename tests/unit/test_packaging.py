@@ -91,10 +91,10 @@ def test_the_wheel_contains_every_module_of_the_package_and_nothing_else(wheel):
 
 
 def test_the_wheel_contains_the_documents(wheel):
-    pages = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    pages = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.*") if page.is_file()}
     prefix = "airflow_provider_pgrepl/documents/"
     inside = {name.removeprefix(prefix) for name in wheel.namelist() if name.startswith(prefix)}
-    assert {*pages, *DOCUMENTS} == {name for name in inside if name.endswith(".md")}
+    assert {*pages, *DOCUMENTS, "LICENSE"} == inside
 
 
 def test_airflow_finds_the_provider_by_its_entry_point(wheel):

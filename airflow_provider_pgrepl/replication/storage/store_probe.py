@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,8 +14,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake_location import Place, place_in_store
 from airflow_provider_pgrepl.replication.storage import objects
+from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import access_to, open_store
+from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
 from airflow_provider_pgrepl.replication.storage.store_faults import (
     NO_CONDITIONS,
     SLOW,
@@ -66,6 +69,20 @@ def check_store(lake_root: str) -> None:
         raise _unusable(lake_root, failed)
     if not is_refused:
         raise LakeError(f"{lake_root}: {NO_CONDITIONS.sentence}", NO_CONDITIONS.hint)
+
+
+def check_directory(lake_root: str) -> None:
+    """Make a folder where the directory of a new lake will be, and remove it. Nothing is asked of a store.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    directory = local_path(lake_root)
+    if directory is None:
+        return
+    with storage_errors(lake_root):
+        nearest = next(path for path in (directory, *directory.parents) if path.exists())
+        with tempfile.TemporaryDirectory(prefix="_pgrepl_probe_", dir=nearest):
+            pass
 
 
 class _NotOpenedError(OSError):

@@ -58,7 +58,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 )
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.storage.store_probe import check_store
+from airflow_provider_pgrepl.replication.storage.store_probe import check_directory, check_store
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +182,8 @@ def opened(
         epoch = evidence.epoch
         if epoch is None:
             check_not_nested(pipeline.lake_root)
+            # Before anything is recorded: such a record would keep the next try from another lake.
+            check_directory(pipeline.lake_root)
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)

@@ -70,7 +70,8 @@ def check_known(wanted: Collection[TableName], selected: Selected, records: Reco
     if unknown:
         raise ConfigError(
             f"--tables: not among the tables of the pipeline: {', '.join(map(str, unknown))}",
-            "add it to `tables` in the pipeline file, or take it with --add",
+            "check the name; or add it to `tables` in the pipeline file, or take it with --add, or"
+            " PgAddTablesOperator",
         )
 
 

@@ -1,0 +1,32 @@
+"""check_directory: whether a lake's directory can be made, asked before anything relies on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.storage.store_probe import check_directory
+
+
+def test_directory_that_can_be_made_is_not_made(tmp_path: Path) -> None:
+    check_directory(str(tmp_path / "new" / "lake"))
+    check_directory(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lake_inside_a_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LakeError, match=r"cannot write under .*/file/lake: Not a directory") as caught:
+        check_directory(str(tmp_path / "file" / "lake"))
+    assert caught.value.hint
+
+
+def test_lake_where_the_system_makes_no_folders_is_rejected() -> None:
+    with pytest.raises(LakeUnavailableError, match="cannot write under /proc/lake"):
+        check_directory("/proc/lake")
+
+
+def test_store_is_not_asked() -> None:
+    check_directory("s3://bucket/lake")
