@@ -12,9 +12,15 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.app.process import WILL_NOT_HELP, exit_code
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog, mark
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, find_torn_points
+from airflow_provider_pgrepl.replication.lake.points import (
+    ConsistentPoint,
+    Points,
+    find_torn_points,
+    points_uri,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage.torn import find_torn, find_torn_by_crash
 from tests.support.changelogs import Written, new_changelog
@@ -238,6 +244,32 @@ def test_a_torn_point_goes(tmp_path: Path, tear: Tear) -> None:
     assert after.all() == (made[0],)
     after.append(made[1])
     assert json.loads(commit(f"{tmp_path}/_pgrepl/consistent_points", 2).read_text().splitlines()[-1])
+
+
+def written_points(lake: Path) -> list[ConsistentPoint]:
+    points = [ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": lsn}) for lsn in (1, 2, 3)]
+    for point in points:
+        Points(str(lake)).append(point)
+    return points
+
+
+def test_points_behind_the_commit_of_another_program_stay(tmp_path: Path) -> None:
+    made = written_points(tmp_path)
+    DeltaTable(points_uri(str(tmp_path))).optimize.compact()
+    made.append(ConsistentPoint(1, 4, datetime.now(UTC), {"public.t": 4}))
+    Points(str(tmp_path)).append(made[-1])
+    assert not find_torn_points(str(tmp_path))
+    assert Points(str(tmp_path)).all() == tuple(made)
+
+
+@pytest.mark.parametrize("tear", [half, zeros])
+def test_points_behind_a_damaged_commit_are_not_set_aside(tmp_path: Path, tear: Tear) -> None:
+    written_points(tmp_path)
+    tear(commit(points_uri(str(tmp_path)), 2))
+    with pytest.raises(LakeError, match=r"commit 2 of .* is not whole, and commit 3 is\. Nothing") as caught:
+        find_torn_points(str(tmp_path))
+    assert ".torn" in caught.value.hint
+    assert exit_code(caught.value) == WILL_NOT_HELP
 
 
 # Tables of which nothing records what was reported: points, relations, publishers.

@@ -52,6 +52,7 @@ POINTS_APP = "pgrepl-points"
 # Who opens the points reads each.
 _MANY_FILES = 64
 _REWRITE_ATTEMPTS = 3
+_OPERATION = "WRITE"
 
 
 def find_torn_points(lake_root: str) -> torn.Torn:
@@ -63,9 +64,11 @@ def find_torn_points(lake_root: str) -> torn.Torn:
 
 
 def _is_whole(actions: torn.Actions) -> bool:
-    """Of a commit of points the app id is written last."""
+    """Of a commit of points the app id is written last; of one that another program compacts by, a file."""
     kinds = {kind for action in actions for kind in action}
-    return bool(kinds & {"txn", "metaData"})
+    operations = {action["commitInfo"].get("operation") for action in actions if "commitInfo" in action}
+    is_of_others = not operations <= {_OPERATION}
+    return bool(kinds & {"txn", "metaData"}) or (is_of_others and ("add" in kinds or "remove" not in kinds))
 
 
 def points_uri(lake_root: str) -> str:
@@ -225,7 +228,7 @@ class Points:
             self._log = self._log or self._open_log()
             written = [write_points(self._uri, points)] if points else []
             actions = [*map(_removed, gone), *map(added_action, written)]
-            self._log.commit("WRITE", actions, apps=self._missing_marks())
+            self._log.commit(_OPERATION, actions, apps=self._missing_marks())
         except TakenOverError:
             raise _fenced() from None
         except (DeltaError, OSError) as error:

@@ -118,12 +118,15 @@ def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Act
 
 
 def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[[Actions], bool]) -> None:
-    folder, whole = root / LOG_FOLDER, dict[int, Actions]()
-    for version in commits:
-        actions = _read(folder, version)
-        if not actions or not is_whole(actions):
-            break
-        whole[version] = actions
+    folder = root / LOG_FOLDER
+    read = {version: _read(folder, version) or [] for version in commits}
+    torn = [version for version, actions in read.items() if not actions or not is_whole(actions)]
+    whole = {version: actions for version, actions in read.items() if version not in torn}
+    if torn and max(whole, default=_NONE) > torn[0]:
+        raise LakeError(
+            f"commit {torn[0]} of {root} is not whole, and commit {max(whole)} is. Nothing was changed",
+            _way_out(folder, torn[0]),
+        )
     first, named = min(commits, default=0), ""
     if whole and not commit_file(folder, first - 1).exists() and first - 1 != _checkpoints(root)[0]:
         raise LakeError(
