@@ -24,8 +24,9 @@ def test_lake_inside_a_file_is_rejected(tmp_path: Path) -> None:
 
 
 def test_lake_where_the_system_makes_no_folders_is_rejected() -> None:
-    with pytest.raises(LakeUnavailableError, match="cannot write under /proc/lake"):
+    with pytest.raises(LakeUnavailableError, match="cannot write under /proc/lake") as caught:
         check_directory("/proc/lake")
+    assert caught.value.hint.startswith("check that the process may write there")
 
 
 def test_store_is_not_asked() -> None:

@@ -284,7 +284,7 @@ def _refused(dsn: str, text: str) -> SourceError:
         if re.search(pattern, reason):
             return kind(f"cannot connect to {address(dsn)}: {reason}", hint)
     return SourceConnectionError(
-        f"cannot connect to {address(dsn)}: {reason}", "is the server up, and host and port right?"
+        f"cannot connect to {address(dsn)}: {reason}", "check host and port, and that the server runs"
     )
 
 

@@ -86,7 +86,8 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
     if fault := explanation_of(error):
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
     return LakeUnavailableError(
-        f"{doing}: {_reason(error)}", "may the process write there, can the storage be reached?"
+        f"{doing}: {_reason(error)}",
+        "check that the process may write there, and that the storage can be reached",
     )
 
 

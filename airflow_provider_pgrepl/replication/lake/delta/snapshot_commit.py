@@ -125,7 +125,9 @@ def create_table(
     if unavailable is not None:
         raise unavailable
     if failed:
-        raise LakeError(f"cannot create the lake table {uri}: {failed}", "may the process write there?")
+        raise LakeError(
+            f"cannot create the lake table {uri}: {failed}", "check that the process may write there"
+        )
     return 0
 
 
