@@ -266,6 +266,35 @@ def test_a_partition_keeps_what_is_excluded_of_its_partitioned_table(kept: Kept)
     assert problems(kept) == {}
 
 
+def test_a_child_by_inheritance_needs_the_exclusion_of_its_parent(kept: Kept) -> None:
+    """Whoever adds one for each month, as before there were partitions, names it in no setting."""
+    taken(kept)
+    execute(
+        kept.dsn,
+        "create table e_1 (primary key (id), more text) inherits (e)",
+        "create table e_1_1 (primary key (id)) inherits (e_1)",
+        f"insert into e_1 values (2, '{SECRET}', 2, 'm')",
+    )
+    found = problems(kept)
+    assert set(found) == {"public.e_1", "public.e_1_1"}
+    said = "inherits column public.e.ssn, which exclude_columns names: name public.e_1.ssn there"
+    assert said in found["public.e_1"]
+    kept.configure(exclude_columns=(*EXCLUDED, "public.e_1.ssn"))
+    assert list(problems(kept)) == ["public.e_1_1"]
+    kept.configure(exclude_columns=(*EXCLUDED, "public.e_1.ssn", "public.e_1_1.ssn"))
+    assert problems(kept) == {}
+
+
+def test_a_child_by_inheritance_waits_for_the_present_name_of_an_excluded_column(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN, "create table e_1 (primary key (id)) inherits (e)")
+    assert "inherits from public.e: column public.e.ssn_old is, or may be" in problems(kept)["public.e_1"]
+    outcome = take_tables(kept.access)
+    assert {str(table) for table in outcome.failed} == {"public.e_1"}
+    assert kept.states() == {E: "streaming", OTHER: "streaming", "public.e_1": "errored"}
+    assert_guarded(kept)
+
+
 def test_a_table_that_becomes_a_partition_brings_its_exclusion(kept: Kept) -> None:
     execute(kept.dsn, "create table p (id int primary key, ssn text) partition by range (id)")
     execute(kept.dsn, "alter table e drop column amount, drop column note")
