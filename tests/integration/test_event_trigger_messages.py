@@ -65,7 +65,7 @@ READ_BY_OTHERS = (
 @pytest.mark.differs_by_major("which settings the parser of SQL and of PL/pgSQL has")
 @pytest.mark.differs_by_major("what DROP locks")
 def test_dropped_tables_and_indexes_are_told_of_for_the_tables_that_had_them(dsn, tmp_path):
-    """Each message of a partitioned table names all its partitions, however often other tables are dropped."""
+    """A message of a partitioned table names all its partitions: too much for a DROP of any other table."""
     execute(
         dsn,
         "create table p (id int primary key, v text) partition by range (id)",
