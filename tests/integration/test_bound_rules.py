@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
     Selected,
     resolve_tables,
     select_tables,
@@ -293,6 +294,37 @@ def test_a_child_by_inheritance_waits_for_the_present_name_of_an_excluded_column
     assert {str(table) for table in outcome.failed} == {"public.e_1"}
     assert kept.states() == {E: "streaming", OTHER: "streaming", "public.e_1": "errored"}
     assert_guarded(kept)
+
+
+GENERATED = "generated always as (upper(ssn)) stored"
+
+
+def test_a_column_that_is_generated_from_an_excluded_one_is_excluded_too(kept: Kept) -> None:
+    """As the tsvector of a full-text search."""
+    execute(
+        kept.dsn,
+        f"alter table e add loud text {GENERATED}, add twice numeric generated always as (amount * 2) stored",
+        f"create table p (id int primary key, ssn text, loud text {GENERATED}) partition by range (id)",
+        "create table p_1 partition of p for values from (0) to (9)",
+    )
+    kept.configure(exclude_columns=(*EXCLUDED, "public.p.ssn"))
+    with kept.source() as source:
+        found = select_tables(source, kept.pipeline, RequestedTables()).problems
+        assert {str(table): error.message for table, error in found.items()} == {
+            f"public.{name}": f"public.{name}: column public.{name}.loud is generated from public.{name}.ssn,"
+            " which exclude_columns names: name it there"
+            for name in "ep"
+        }
+        kept.configure(exclude_columns=(*EXCLUDED, "public.e.loud", "public.p.ssn", "public.p.loud"))
+        assert select_tables(source, kept.pipeline, RequestedTables()).problems == {}
+
+
+def test_a_column_that_is_generated_from_an_excluded_one_later_is_not_followed(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, f"alter table e add loud text {GENERATED}", "insert into e (id) values (2)")
+    kept.receive()
+    assert "loud is generated from public.e.ssn" in problems(kept)[E]
+    assert "column loud was added and the table rewritten" in str(kept.bring_forward(E).error)
 
 
 def test_a_table_that_becomes_a_partition_brings_its_exclusion(kept: Kept) -> None:
