@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
     Selected,
     resolve_tables,
     select_tables,
@@ -266,6 +267,66 @@ def test_a_partition_keeps_what_is_excluded_of_its_partitioned_table(kept: Kept)
     assert "name the column that has its values there" in found["public.p_2"]
     kept.configure(exclude_columns=("public.p.ssn", "public.p_1.ssn", "public.p_2.other"))
     assert problems(kept) == {}
+
+
+def test_a_child_by_inheritance_needs_the_exclusion_of_its_parent(kept: Kept) -> None:
+    """Whoever adds one for each month, as before there were partitions, names it in no setting."""
+    taken(kept)
+    execute(
+        kept.dsn,
+        "create table e_1 (primary key (id), more text) inherits (e)",
+        "create table e_1_1 (primary key (id)) inherits (e_1)",
+        f"insert into e_1 values (2, '{SECRET}', 2, 'm')",
+    )
+    found = problems(kept)
+    assert set(found) == {"public.e_1", "public.e_1_1"}
+    said = "inherits column public.e.ssn, which exclude_columns names: name public.e_1.ssn there"
+    assert said in found["public.e_1"]
+    kept.configure(exclude_columns=(*EXCLUDED, "public.e_1.ssn"))
+    assert list(problems(kept)) == ["public.e_1_1"]
+    kept.configure(exclude_columns=(*EXCLUDED, "public.e_1.ssn", "public.e_1_1.ssn"))
+    assert problems(kept) == {}
+
+
+def test_a_child_by_inheritance_waits_for_the_present_name_of_an_excluded_column(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN, "create table e_1 (primary key (id)) inherits (e)")
+    assert "inherits from public.e: column public.e.ssn_old is, or may be" in problems(kept)["public.e_1"]
+    outcome = take_tables(kept.access)
+    assert {str(table) for table in outcome.failed} == {"public.e_1"}
+    assert kept.states() == {E: "streaming", OTHER: "streaming", "public.e_1": "errored"}
+    assert_guarded(kept)
+
+
+GENERATED = "generated always as (upper(ssn)) stored"
+
+
+def test_a_column_that_is_generated_from_an_excluded_one_is_excluded_too(kept: Kept) -> None:
+    """As the tsvector of a full-text search."""
+    execute(
+        kept.dsn,
+        f"alter table e add loud text {GENERATED}, add twice numeric generated always as (amount * 2) stored",
+        f"create table p (id int primary key, ssn text, loud text {GENERATED}) partition by range (id)",
+        "create table p_1 partition of p for values from (0) to (9)",
+    )
+    kept.configure(exclude_columns=(*EXCLUDED, "public.p.ssn"))
+    with kept.source() as source:
+        found = select_tables(source, kept.pipeline, RequestedTables()).problems
+        assert {str(table): error.message for table, error in found.items()} == {
+            f"public.{name}": f"public.{name}: column public.{name}.loud is generated from public.{name}.ssn,"
+            " which exclude_columns names: name it there"
+            for name in "ep"
+        }
+        kept.configure(exclude_columns=(*EXCLUDED, "public.e.loud", "public.p.ssn", "public.p.loud"))
+        assert select_tables(source, kept.pipeline, RequestedTables()).problems == {}
+
+
+def test_a_column_that_is_generated_from_an_excluded_one_later_is_not_followed(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, f"alter table e add loud text {GENERATED}", "insert into e (id) values (2)")
+    kept.receive()
+    assert "loud is generated from public.e.ssn" in problems(kept)[E]
+    assert "column loud was added and the table rewritten" in str(kept.bring_forward(E).error)
 
 
 def test_a_table_that_becomes_a_partition_brings_its_exclusion(kept: Kept) -> None:

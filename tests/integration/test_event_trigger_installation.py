@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql im
     install_statements,
     removal_script,
 )
+from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from demo.postgres import Server, binaries
 from tests.conftest import closing_connection
 from tests.support.application import Application, waits
@@ -178,6 +179,26 @@ def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: S
     finally:
         with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
             cursor.execute(f"drop database {name}_restored")
+
+
+@pytest.mark.differs_by_major("which rights pg_dump needs")
+def test_owner_whose_dump_fails_on_our_schema_is_told_what_to_leave_out(watched, server: Server, dsn):
+    """A nightly backup is often taken by the role that owns the database, and no superuser."""
+    name = dsn.split("dbname=")[1].split()[0]
+    with watched.source() as source, weak_role(watched) as owner:
+        execute(dsn, f"alter role {owner} login", f"alter database {name} owner to {owner}")
+        execute(dsn, f"alter table t owner to {owner}", f"alter table other owner to {owner}")
+        dump = [binaries() / "pg_dump", "-d", dsn.replace("user=postgres", f"user={owner}")]
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            subprocess.run(dump, check=True, capture_output=True, text=True)
+        assert "permission denied for schema _pgrepl" in failed.value.stderr
+        (said,) = (one for one in server_warnings(source, watched.pipeline.slot) if "pg_dump" in one)
+        assert f"role {owner}, which owns the database, may not read schema _pgrepl" in said
+        assert "--exclude-schema=_pgrepl" in said
+        subprocess.run([*dump, "--exclude-schema=_pgrepl"], check=True, capture_output=True, text=True)
+        execute(dsn, f"grant pg_read_all_data to {owner}")
+        subprocess.run(dump, check=True, capture_output=True, text=True)
+        assert not any("pg_dump" in one for one in server_warnings(source, watched.pipeline.slot))
 
 
 GATE = (

@@ -63,6 +63,32 @@ READ_BY_OTHERS = (
 
 
 @pytest.mark.differs_by_major("which settings the parser of SQL and of PL/pgSQL has")
+@pytest.mark.differs_by_major("what DROP locks")
+def test_dropped_tables_and_indexes_are_told_of_for_the_tables_that_had_them(dsn, tmp_path):
+    """A message of a partitioned table names all its partitions: too much for a DROP of any other table."""
+    execute(
+        dsn,
+        "create table p (id int primary key, v text) partition by range (id)",
+        "create table sub partition of p for values from (0) to (10) partition by range (id)",
+        "create table low partition of sub for values from (0) to (5)",
+        "create table by_index (id int not null, v text)",
+        "create unique index identity on by_index (id)",
+        "alter table by_index replica identity using index identity",
+        "create index more on by_index (v)",
+        "create table stage (id int primary key, v text)",
+        "create index unrelated on stage (v)",
+    )
+    watched = Watched(dsn, tmp_path, ("public.p", "public.by_index"), event_trigger=True)
+    p, by_index = (one.oid for one in watched.begin_watched("public.p", "public.by_index"))
+    told = []
+    for drop in ("index unrelated", "table stage", "table low", "index concurrently more", "index identity"):
+        execute(dsn, f"drop {drop}")
+        watched.receive()
+        rows = watched.changelog_rows("R")[sum(map(len, told)) :]
+        told.append([row["relation_id"] for row in rows])
+    assert told == [[], [], [p], [by_index], [by_index]]
+
+
 def test_settings_of_the_session_change_no_message(watched, dsn):
     settings = " ".join(f"-c {setting}" for setting in READ_BY_OTHERS)
     with closing_connection(f"{dsn} options='{settings}'") as session, session.cursor() as cursor:

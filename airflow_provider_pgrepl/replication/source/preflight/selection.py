@@ -16,6 +16,8 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.preflight.generated_exclusions import generated_exclusions
+from airflow_provider_pgrepl.replication.source.preflight.inherited_exclusions import inherited_exclusions
 from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
 from airflow_provider_pgrepl.replication.source.preflight.shape_problems import (
     is_system,
@@ -227,6 +229,7 @@ class _Selection:
         self._unnamed: set[TableName] = set()
         self._problems: dict[TableName, list[str]] = defaultdict(list)
         self._refused: dict[int, RefusedChanges] = {}
+        self._derived: dict[int, list[str]] = defaultdict(list)
         self._left_out: dict[TableName, str] = {}
 
     def select(self, by_pattern: frozenset[TableName]) -> Selected:
@@ -240,6 +243,11 @@ class _Selection:
             planned=self._pipeline.publication_mode == "create",
         )
         self._refused = refused_tables(self._connection, self._pipeline, relations.values())
+        for oid, problem in (
+            *inherited_exclusions(self._connection, self._pipeline, relations, self._recorded),
+            *generated_exclusions(self._connection, self._pipeline, relations),
+        ):
+            self._derived[oid].append(problem)
         usable = [relation for relation in relations.values() if self._is_usable(relation)]
         usable = [relation for relation in usable if relation.table not in self._problems]
         problems = {
@@ -335,7 +343,9 @@ class _Selection:
         return shape_problems(self._connection, self._pipeline, relation)
 
     def _rule_problems(self, relation: Relation) -> Iterable[str]:
-        """Settings that named the table, or may have named what it was made of, by a name that is gone."""
+        """Settings that named the table, or may have named what it was made of, by a name that is gone, or
+        that name what its columns come from."""
+        yield from self._derived.get(relation.oid, ())
         if self._recorded is None:
             return
         yield from self._recorded.problems(relation)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
-from airflow_provider_pgrepl.replication.source.connection import Connection, row
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 # The second is there since PostgreSQL 18.
@@ -15,6 +16,15 @@ SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
     max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
     pg_catalog.current_setting('idle_replication_slot_timeout', true)
 FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
+"""
+# A role that owns the schema, which may not be there yet, can read it.
+_OWNER_WITHOUT_RIGHT = """
+SELECT r.rolname::text FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba
+WHERE d.datname = pg_catalog.current_database()
+    AND NOT pg_catalog.pg_has_role(r.oid, 'pg_read_all_data', 'USAGE')
+    AND NOT coalesce((SELECT pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE')
+        FROM pg_catalog.pg_namespace n WHERE n.nspname = '_pgrepl'),
+        pg_catalog.pg_has_role(r.oid, current_user, 'USAGE'))
 """
 _SENDABLE = (
     "UTF8 LATIN1 LATIN2 LATIN4 LATIN5 LATIN6 LATIN7 LATIN8 LATIN9 LATIN10 WIN866 WIN1256 KOI8R KOI8U"
@@ -42,6 +52,7 @@ def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
             " replication ends with an error of the server's: upgrade it"
         )
     yield from _slot_limits(connection)
+    yield from _unreadable_schema(connection)
     with source_errors("asking for the encoding"):
         encoding = row(connection, "SELECT pg_catalog.current_setting('server_encoding')")[0]
     if encoding not in ALWAYS_SENDABLE:
@@ -66,4 +77,16 @@ def _slot_limits(connection: Connection) -> Iterator[str]:
             f"idle_replication_slot_timeout is {idle_shown}: the server invalidates a slot that nobody reads"
             " for as long, as while the pipeline is stopped; it then needs a new epoch. During a snapshot the"
             " slot is kept in use"
+        )
+
+
+def _unreadable_schema(connection: Connection) -> Iterator[str]:
+    """The owner of the database, if its backups fail from the first snapshot on."""
+    with source_errors("asking for the owner of the database"):
+        found = rows(connection, _OWNER_WITHOUT_RIGHT)
+    for (owner,) in found:
+        yield (
+            f"role {one_line(owner)}, which owns the database, may not read schema _pgrepl, which the"
+            " pipeline makes there: pg_dump by this role ends with an error. Give it"
+            " --exclude-schema=_pgrepl"
         )
