@@ -14,17 +14,20 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, RewoundError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
 from airflow_provider_pgrepl.replication.events.creek.messages import Row
 from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.names import TableName
 from demo.nats import NatsServer
+from tests.conftest import fresh_database
 from tests.support.events_only import EventsOnly
 from tests.support.jetstream import creek_applied
 from tests.support.kept import A, B, kept_tables
@@ -154,6 +157,28 @@ def test_a_snapshot_on_request_comes_from_the_source_as_of_a_place_in_the_stream
         if one.subject.endswith(".wide") and one.stamp > taken.header.lsn
     ]
     assert [(one.op, one.value["before"]["id"]) for one in later] == [("d", 5)]
+
+
+def test_no_snapshot_is_made_from_another_source_than_the_pipelines(events, dsn, server, monkeypatch):
+    events.take()
+    events.catch_up()
+    at = read_record(events.pipeline.lake_root, "events")
+    with fresh_database(server) as elsewhere:
+        execute(
+            elsewhere,
+            "create table t (id int primary key, v text)",
+            "insert into t values (1, 'staging')",
+            f"create publication {events.pipeline.publication} for table t",
+        )
+        monkeypatch.setenv(DSN_VARIABLE, elsewhere)
+        settings = events.pipeline.publisher("events")
+        snapshots = SourceSnapshots(events.pipeline, settings, [events.uri], lambda _: at)
+        monkeypatch.setenv(process.STATE_DSN_VARIABLE, dsn)
+        with pytest.raises(RewoundError, match=r"was written from .* leads to another database"):
+            snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
+        monkeypatch.delenv(process.STATE_DSN_VARIABLE)
+        with pytest.raises(RewoundError, match=r"was written from .* leads to another database"):
+            snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
 
 
 def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
