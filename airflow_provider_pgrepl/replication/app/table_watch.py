@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
 from airflow_provider_pgrepl.replication.app.definition_rows import definition_rows
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
@@ -171,8 +172,9 @@ class TableWatch:
     def _judge(self, oid: int, one: _Watched, rows: pa.Table) -> None:
         find = RelationCache(self._pipeline.lake_root, self._uri, oid).find
         timeline = relation_timeline(one.relation, rows, find, self._pipeline.choices(one.table))
-        if timeline.stop is not None:
-            lsn, error = timeline.stop
+        stops = [stop for stop in (timeline.stop, first_gap(rows, one.table)) if stop is not None]
+        if stops:
+            lsn, error = min(stops, key=lambda stop: stop[0])
             self._stop(oid, error, lsn)
             return
         one.through = LSN(rows["commit_lsn"][-1].as_py())
