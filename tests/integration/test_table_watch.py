@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgrepl.replication.app import table_watch
 from airflow_provider_pgrepl.replication.app.table_watch import TableWatch
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
+from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from tests.support.kept import A, B, Kept, kept_tables
+from tests.support.replicated import execute
 
 
 @pytest.fixture
@@ -39,3 +42,20 @@ def test_a_skipped_transaction_stops_the_tables_that_it_may_have_changed(kept, w
     look(kept, watch)
     assert kept.states() == {A: "errored", B: "streaming"}
     assert (kept.record(A).error, kept.record(A).lsn) == ("GapError", begun.commit_lsn)
+
+
+def test_a_table_that_the_watch_has_not_looked_at_keeps_its_place(kept, watch, monkeypatch):
+    monkeypatch.setattr(table_watch, "_RECORDS_S", 600.0)
+    kept.set_states(B, TableState.SNAPSHOTTING)
+    look(kept, watch)
+    # Tables of one snapshot have one position, and become active one after the other.
+    taken_at = kept.record(A).position_lsn
+    with kept.access.store("snapshot") as store:
+        store.record_snapshot(kept.pipeline.name, kept.record(B).relation, taken_at, 0)
+    kept.set_states(B, TableState.CATCHING_UP)
+    execute(kept.dsn, "insert into a values (1)")
+    kept.receive()
+    look(kept, watch)
+    watch.save()
+    assert kept.record(A).position_lsn > taken_at
+    assert kept.record(B).position_lsn == taken_at

@@ -89,7 +89,9 @@ class TableWatch:
             alike = [one for one in self._tables.values() if one.saved == saved]
             through = min(one.through for one in alike)
             if saved < through:
-                self._store.record_watched(self._pipeline.name, saved, through)
+                # Others at the same place became active since: nobody has looked at them.
+                names = [one.table for one in alike]
+                self._store.record_watched(self._pipeline.name, names, saved, through)
                 for one in alike:
                     one.saved = through
 
@@ -181,7 +183,7 @@ class TableWatch:
         if timeline.relation.version != one.relation.version:
             one.relation = timeline.relation
             # In one statement: what is before the position is never judged by what came after it.
-            self._store.record_watched(self._pipeline.name, one.saved, one.through, one.relation)
+            self._store.record_watched(self._pipeline.name, [one.table], one.saved, one.through, one.relation)
             one.saved = one.through
 
     def _stop(self, oid: int, error: PgReplError, lsn: LSN) -> None:
