@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app.lake_choice import (
     otherwise_taken,
     taken_otherwise,
 )
-from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
+from airflow_provider_pgrepl.replication.app.lost_lake import check_lake, known_tables
 from airflow_provider_pgrepl.replication.app.ownership import (
     Evidence,
     check_new_epoch,
@@ -185,7 +185,7 @@ def opened(
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
-        lost = _find_lost(evidence, new_epoch=new_epoch)
+        lost = _find_lost(store, evidence, new_epoch=new_epoch)
         if new_epoch or not has_tables(epoch, records):
             selected = read_selected(store, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
@@ -218,13 +218,13 @@ def opened(
         )
 
 
-def _find_lost(evidence: Evidence, *, new_epoch: bool) -> list[own_tables.MissingTable]:
+def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own_tables.MissingTable]:
     """The lake's own tables that are lost with an epoch which is given up: `pgrepl accept-missing` refuses
     there. Raises LakeError for those of one that goes on, and where another table is in the place."""
     root = evidence.pipeline.lake_root
     if evidence.torn_down or (new_epoch and any(differences(evidence))):
         return own_tables.find_lost(root)
-    own_tables.check(root)
+    own_tables.check(root, known_tables(store, evidence.epoch))
     return []
 
 
