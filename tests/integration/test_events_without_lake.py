@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import ConfigError, RewoundError
+from airflow_provider_pgrepl.errors import ConfigError, RewoundError, TargetError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
@@ -179,6 +179,34 @@ def test_no_snapshot_is_made_from_another_source_than_the_pipelines(events, dsn,
         monkeypatch.delenv(process.STATE_DSN_VARIABLE)
         with pytest.raises(RewoundError, match=r"was written from .* leads to another database"):
             snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
+
+
+def test_nothing_is_sent_into_the_streams_of_another_lake(events, server, tmp_path, monkeypatch):
+    events.take()
+    execute(events.dsn, "insert into t values (2, 'a')")
+    events.catch_up()
+    with fresh_database(server) as elsewhere:
+        execute(elsewhere, "create table t (id int primary key, v text)", "insert into t values (1, 'x')")
+        (tmp_path / "staging").mkdir()
+        staging = EventsOnly(elsewhere, tmp_path / "staging", ("public.t",), events.uri)
+        staging.publisher(database=events.pipeline.name)
+        staging.take()
+        execute(elsewhere, "insert into t values (2, 'staging')")
+        code = staging.run_here("replicate", "--publish", "events", "--until", "caught-up")
+        assert code == process.WILL_NOT_HELP
+        assert "is of another lake" in staging.log_tail()
+        monkeypatch.setenv(DSN_VARIABLE, elsewhere)
+        at = read_record(events.pipeline.lake_root, "events")
+        snapshots = SourceSnapshots(
+            staging.pipeline, staging.pipeline.publisher("events"), [events.uri], lambda _: at
+        )
+        with pytest.raises(TargetError, match="is of another lake"):
+            snapshots.send(TableName.parse("public.t"), "CREEK_snap", threading.Event())
+        assert main(["teardown", str(staging.file), "--drop-lake", "--yes"]) == process.DONE
+    monkeypatch.setenv(DSN_VARIABLE, events.dsn)
+    execute(events.dsn, "insert into t values (3, 'b')")
+    events.catch_up()
+    assert events.seen() == [("t", "c", 2), ("t", "c", 3)]
 
 
 def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):

@@ -39,6 +39,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_columns
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.lake.copying.csv import read_texts
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
@@ -109,6 +110,7 @@ class SourceSnapshots:
                 now = datetime.now(UTC)
                 log.info("a snapshot of %s: %d rows, as of %s", table, copy.count, copy.position)
                 wanted = Wanted(
+                    StreamLake(self._pipeline.lake_root),
                     table,
                     place,
                     now,
