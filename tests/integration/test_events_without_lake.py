@@ -230,6 +230,10 @@ def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
     assert ("other", "c", 2) in events.seen()
     (found,) = retry_tables(events.access)
     assert found.refused is not None
+    # It would read no row: what is missing in the events stays missing.
+    events.take()
+    assert events.states() == {"public.t": "errored", "public.other": "streaming"}
+    assert "table public.t stays errored" in events.log_tail()
     events.take("--tables", "public.t")
     execute(events.dsn, "insert into t values (4, 'again')")
     events.catch_up()
