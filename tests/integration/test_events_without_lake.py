@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import ConfigError, RewoundError, TargetError
+from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, RewoundError, TargetError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
@@ -283,6 +283,21 @@ def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):
     assert events.seen() == [("t", "c", 2), ("t", "c", 3)]
     assert main(["teardown", file, "--drop-lake", "--yes"]) == process.DONE
     assert not Path(events.pipeline.lake_root, "_pgrepl").exists()
+
+
+def test_a_lake_that_took_no_point_is_left_by_the_next_snapshot(dsn, tmp_path, begin, monkeypatch):
+    kept = kept_tables(dsn, tmp_path)
+    kept.write_point(kept.begin(), A, B)
+    events = begin("public.*", name=kept.pipeline.name)
+
+    def refuse(*_: object) -> None:
+        raise LakeUnavailableError("the store is busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Points, "append", refuse)
+        assert events.run_here("snapshot") == process.RETRY_MAY_HELP
+    events.take()
+    assert Points(kept.pipeline.lake_root).latest().tables == {}
 
 
 def test_a_lake_is_left_and_taken_again_only_by_a_snapshot(dsn, tmp_path, jetstream, begin, capsys):
