@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,22 @@ def test_nothing_is_sent_into_the_streams_of_another_lake(events, server, tmp_pa
     execute(events.dsn, "insert into t values (3, 'b')")
     events.catch_up()
     assert events.seen() == [("t", "c", 2), ("t", "c", 3)]
+
+
+def test_nothing_is_sent_from_a_lake_that_was_put_back(events, tmp_path):
+    events.take()
+    lake = Path(events.pipeline.lake_root)
+    shutil.copytree(lake, tmp_path / "backup")
+    execute(events.dsn, "insert into t values (2, 'a')")
+    events.catch_up()
+    shutil.rmtree(lake)
+    shutil.copytree(tmp_path / "backup", lake)
+    running = events.launch("publish", "--publisher", "events")
+    try:
+        wait_until(lambda: "beyond what this lake has" in events.log_tail(), 60, "the publisher to wait")
+    finally:
+        kill(running)
+    assert events.seen() == [("t", "c", 2)]
 
 
 def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
