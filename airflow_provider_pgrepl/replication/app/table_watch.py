@@ -14,7 +14,11 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
 from airflow_provider_pgrepl.replication.app.definition_rows import definition_rows
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    STANDING_ORDINAL,
+    EpochRecord,
+    changelog_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     read_durable_lsn,
@@ -179,7 +183,10 @@ class TableWatch:
             lsn, error = min(stops, key=lambda stop: stop[0])
             self._stop(oid, error, lsn)
             return
-        one.through = LSN(rows["commit_lsn"][-1].as_py())
+        # What stands before a transaction says nothing of that one, which may come later.
+        sent = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
+        if sent.num_rows:
+            one.through = LSN(sent["commit_lsn"][-1].as_py())
         if timeline.relation.version != one.relation.version:
             one.relation = timeline.relation
             # In one statement: what is before the position is never judged by what came after it.
