@@ -66,11 +66,8 @@ BEGIN
     END IF;
 <moved>
     IF _all OR _index OR cardinality(_gone) > 0 THEN
-        _asked := CASE WHEN _all THEN ARRAY(SELECT oid FROM pg_class WHERE relkind IN ('r', 'p'))
-            -- Nothing says what had lost an index or a partition. But DROP has locked it, until the transaction ends.
-            ELSE ARRAY(SELECT DISTINCT c.oid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-                WHERE l.pid = pg_backend_pid() AND l.mode IN ('AccessExclusiveLock', 'ShareUpdateExclusiveLock')
-                    AND (_index AND c.relreplident = 'i' OR cardinality(_gone) > 0 AND c.relkind = 'p')) END;
+        _asked := ARRAY(SELECT oid FROM pg_class WHERE relkind IN ('r', 'p')
+            AND (_all OR (_index AND relreplident = 'i') OR (cardinality(_gone) > 0 AND relkind = 'p')));
 <published>
         _relations := _relations || coalesce(_oids, '{}');
     END IF;
