@@ -10,6 +10,7 @@ from pathlib import Path
 import nats
 
 from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from benchmarks import creek_producer, published
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source
@@ -33,6 +34,7 @@ def run(folder: Path, scale: float) -> Figure:
                 name = f"run{number}"
                 given = {"target": "nats", "database": name}
                 target = JetStream(server.uri, published.settings(pipeline, name, given))
+                target.lake = StreamLake(pipeline.lake_root)
                 rates["ours"].append(events / published.publish(pipeline, name, given, target))
                 asyncio.run(_check(server.uri, f"CREEK_wal_{name}", events))
             creek = creek_producer.rate(source, server.uri, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +15,20 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, RewoundError, TargetError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
 from airflow_provider_pgrepl.replication.events.creek.messages import Row
 from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.names import TableName
 from demo.nats import NatsServer
+from tests.conftest import fresh_database
 from tests.support.events_only import EventsOnly
 from tests.support.jetstream import creek_applied
 from tests.support.kept import A, B, kept_tables
@@ -156,6 +160,72 @@ def test_a_snapshot_on_request_comes_from_the_source_as_of_a_place_in_the_stream
     assert [(one.op, one.value["before"]["id"]) for one in later] == [("d", 5)]
 
 
+def test_no_snapshot_is_made_from_another_source_than_the_pipelines(events, dsn, server, monkeypatch):
+    events.take()
+    events.catch_up()
+    at = read_record(events.pipeline.lake_root, "events")
+    with fresh_database(server) as elsewhere:
+        execute(
+            elsewhere,
+            "create table t (id int primary key, v text)",
+            "insert into t values (1, 'staging')",
+            f"create publication {events.pipeline.publication} for table t",
+        )
+        monkeypatch.setenv(DSN_VARIABLE, elsewhere)
+        settings = events.pipeline.publisher("events")
+        snapshots = SourceSnapshots(events.pipeline, settings, [events.uri], lambda _: at)
+        monkeypatch.setenv(process.STATE_DSN_VARIABLE, dsn)
+        with pytest.raises(RewoundError, match=r"was written from .* leads to another database"):
+            snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
+        monkeypatch.delenv(process.STATE_DSN_VARIABLE)
+        with pytest.raises(RewoundError, match=r"was written from .* leads to another database"):
+            snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
+
+
+def test_nothing_is_sent_into_the_streams_of_another_lake(events, server, tmp_path, monkeypatch):
+    events.take()
+    execute(events.dsn, "insert into t values (2, 'a')")
+    events.catch_up()
+    with fresh_database(server) as elsewhere:
+        execute(elsewhere, "create table t (id int primary key, v text)", "insert into t values (1, 'x')")
+        (tmp_path / "staging").mkdir()
+        staging = EventsOnly(elsewhere, tmp_path / "staging", ("public.t",), events.uri)
+        staging.publisher(database=events.pipeline.name)
+        staging.take()
+        execute(elsewhere, "insert into t values (2, 'staging')")
+        code = staging.run_here("replicate", "--publish", "events", "--until", "caught-up")
+        assert code == process.WILL_NOT_HELP
+        assert "is of another lake" in staging.log_tail()
+        monkeypatch.setenv(DSN_VARIABLE, elsewhere)
+        at = read_record(events.pipeline.lake_root, "events")
+        snapshots = SourceSnapshots(
+            staging.pipeline, staging.pipeline.publisher("events"), [events.uri], lambda _: at
+        )
+        with pytest.raises(TargetError, match="is of another lake"):
+            snapshots.send(TableName.parse("public.t"), "CREEK_snap", threading.Event())
+        assert main(["teardown", str(staging.file), "--drop-lake", "--yes"]) == process.DONE
+    monkeypatch.setenv(DSN_VARIABLE, events.dsn)
+    execute(events.dsn, "insert into t values (3, 'b')")
+    events.catch_up()
+    assert events.seen() == [("t", "c", 2), ("t", "c", 3)]
+
+
+def test_nothing_is_sent_from_a_lake_that_was_put_back(events, tmp_path):
+    events.take()
+    lake = Path(events.pipeline.lake_root)
+    shutil.copytree(lake, tmp_path / "backup")
+    execute(events.dsn, "insert into t values (2, 'a')")
+    events.catch_up()
+    shutil.rmtree(lake)
+    shutil.copytree(tmp_path / "backup", lake)
+    running = events.launch("publish", "--publisher", "events")
+    try:
+        wait_until(lambda: "beyond what this lake has" in events.log_tail(), 60, "the publisher to wait")
+    finally:
+        kill(running)
+    assert events.seen() == [("t", "c", 2)]
+
+
 def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
     events.take()
     publication = events.pipeline.publication
@@ -177,6 +247,10 @@ def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
     assert ("other", "c", 2) in events.seen()
     (found,) = retry_tables(events.access)
     assert found.refused is not None
+    # It would read no row: what is missing in the events stays missing.
+    events.take()
+    assert events.states() == {"public.t": "errored", "public.other": "streaming"}
+    assert "table public.t stays errored" in events.log_tail()
     events.take("--tables", "public.t")
     execute(events.dsn, "insert into t values (4, 'again')")
     events.catch_up()
@@ -226,6 +300,21 @@ def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):
     assert events.seen() == [("t", "c", 2), ("t", "c", 3)]
     assert main(["teardown", file, "--drop-lake", "--yes"]) == process.DONE
     assert not Path(events.pipeline.lake_root, "_pgrepl").exists()
+
+
+def test_a_lake_that_took_no_point_is_left_by_the_next_snapshot(dsn, tmp_path, begin, monkeypatch):
+    kept = kept_tables(dsn, tmp_path)
+    kept.write_point(kept.begin(), A, B)
+    events = begin("public.*", name=kept.pipeline.name)
+
+    def refuse(*_: object) -> None:
+        raise LakeUnavailableError("the store is busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Points, "append", refuse)
+        assert events.run_here("snapshot") == process.RETRY_MAY_HELP
+    events.take()
+    assert Points(kept.pipeline.lake_root).latest().tables == {}
 
 
 def test_a_lake_is_left_and_taken_again_only_by_a_snapshot(dsn, tmp_path, jetstream, begin, capsys):

@@ -12,7 +12,9 @@ from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
 from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
-from tests.support.kept import Kept
+from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.lake.points import points_uri
+from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute
 
 T = "public.t"
@@ -59,3 +61,18 @@ def test_status_says_so(kept: Kept) -> None:
     shown = " ".join(to_text(read_status(kept.pipeline)).split())
     assert "is not mounted on this host" in shown
     assert "--new-epoch" in shown
+
+
+def test_a_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_away(
+    dsn, tmp_path, monkeypatch
+) -> None:
+    kept = kept_tables(dsn, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(own_tables, "record", lambda _: None)
+        kept.write_point(kept.begin(), A, B)
+    with kept.access.store("test") as store:
+        store.write_progress(kept.pipeline.name, applied_lsn=kept.begin())
+    points = Path(points_uri(kept.pipeline.lake_root))
+    points.rename(points.with_name("away"))
+    with pytest.raises(LakeError, match="the consistent points of this lake are not in"):
+        take_tables(kept.access)

@@ -7,7 +7,9 @@ from pathlib import Path
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
+from tests.conftest import closing_connection, fresh_database
 from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute
 
@@ -34,7 +36,9 @@ def test_publisher_of_a_lake_other_than_the_recorded_one_is_rejected(published, 
     own = published.pipeline
     with Store(dsn, "test") as store:
         store.migrate()
-        store.register(own, "1", slot_owned=True, publication_owned=True, lake_id="own")
+        with closing_connection(dsn) as source:
+            identifier = read_server(source).system_identifier
+        store.register(own, identifier, slot_owned=True, publication_owned=True, lake_id="own")
     assert published.run_publisher() == process.WILL_NOT_HELP
     assert "another one has taken its place" in caplog.text
     execute(dsn, "update _pgrepl.pipelines set lake = '/own'")
@@ -42,6 +46,23 @@ def test_publisher_of_a_lake_other_than_the_recorded_one_is_rejected(published, 
     assert f"the file names {own.lake_root}, which is another lake" in caplog.text
     assert published.queue.take() == []
     assert read_record(own.lake_root, "events") is None
+
+
+def test_publisher_at_another_database_than_the_lakes_sends_nothing(
+    published, dsn, server, monkeypatch, caplog
+):
+    """As one of staging, whose database is a dump of the source, with the record of the pipeline in it."""
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    with fresh_database(server) as elsewhere:
+        monkeypatch.setenv(process.DSN_VARIABLE, elsewhere)
+        for state in (dsn, elsewhere):
+            monkeypatch.setenv(process.STATE_DSN_VARIABLE, state)
+            caplog.clear()
+            assert published.run_publisher() == process.WILL_NOT_HELP
+            assert "the connection leads to another database of that server" in caplog.text
+    assert published.queue.take() == []
+    assert read_record(published.pipeline.lake_root, "events") is None
 
 
 def test_a_lake_that_cannot_be_read_just_now_is_tried_again(published, dsn, tmp_path):

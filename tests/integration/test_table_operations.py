@@ -284,6 +284,15 @@ def test_choices_that_want_another_lake_table_do_not_hold_before_a_new_copy(kept
     assert (kept.states()[B], kept.record(B).config) == ("catching_up", before)
 
 
+def test_no_table_goes_on_without_its_lake_table_by_being_tried_again(kept):
+    kept.fail(A)
+    without = replace(kept.pipeline, lake_tables="none")
+    for tables in ([A], None):
+        with pytest.raises(ConfigError, match="which would not be kept"):
+            retry_tables(Access(without, kept.dsn, kept.dsn), tables)
+    assert kept.states()[A] == "errored"
+
+
 def test_what_drifted_safely_goes_on_once_the_policy_lets_it(kept):
     kept.configure(on_drift="error")
     kept.fail(A, "DriftError")

@@ -106,7 +106,7 @@ def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
     """Raise what contradicts, but for the history, or the lost state, of a source that `give_up` names."""
     for difference in differences(evidence):
         error = difference.error
-        if difference.doubted in give_up:
+        if difference.doubted and difference.doubted in give_up:
             continue
         if difference.doubted:
             raise type(error)(

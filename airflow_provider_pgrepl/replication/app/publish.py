@@ -49,6 +49,7 @@ from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests imp
     SnapshotRequests,
     Snapshots,
 )
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -169,6 +170,7 @@ def publish(
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
         if settings.format == "creek":
             jetstream = cast("JetStream", target)
+            jetstream.lake = StreamLake(pipeline.lake_root)
             snapshots: Snapshots = LakeSnapshots(pipeline, snapshot_command)
             if not pipeline.has_lake_tables:
                 published = PublishedUpTo(publisher, durable_with)

@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
     read_columns,
     read_record,
 )
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -80,7 +81,8 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         try:
             position, at = _shown_and_published(pipeline, settings, table, stop)
             read = partial(_payloads, pipeline, settings, table, position, stop=stop)
-            send_snapshot(servers, settings, subject, Wanted(table, position, at, read))
+            lake = StreamLake(pipeline.lake_root)
+            send_snapshot(servers, settings, subject, Wanted(lake, table, position, at, read))
         except TimeToEnd:
             log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
             return process.RETRY_MAY_HELP

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, SourceError, StateError
+from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.ownership import Answer, differences
+from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
@@ -14,18 +16,35 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
 
 
 def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
-    """Raise what says that the lake is not the one that the state has for the pipeline; LakeError,
-    ChangelogError. A state that has none, as after a teardown, contradicts nothing: only the lake is read."""
-    evidence = gather(pipeline, store, None)
+    """Raise what says that the lake is not the one that the state has for the pipeline, or was not written
+    from the connected database; LakeError, ChangelogError.
+
+    A state that has none, as after a teardown, contradicts nothing: only the lake is read. Nor does another
+    history of the source: what was received from it before is published.
+    """
+    evidence = _gather(pipeline, store)
     for difference in differences(evidence):
-        if evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL:
+        is_told = evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL
+        if is_told and not difference.doubted:
             raise difference.error
+
+
+def _gather(pipeline: Pipeline, store: Store) -> Evidence:
+    """A copy of lake and state has all that they say of each other, and another database: the source is
+    compared where it can be asked."""
+    try:
+        with closing(connect(process.source_dsn(), f"publish {pipeline.name}", read_only=True)) as source:
+            return gather(pipeline, store, source)
+    except (SourceError, ConfigError, StateError) as error:
+        log.info("the source is not compared with the lake: %s", error.message)
+    return gather(pipeline, store, None)
 
 
 def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.errors import (
     TargetError,
     TargetUnavailableError,
 )
-from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import evidence, process
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -39,6 +39,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_columns
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.lake.copying.csv import read_texts
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
@@ -50,6 +51,7 @@ from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, ke
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.values import copied_part
 
 log = logging.getLogger(__name__)
@@ -91,7 +93,8 @@ class SourceSnapshots:
         return "" if table in known else "the pipeline has no such table"
 
     def send(self, table: TableName, subject: str, is_over: Stop) -> bool:
-        """Return False if it was over before. Raises SourceError, TargetError, TableError, DriftError."""
+        """Return False if it was over before. Raises SourceError, TargetError, TableError, DriftError, and
+        what contradicts that source and state are those of the lake."""
         # With a client that is known to be there.
         from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import (
             Wanted,
@@ -107,6 +110,7 @@ class SourceSnapshots:
                 now = datetime.now(UTC)
                 log.info("a snapshot of %s: %d rows, as of %s", table, copy.count, copy.position)
                 wanted = Wanted(
+                    StreamLake(self._pipeline.lake_root),
                     table,
                     place,
                     now,
@@ -137,6 +141,10 @@ class SourceSnapshots:
 
     def _copy(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
         pipeline = self._pipeline
+        # Consumers replace what they have by these rows; a publisher's process needs the source for nothing
+        # else.
+        with Store(process.state_dsn(), f"snapshot {pipeline.name}") as store:
+            evidence.check(pipeline, store, self._dsn)
         with ExitStack() as held:
             with closing(connect(self._dsn, f"snapshot {pipeline.name}")) as source:
                 relation = find_relation(source, table, pipeline.publication)

@@ -13,7 +13,12 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
 from airflow_provider_pgrepl.replication.app.definition_rows import definition_rows
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    STANDING_ORDINAL,
+    EpochRecord,
+    changelog_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     read_durable_lsn,
@@ -88,7 +93,9 @@ class TableWatch:
             alike = [one for one in self._tables.values() if one.saved == saved]
             through = min(one.through for one in alike)
             if saved < through:
-                self._store.record_watched(self._pipeline.name, saved, through)
+                # Others at the same place became active since: nobody has looked at them.
+                names = [one.table for one in alike]
+                self._store.record_watched(self._pipeline.name, names, saved, through)
                 for one in alike:
                     one.saved = through
 
@@ -171,15 +178,19 @@ class TableWatch:
     def _judge(self, oid: int, one: _Watched, rows: pa.Table) -> None:
         find = RelationCache(self._pipeline.lake_root, self._uri, oid).find
         timeline = relation_timeline(one.relation, rows, find, self._pipeline.choices(one.table))
-        if timeline.stop is not None:
-            lsn, error = timeline.stop
+        stops = [stop for stop in (timeline.stop, first_gap(rows, one.table)) if stop is not None]
+        if stops:
+            lsn, error = min(stops, key=lambda stop: stop[0])
             self._stop(oid, error, lsn)
             return
-        one.through = LSN(rows["commit_lsn"][-1].as_py())
+        # What stands before a transaction says nothing of that one, which may come later.
+        sent = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
+        if sent.num_rows:
+            one.through = LSN(sent["commit_lsn"][-1].as_py())
         if timeline.relation.version != one.relation.version:
             one.relation = timeline.relation
             # In one statement: what is before the position is never judged by what came after it.
-            self._store.record_watched(self._pipeline.name, one.saved, one.through, one.relation)
+            self._store.record_watched(self._pipeline.name, [one.table], one.saved, one.through, one.relation)
             one.saved = one.through
 
     def _stop(self, oid: int, error: PgReplError, lsn: LSN) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -55,7 +56,8 @@ WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(ta
 _RECORD_WATCHED = """
 UPDATE _pgrepl.tables SET position_lsn = %(through)s::pg_lsn, relation = coalesce(%(relation)s, relation)
 WHERE pipeline = %(pipeline)s AND position_lsn = %(seen)s::pg_lsn AND state IN ('catching_up', 'streaming')
-    AND (%(schema)s IS NULL OR schema_name = %(schema)s AND table_name = %(table)s) RETURNING 1
+    AND (schema_name, table_name) IN (SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]))
+RETURNING 1
 """
 
 _MARK_ERRORED = """
@@ -221,18 +223,22 @@ class TableRecords(StateConnection):
             rows(self._connection, _RECORD_RELATION, fields)
 
     def record_watched(
-        self, pipeline: str, seen: LSN, through: LSN, relation: Relation | None = None
+        self,
+        pipeline: str,
+        tables: Collection[TableName],
+        seen: LSN,
+        through: LSN,
+        relation: Relation | None = None,
     ) -> None:
-        """Record up to where definitions were looked at: of all tables recorded at `seen`, or of that of
-        `relation`, with what it is there."""
-        table = None if relation is None else relation.table
+        """Record up to where definitions were looked at: of those of the tables that are recorded at `seen`,
+        with the `relation` that the table is there, if it has changed."""
         fields = {
             "pipeline": pipeline,
+            "schemas": [table.schema for table in tables],
+            "tables": [table.name for table in tables],
             "seen": str(seen),
             "through": str(through),
             "relation": None if relation is None else relation.to_json(),
-            "schema": None if table is None else table.schema,
-            "table": None if table is None else table.name,
         }
         with state_errors("recording how far tables are watched"):
             rows(self._connection, _RECORD_WATCHED, fields)

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.lake_choice import refuse_without_lake
+from airflow_provider_pgrepl.replication.app.lake_choice import check_lake_choice, refuse_without_lake
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import (
     change,
     choose,
@@ -112,6 +112,8 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
     name = access.pipeline.name
     with access.store("retry") as store:
         evidence.check(access.pipeline, store, access.dsn)
+        # The file would be recorded as that by which they were taken.
+        check_lake_choice(access.pipeline, recorded(store, name))
         if tables is None:
             errored = [r for r in recorded(store, name).values() if r.state is _S.ERRORED]
             if not errored:

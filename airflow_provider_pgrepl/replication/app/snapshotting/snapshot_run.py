@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
@@ -56,7 +57,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     log_left_out,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.replication.storage.store_probe import check_directory, check_store
 
@@ -107,17 +108,32 @@ class SnapshotRun:
     def is_due(self, selected: Selected, table: TableName) -> bool:
         """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
         record = self.records.get(table)
-        if (
-            record is None
-            or record.state not in _DONE_STATES
-            or taken_otherwise(self.taking.pipeline, record)
-        ):
+        if record is None or taken_otherwise(self.taking.pipeline, record):
+            return True
+        if self._stays_errored(record):
+            return False
+        if record.state not in _DONE_STATES:
             return True
         if table in selected.unnamed:
             # Nothing is copied of it now: the receiver knows its columns by their attnums.
             log.warning("%s; the table goes on, and cannot be copied until then", selected.problems[table])
             return False
         return table in selected.problems and record.state is not TableState.PAUSED
+
+    def _stays_errored(self, record: TableRecord) -> bool:
+        """Whether a table stopped at a place in the stream, and taking it would mend nothing: without lake
+        tables no row is read, and what is missing in its events stays so."""
+        if self.taking.pipeline.has_lake_tables or record.lsn is None:
+            return False
+        if record.state is not TableState.ERRORED:
+            return False
+        log.warning(
+            "table %s stays errored: %s. Give the consumers of its events a snapshot of it; then %s",
+            record.table,
+            record.reason,
+            hints.resnapshot(record.table),
+        )
+        return True
 
     def begin(self, take_over: str = "") -> Outcome:
         """Begin an epoch; `take_over` as in `begin_epoch`, and raising what that does."""

@@ -45,6 +45,8 @@ def record_tables(
     place = None if watching is None else EffectiveFrom(position, watching)
     rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
     found = Copied()
+    # First: a table that is recorded is not taken again by whoever repeats this.
+    _leave_lake(pipeline, record, position)
     for relation in (without_excluded_defaults(known, pipeline) for known in keeper.relations):
         if problems := list(rules.problems(relation)):
             error: PgReplError = TableError("\n".join(f"{relation.table}: {one}" for one in problems))
@@ -56,7 +58,6 @@ def record_tables(
         store.set_state(pipeline.name, relation.table, TableState.CATCHING_UP)
         found.done[relation.table] = 0
         log.info("%s: the changelog has its changes after %s", relation.table, position)
-    _leave_lake(pipeline, record, position)
     return found
 
 

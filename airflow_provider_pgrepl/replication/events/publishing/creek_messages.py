@@ -22,7 +22,8 @@ from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams imp
     UnsendableSchemaError,
 )
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
-from airflow_provider_pgrepl.replication.events.publishing.stream_place import STAMP
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import LAKE, StreamLake
+from airflow_provider_pgrepl.replication.events.publishing.stream_place import STAMP, stamp_of
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -31,9 +32,14 @@ class CreekMessages:
     """Of one connection."""
 
     def __init__(
-        self, servers: list[str], settings: PublisherSettings, stamps: Stamps, accept: Accept | None
+        self,
+        servers: list[str],
+        settings: PublisherSettings,
+        stamps: Stamps,
+        accept: Accept | None,
+        lake: StreamLake,
     ) -> None:
-        self._servers, self._stamps, self._accept = servers, stamps, accept
+        self._servers, self._stamps, self._accept, self._lake = servers, stamps, accept, lake
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self.stream = self._wire.stream("wal")
         self._requests: Requests | None = None
@@ -42,8 +48,10 @@ class CreekMessages:
     async def begin(self, client: Any) -> None:
         self._streams = Streams(client, self._wire)
         await self._streams.prepare()
+        newest = await self._streams.newest_headers()
+        self._lake.check(self.stream, newest)
         # Who has lost its record, or its name, still writes into this stream.
-        self._stamps.last = max(self._stamps.last, await self._streams.newest_stamp())
+        self._stamps.last = max(self._stamps.last, stamp_of(newest) or 0)
         self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept)
         await self._requests.start()
 
@@ -58,7 +66,7 @@ class CreekMessages:
         last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
         sent_at = unique_long(time.time_ns() // 1_000)
         body = event.unstamped.stamped(stamp, sent_at, last)
-        headers = {**identity(event), STAMP: str(LSN(stamp))}
+        headers = {**identity(event), STAMP: str(LSN(stamp)), LAKE: self._lake.id}
         if event.missing:
             headers["Creek-Unchanged"] = ",".join(event.missing)
         return Message(self._wire.subject("wal", event.table), framed(body), headers, len(body))

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons imp
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept
 from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.events.publishing.target import Linked
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -38,6 +39,8 @@ class JetStream(Linked[JetStreamLink]):
         self.sent = Sent()
         self.accept_snapshot: Accept | None = None
         """Given each request for a snapshot; the subject to which it will be sent, or None."""
+        self.lake: StreamLake | None = None
+        """The publisher's own; creek's format needs it."""
 
     @property
     def stamp(self) -> int:
@@ -56,7 +59,8 @@ class JetStream(Linked[JetStreamLink]):
 
     def _messages(self) -> Messages:
         if self._settings.format == "creek":
-            return CreekMessages(self.servers, self._settings, self._stamps, self.accept_snapshot)
+            assert self.lake is not None
+            return CreekMessages(self.servers, self._settings, self._stamps, self.accept_snapshot, self.lake)
         return PlainMessages(self._settings)
 
 

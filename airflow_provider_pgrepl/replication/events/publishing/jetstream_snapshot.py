@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import Streams
+from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -33,9 +34,10 @@ Payloads = tuple[bytes, Iterable[list[bytes]]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A snapshot of a table as of a position, up to which all was published at `published_at`. `read` is
-    given where in the stream of changes that is."""
+    """A snapshot of a table of a lake as of a position, up to which all was published at `published_at`.
+    `read` is given where in the stream of changes that is."""
 
+    lake: StreamLake
     table: TableName
     position: EventPosition
     published_at: datetime
@@ -85,6 +87,7 @@ class _Sender:
             self._streams = Streams(self._client, self._wire)
             self._jetstream = self._client.jetstream()
             await self._streams.make()
+            wanted.lake.check(self._wire.stream("wal"), await self._streams.newest_headers())
             place = await place_of(
                 self._jetstream, self._wire, str(wanted.table), wanted.position, wanted.published_at
             )

@@ -13,7 +13,6 @@ from airflow_provider_pgrepl.replication.events.creek.framing import framed, unf
 from airflow_provider_pgrepl.replication.events.creek.last_message import last_message
 from airflow_provider_pgrepl.replication.events.creek.subjects import KINDS, Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import is_too_large
-from airflow_provider_pgrepl.replication.events.publishing.stream_place import stamp_of
 
 _API_S = 20.0
 _SNAPSHOTS_S = 7 * 86_400.0
@@ -58,11 +57,11 @@ class Streams:
         await self.make()
         await self._read_schemas()
 
-    async def newest_stamp(self) -> int:
-        """Of the last change in the stream; 0 where it tells none."""
+    async def newest_headers(self) -> Any:
+        """Those of the last change in the stream; None without one."""
         stream, subjects = self._wire.stream("wal"), self._wire.all_subjects("wal")
         last = await last_message(self._jetstream, stream, subjects)
-        return 0 if last is None else stamp_of(last.headers) or 0
+        return None if last is None else last.headers
 
     async def announce(self, envelope: Envelope) -> None:
         """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
