@@ -74,5 +74,5 @@ def test_a_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_away(
         store.write_progress(kept.pipeline.name, applied_lsn=kept.begin())
     points = Path(points_uri(kept.pipeline.lake_root))
     points.rename(points.with_name("away"))
-    with pytest.raises(LakeError, match="the consistent points of this lake are not in"):
+    with pytest.raises(LakeError, match="the table of consistent points of this lake is not in"):
         take_tables(kept.access)
