@@ -16,8 +16,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
-from airflow_provider_pgrepl.replication.source.preflight.generated_exclusions import generated_exclusions
-from airflow_provider_pgrepl.replication.source.preflight.inherited_exclusions import inherited_exclusions
+from airflow_provider_pgrepl.replication.source.preflight.derived_exclusions import derived_exclusions
 from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
 from airflow_provider_pgrepl.replication.source.preflight.shape_problems import (
     is_system,
@@ -243,10 +242,7 @@ class _Selection:
             planned=self._pipeline.publication_mode == "create",
         )
         self._refused = refused_tables(self._connection, self._pipeline, relations.values())
-        for oid, problem in (
-            *inherited_exclusions(self._connection, self._pipeline, relations, self._recorded),
-            *generated_exclusions(self._connection, self._pipeline, relations),
-        ):
+        for oid, problem in derived_exclusions(self._connection, self._pipeline, relations, self._recorded):
             self._derived[oid].append(problem)
         usable = [relation for relation in relations.values() if self._is_usable(relation)]
         usable = [relation for relation in usable if relation.table not in self._problems]
