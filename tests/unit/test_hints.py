@@ -29,7 +29,7 @@ ARGUMENT = re.compile(r"-.*|.*[/.…\d].*|[A-Z]+|try")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 OF_OTHERS = frozenset(
     {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
-    | {"--ulimit", "--schema", "--schema-only"}
+    | {"--ulimit", "--schema", "--schema-only", "--exclude-schema"}
 )
 """Options of spark-submit; of containers, of pg_dump."""
 
