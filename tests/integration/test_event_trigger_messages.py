@@ -64,6 +64,30 @@ READ_BY_OTHERS = (
 )
 
 
+def test_tables_of_a_published_schema_are_told_of_when_they_leave_it_and_partitions_only_then(dsn, tmp_path):
+    execute(
+        dsn,
+        "create table p (id int primary key, v text) partition by range (id)",
+        "create table low partition of p for values from (0) to (10)",
+        "create table t (id int primary key)",
+        "create schema elsewhere",
+        "create function leave() returns void language plpgsql as"
+        " $$ begin execute 'alter table t set schema elsewhere'; end $$",
+        "create publication everything for tables in schema public with (publish_via_partition_root = true)",
+    )
+    chosen = {"publication": "everything", "publication_mode": "use"}
+    watched = Watched(dsn, tmp_path, ("public.p", "public.t"), event_trigger=True, **chosen)
+    p, t = (one.oid for one in watched.begin_watched("public.p", "public.t"))
+    told: list[list[int]] = []
+    come = "alter table elsewhere.t set schema public"
+    for ddl in ("alter table p add w int", "alter table t set schema elsewhere", come, "select leave()"):
+        execute(dsn, ddl)
+        watched.receive()
+        rows = watched.changelog_rows("R")[sum(map(len, told)) :]
+        told.append([row["relation_id"] for row in rows])
+    assert told == [[p], [t], [t], [t]]
+
+
 @pytest.mark.differs_by_major("which settings the parser of SQL and of PL/pgSQL has")
 @pytest.mark.differs_by_major("what DROP locks")
 def test_dropped_tables_and_indexes_are_told_of_for_the_tables_that_had_them(dsn, tmp_path):

@@ -200,11 +200,16 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
     END LOOP;
 
 --: moved
--- What leaves a published schema is no longer published; nothing says any more that it was.
+-- What leaves a published schema is no longer published; nothing says any more that it was. By SET SCHEMA, that is:
+    -- other DDL would be told of for each partition. Of functions, and of background workers, it is not known.
     IF TG_TAG = 'ALTER TABLE' AND EXISTS (SELECT FROM pg_publication_namespace m
             WHERE m.pnpubid = _publication.oid) THEN
-        _left := _left || ARRAY(SELECT c.oid FROM pg_class c WHERE c.oid = ANY (_relations)
-            AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't');
+        _text := coalesce(current_query(), '');
+        IF octet_length(_text) > <most_text> OR _text ~* 'schema' OR _text !~* 'alter[[:space:]]+table'
+                OR _text ~* '\y(select|call|do|execute)\y' THEN
+            _left := _left || ARRAY(SELECT c.oid FROM pg_class c WHERE c.oid = ANY (_relations)
+                AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't');
+        END IF;
     END IF;
 
 --: published
