@@ -35,6 +35,8 @@ TEXTS = {
     "select widen(); analyze t -- alter table": True,
     "alter table t alter id type bigint -- ; \n using id": True,
     "alter table t alter id type bigint /* ; */ using id": True,
+    # Each of a migration's statements would search the whole text of the migration.
+    "alter table t alter id type bigint -- " + "long " * 2000: True,
     "alter table t add w int": False,
 }
 
@@ -60,6 +62,30 @@ READ_BY_OTHERS = (
     "quote_all_identifiers=on",
     "plpgsql.extra_errors=all",
 )
+
+
+def test_tables_of_a_published_schema_are_told_of_when_they_leave_it_and_partitions_only_then(dsn, tmp_path):
+    execute(
+        dsn,
+        "create table p (id int primary key, v text) partition by range (id)",
+        "create table low partition of p for values from (0) to (10)",
+        "create table t (id int primary key)",
+        "create schema elsewhere",
+        "create function leave() returns void language plpgsql as"
+        " $$ begin execute 'alter table t set schema elsewhere'; end $$",
+        "create publication everything for tables in schema public with (publish_via_partition_root = true)",
+    )
+    chosen = {"publication": "everything", "publication_mode": "use"}
+    watched = Watched(dsn, tmp_path, ("public.p", "public.t"), event_trigger=True, **chosen)
+    p, t = (one.oid for one in watched.begin_watched("public.p", "public.t"))
+    told: list[list[int]] = []
+    come = "alter table elsewhere.t set schema public"
+    for ddl in ("alter table p add w int", "alter table t set schema elsewhere", come, "select leave()"):
+        execute(dsn, ddl)
+        watched.receive()
+        rows = watched.changelog_rows("R")[sum(map(len, told)) :]
+        told.append([row["relation_id"] for row in rows])
+    assert told == [[p], [t], [t], [t]]
 
 
 @pytest.mark.differs_by_major("which settings the parser of SQL and of PL/pgSQL has")

@@ -28,8 +28,8 @@ ARGUMENT = re.compile(r"-.*|.*[/.…\d].*|[A-Z]+|try")
 """What follows a command and is no word of the sentence: options, names, places."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 OF_OTHERS = frozenset(
-    {"--exclude-schema", "--master", "--deploy-mode", "--name", "--packages", "--jars"}
-    | {"--ulimit", "--schema", "--schema-only"}
+    {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
+    | {"--ulimit", "--schema", "--schema-only", "--exclude-schema"}
 )
 """Options of spark-submit; of containers, of pg_dump."""
 

@@ -48,13 +48,6 @@ BEGIN
 <dropped>
     ELSE
 <ended>
-        IF TG_TAG IN <may_rewrite> THEN
-            -- Of other statements in the same text, and of functions, it is not known what they do.
-            _text := current_query();
-            _head := _head || jsonb_build_object('using', _text !~* 'alter[[:space:]]+table'
-                OR _text ~* '\y(select|call|do|execute)\y' OR _text ~* '\ytype\y[^;]*\yusing\y'
-                OR regexp_replace(_text, '--[^\n]*|/\*.*?\*/', ' ', 'g') ~* '\ytype\y[^;]*\yusing\y');
-        END IF;
     END IF;
     FOREACH _table IN ARRAY _gone LOOP
         _said := convert_to((_head || _table)::text, 'UTF8');
@@ -79,6 +72,15 @@ BEGIN
         _asked := _relations;
 <published>
         _relations := coalesce(_oids, '{}');
+    END IF;
+    IF TG_TAG IN <may_rewrite> AND cardinality(_relations || _left) > 0 THEN
+        -- Of other statements in the same text, and of functions, it is not known what they do. The text of a migration
+        -- may be long, and is the same for each of its statements: it is not searched then.
+        _text := current_query();
+        _head := _head || jsonb_build_object('using', octet_length(_text) > <most_text>
+            OR _text !~* 'alter[[:space:]]+table'
+            OR _text ~* '\y(select|call|do|execute)\y' OR _text ~* '\ytype\y[^;]*\yusing\y'
+            OR regexp_replace(_text, '--[^\n]*|/\*.*?\*/', ' ', 'g') ~* '\ytype\y[^;]*\yusing\y');
     END IF;
     FOR _relation IN SELECT DISTINCT unnest(_relations || _left) ORDER BY 1 LOOP
         _table := _head || jsonb_build_object('oid', _relation::bigint);
@@ -198,11 +200,16 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
     END LOOP;
 
 --: moved
--- What leaves a published schema is no longer published; nothing says any more that it was.
+-- What leaves a published schema is no longer published; nothing says any more that it was. By SET SCHEMA, that is:
+    -- other DDL would be told of for each partition. Of functions, and of background workers, it is not known.
     IF TG_TAG = 'ALTER TABLE' AND EXISTS (SELECT FROM pg_publication_namespace m
             WHERE m.pnpubid = _publication.oid) THEN
-        _left := _left || ARRAY(SELECT c.oid FROM pg_class c WHERE c.oid = ANY (_relations)
-            AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't');
+        _text := coalesce(current_query(), '');
+        IF octet_length(_text) > <most_text> OR _text ~* 'schema' OR _text !~* 'alter[[:space:]]+table'
+                OR _text ~* '\y(select|call|do|execute)\y' THEN
+            _left := _left || ARRAY(SELECT c.oid FROM pg_class c WHERE c.oid = ANY (_relations)
+                AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't');
+        END IF;
     END IF;
 
 --: published
