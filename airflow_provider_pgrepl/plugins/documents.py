@@ -23,7 +23,7 @@ _STYLE = (
     ":root{color-scheme:light dark}body{max-width:62rem;margin:2rem auto;padding:0 1rem;"
     "font:16px/1.5 system-ui,sans-serif}table{border-collapse:collapse}td,th{border:1px solid #8886;"
     "padding:.3rem .6rem;vertical-align:top}code{font-size:.9em}pre{overflow:auto;padding:.7rem;"
-    "background:#8882}"
+    "background:#8882}img{max-width:100%}"
 )
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -55,6 +55,7 @@ def test_pictures_are_served_as_pictures() -> None:
     status, headers, body = PAGES.answer("docs/tutorial/pictures/dags.png")
     assert (status, headers) == (200, [(b"content-type", b"image/png")])
     assert body == (ROOT / "docs" / "tutorial" / "pictures" / "dags.png").read_bytes()
+    assert "img{max-width:100%}" in answer("/docs/tutorial/first-pipeline.md")[1]
 
 
 def test_tables_are_tables_and_markup_in_a_page_stays_text() -> None:
