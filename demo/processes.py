@@ -125,11 +125,12 @@ def _parents() -> dict[int, int]:
     parents = {}
     for pid in _all_pids():
         try:
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
             continue
-        if state not in "ZX":
-            parents[pid] = int(parent)
+        # Where other threads outlive the first one, the process looks like a zombie, and lives.
+        if fields and (fields[0] not in "ZX" or int(fields[17]) > 1):
+            parents[pid] = int(fields[1])
     return parents
 
 

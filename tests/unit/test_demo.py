@@ -25,6 +25,26 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
 """
 
+# A child that starts another one, and whose first thread ends before its second.
+HEADLESS = """
+import subprocess, threading
+print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid, flush=True)
+threading.Thread(target=threading.Event().wait, args=[600]).start()
+import ctypes
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+PARENT_OF_HEADLESS = f"""
+import subprocess, sys, time
+from pathlib import Path
+from demo import processes
+processes.adopt_orphans(Path(sys.argv[1]))
+child = subprocess.Popen([sys.executable, "-c", {HEADLESS!r}])
+while ") Z " not in Path(f"/proc/{{child.pid}}/stat").read_text():
+    time.sleep(0.05)
+processes.end_descendants()
+"""
+
 PARENT = f"""
 import subprocess, sys, time
 from pathlib import Path
@@ -63,6 +83,14 @@ def test_an_orphan_that_ignores_the_request_to_end_is_ended(tmp_path):
         orphan = orphan_of(process)
         assert process.wait(timeout=120) == 0
     assert not is_running(orphan)
+
+
+def test_a_process_whose_first_thread_has_ended_is_ended_and_so_is_what_it_started(tmp_path):
+    command = [sys.executable, "-c", PARENT_OF_HEADLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        grandchild = orphan_of(process)
+        assert process.wait(timeout=120) == 0
+    assert not is_running(grandchild)
 
 
 def test_what_a_killed_demo_left_behind_is_found_and_ended(tmp_path):
