@@ -333,6 +333,7 @@ def test_store_whose_lock_another_process_took_meanwhile_raises_at_once(
     dsn: str, locked: Store, call: Callable[[Store], object]
 ) -> None:
     lose_connection(locked)
+    wait_until(lambda: not is_locked(dsn), what="the server to notice that the session is gone")
     with Store(dsn, "another") as other:
         other.lock("p", "replicate")
         with pytest.raises(BusyError, match="another process is at it already"):
