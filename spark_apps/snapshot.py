@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 
+from airflow_provider_pgrepl.replication.app.process import leave
 from airflow_provider_pgrepl.replication.app.snapshot import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -189,4 +189,4 @@ def _encoded(snapshot: SnapshotRows, rows: pa.Table, stop: StopSignal) -> Iterat
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process.leave(main(sys.argv[1:]))
