@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.nats import NatsServer
-from tests.conftest import closing_connection
+from tests.conftest import closing_connection, fresh_database
 from tests.support.jetstream import CreekStream
 from tests.support.replicated import execute, wait_until
 
@@ -196,6 +196,29 @@ def test_a_first_start_makes_the_publication_and_a_later_one_goes_on(creeks, mon
         "insert into orders values (2)",
     )
     assert run_while(creeks, lambda: creeks.wait_for(("orders", "c", 2), ("lines", "c", 1)), monkeypatch) == 0
+
+
+def test_other_database_than_the_lakes_gets_no_functions_and_no_publication(
+    creeks, server, monkeypatch, capsys
+):
+    def begin() -> None:
+        wait_until(lambda: creeks.states().get("public.orders") == "streaming", SPARK_S)
+
+    assert run_while(creeks, begin, monkeypatch) == process.DONE
+    with fresh_database(server) as other, closing_connection(other) as connection:
+        cursor = connection.cursor()
+        cursor.execute("create table orders (id int primary key, v text)")
+        name = psycopg2.extensions.parse_dsn(other)["dbname"]
+        monkeypatch.setenv("PG_URI", creeks.environment["PG_URI"].replace(creeks.database, name))
+        assert main(["creek"]) == process.WILL_NOT_HELP
+        assert (
+            f"the lake {creeks.lake} was written from database {creeks.database}" in capsys.readouterr().err
+        )
+        cursor.execute(
+            "select nspname from pg_namespace where nspname ~ '_creek|_pgrepl'"
+            " union select pubname from pg_publication"
+        )
+        assert cursor.fetchall() == []
 
 
 @pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")

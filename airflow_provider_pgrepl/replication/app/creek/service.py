@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.app.creek.deployment import (
 from airflow_provider_pgrepl.replication.app.creek.followed_tables import FollowedTables
 from airflow_provider_pgrepl.replication.app.creek.source_tables import SourceTables
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
+from airflow_provider_pgrepl.replication.app.evidence import check
 from airflow_provider_pgrepl.replication.app.lake_choice import otherwise_taken
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.replicate import replicate
@@ -50,9 +51,16 @@ def run(_: argparse.Namespace) -> int:
     deployment = Deployment.of(os.environ)
     _log(deployment)
     with StopSignal() as stop, closing(SourceTables(deployment)) as source:
+        _check_ours(deployment, deployment.pipeline(source.planned()))
         source.prepare()
         pipeline = _as_it_began(deployment, deployment.pipeline(source.published()))
         return Service(deployment, pipeline, source, stop).run()
+
+
+def _check_ours(deployment: Deployment, pipeline: Pipeline) -> None:
+    """Before anything is made at the source: PG_URI may name another database than the lake's."""
+    with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
+        check(pipeline, store, deployment.dsn, lake_may_fail=True)
 
 
 def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:

@@ -44,8 +44,8 @@ class SourceTables:
         self._connection: Connection | None = None
 
     def prepare(self) -> None:
-        """Make what is missing: functions, publication. Raises PublicationError; TableError for tables whose
-        changes the source would refuse; SnapshotError when the locks on its tables are not had in time."""
+        """Make what is missing: functions, publication. Raises TableError for tables whose changes the source
+        would refuse; SnapshotError when the locks on its tables are not had in time."""
         connection = self._connected()
         try:
             with source_errors("making the schema _creek"):
@@ -60,10 +60,6 @@ class SourceTables:
     def _create_publication(self, connection: Connection) -> None:
         """As creek does, for the tables that it was given."""
         name, tables = self._deployment.publication, self._deployment.tables
-        if not tables:
-            raise PublicationError(
-                f"there is no publication {name}, and PG_TABLES names no tables for it", "set PG_TABLES"
-            )
         # Before it is there: from then on the application's UPDATE and DELETE of such a table fail.
         if refused := refused_once_published(connection, self._deployment.pipeline(tables), tables):
             raise TableError(
@@ -73,6 +69,20 @@ class SourceTables:
             )
         create_at_once(connection, name, tables)
         log.info("made the publication %s", name)
+
+    def planned(self) -> frozenset[TableName]:
+        """The publication's tables, or those that it will be made for. Raises PublicationError if it is to be
+        made for none."""
+        name = self._deployment.publication
+        found = read_publication(self._connected(), name)
+        if found is not None:
+            return found.tables
+        if not self._deployment.tables:
+            raise PublicationError(
+                f"there is no publication {name}, and PG_TABLES names no tables for it",
+                "set PG_TABLES",
+            )
+        return frozenset(self._deployment.tables)
 
     def published(self) -> frozenset[TableName]:
         """The publication's tables. Raises PublicationError when it is gone."""
