@@ -20,11 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
-
-import numba
-from llvmlite import binding  # type: ignore[import-untyped]
-from numba import types
 
 from airflow_provider_pgrepl.replication.compiled_folder import folder
 
@@ -38,45 +35,63 @@ _SHARES = (
 )
 _LIMIT_S = 600.0
 
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-INTS = types.Array(types.int64, 1, "C", readonly=True)
-FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
-HASHES = types.Array(types.uint64, 1, "C", readonly=True)
-BYTES_OUT, INTS_OUT, FLAGS_OUT = types.uint8[::1], types.int64[::1], types.boolean[::1]
-PAIRS_OUT = types.int64[:, ::1]
-INT, FLAG = types.int64, types.boolean
+# Types of arguments, as numba writes them.
+BYTES = "Array(uint8, 1, 'C', readonly=True)"
+INTS = "Array(int64, 1, 'C', readonly=True)"
+FLAGS = "Array(boolean, 1, 'C', readonly=True)"
+HASHES = "Array(uint64, 1, 'C', readonly=True)"
+BYTES_OUT, INTS_OUT, FLAGS_OUT = "uint8[::1]", "int64[::1]", "boolean[::1]"
+SHORTS_OUT = "int16[::1]"
+PAIRS_OUT = "int64[:, ::1]"
+INT, FLAG = "int64", "boolean"
 
-inner: Any = numba.njit(nogil=True)
-"""For a function that only loops call: compiled into each of them."""
+_loading = threading.Lock()
+_inner: set[Callable[..., Any]] = set()
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """Mark a function of a module that only loops of that module call: it is compiled into each of them."""
+    _inner.add(function)
+    return function
 
 
 class Loop:
-    """A compiled function with one signature, which releases the GIL."""
+    """A compiled function with one signature, which releases the GIL.
 
-    def __init__(self, function: Callable[..., Any], signature: tuple[Any, ...]) -> None:
+    numba is imported when the first loop is called: most commands call none.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: tuple[str, ...]) -> None:
         self.__doc__ = function.__doc__
-        self._signature = signature
-        self._loading = threading.Lock()
-        self._is_loaded = False
-        with _cached_in(folder()):
-            self._dispatcher = numba.njit(nogil=True, cache=True)(function)
+        self._function = function
+        self._signature = f"({', '.join(signature)})"
+        self._dispatcher: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        if not self._is_loaded:
+        if self._dispatcher is None:
             ensure_compiled()
             self.load()
         return self._dispatcher(*arguments)
 
     def load(self) -> None:
         """Have the machine code at hand, from disk when it is there."""
-        with self._loading:
-            if not self._is_loaded:
-                self._dispatcher.compile(self._signature)
-                self._dispatcher.disable_compile()
-                self._is_loaded = True
+        import numba
+
+        with _loading:
+            if self._dispatcher is not None:
+                return
+            names = self._function.__globals__
+            for name, value in list(names.items()):
+                if isinstance(value, FunctionType) and value in _inner:
+                    names[name] = numba.njit(nogil=True)(value)
+            with _cached_in(folder()):
+                dispatcher = numba.njit(nogil=True, cache=True)(self._function)
+            dispatcher.compile(self._signature)
+            dispatcher.disable_compile()
+            self._dispatcher = dispatcher
 
 
-def loop(*signature: Any) -> Callable[[Callable[..., Any]], Loop]:
+def loop(*signature: str) -> Callable[[Callable[..., Any]], Loop]:
     """Make a function a Loop; `signature` holds the types of its arguments."""
     return lambda function: Loop(function, signature)
 
@@ -150,6 +165,9 @@ def _marker() -> Path:
 
 def _fingerprint() -> str:
     """Changes with whatever numba compiles anew for: itself, Python, the processor, the sources."""
+    import numba
+    from llvmlite import binding  # type: ignore[import-untyped]
+
     found = hashlib.sha256(f"{numba.__version__} {sys.version} {binding.get_host_cpu_name()}".encode())
     found.update(binding.get_host_cpu_features().flatten().encode())
     for name in (name for share in _SHARES for name in share):
@@ -169,6 +187,8 @@ def _locked(path: Path) -> Iterator[None]:
 @contextmanager
 def _cached_in(place: Path) -> Iterator[None]:
     """numba looks at its setting when a function is decorated; that of others stays as it is."""
+    import numba
+
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(place)
     try:

@@ -11,11 +11,12 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import ChangelogFileGoneError
+from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile, value_bytes
 from airflow_provider_pgrepl.replication.storage import open_file, open_parquet, open_storage
 
 COLUMNS = ("relation_id", "op", "commit_lsn", "ordinal", "relation_version", "xid")
-_SAYING = pa.array(["R", "T"])
+_SAYING = "RT"
 _ORDER = [("relation_id", "ascending"), ("commit_lsn", "ascending"), ("ordinal", "ascending")]
 
 
@@ -47,7 +48,7 @@ def _groups(file: pq.ParquetFile) -> Iterable[pa.Table]:
 
 def _reduced(rows: pa.Table) -> pa.Table:
     rows = rows.sort_by(_ORDER)
-    said = pc.is_in(rows["op"], value_set=_SAYING).to_numpy()
+    said = pc.is_in(rows["op"], value_set=letters(_SAYING)).to_numpy()
     first = np.zeros(rows.num_rows, dtype=bool)
     for name in ("relation_id", "commit_lsn", "relation_version"):
         values = rows[name].to_numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 
 import pyarrow as pa
 
@@ -38,7 +39,19 @@ refused, which Delta does not do by itself where no row changes."""
 STANDING_ORDINAL = -2
 """Of an op `R` that no transaction brought: it stands right before the one at its commit LSN."""
 
+CHANGES = "IUDT"
+"""The ops of rows that change a table."""
+
 _NONE = LSN(0)
+
+
+@cache
+def letters(ops: str) -> pa.Array:
+    """Return ops as an Arrow array, to look for.
+
+    Made when it is needed: the first array that a process makes of Python's objects imports pandas.
+    """
+    return pa.array(list(ops))
 
 
 def floor_app(epoch: int) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
+from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS
@@ -23,7 +24,7 @@ from airflow_provider_pgrepl.replication.relation import Column
 ChoicesOf = Callable[[TableName], TableChoices]
 Made = TypeVar("Made")
 Of = TypeVar("Of", covariant=True)
-_LETTERS = pa.array(OPERATIONS)
+_LETTERS = "".join(OPERATIONS)
 
 
 class Shape(Protocol[Of]):
@@ -51,7 +52,7 @@ class ByRelation(Generic[Made]):
     def of(self, rows: pa.Table) -> list[Made]:
         """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
         of its column here cannot hold, ConfigError, DriftError."""
-        is_change = pc.is_in(rows["op"], value_set=_LETTERS).to_numpy()
+        is_change = pc.is_in(rows["op"], value_set=letters(_LETTERS)).to_numpy()
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Made] = {}
         for version in np.unique(versions[is_change]).tolist():
@@ -65,7 +66,7 @@ class ByRelation(Generic[Made]):
 
     def needed(self, rows: pa.Table) -> pa.Table:
         """Those that `of` makes something of, or that tell of skipped transactions."""
-        is_change = pc.is_in(rows["op"], value_set=_LETTERS).to_numpy()
+        is_change = pc.is_in(rows["op"], value_set=letters(_LETTERS)).to_numpy()
         versions = rows["relation_version"].to_numpy()
         is_needed = pc.equal(rows["op"], GAP).to_numpy().copy()
         for version in np.unique(versions[is_change]).tolist():

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError, DriftError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.filled_rows import (
     Key,
@@ -39,7 +39,7 @@ _ENTRY_BYTES = 300
 _LOOKED_UP = 1_000
 """Rows at a time: each may get large values."""
 _WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
-_OF_A_TABLE = pa.array(["I", "U", "D", "T", "R"])
+_OF_A_TABLE = "IUDTR"
 
 LookUp = Callable[[RelationRecord, Epoch, LSN, Mapping[Key, Collection[int]]], Mapping[Key, Values]]
 """Given a relation, a moment, and by keys places in the stream: what rows under these keys had there."""
@@ -144,7 +144,7 @@ class UnchangedValues:
         # After a change of the publication the server says each table's definition again; a standing tells
         # nothing more.
         is_said = pc.not_equal(rows["ordinal"], STANDING_ORDINAL)
-        is_of_table = pc.and_(pc.is_in(ops, value_set=_OF_A_TABLE), is_said).to_numpy()
+        is_of_table = pc.and_(pc.is_in(ops, value_set=letters(_OF_A_TABLE)), is_said).to_numpy()
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Values] = {}
         for oid in concerned:

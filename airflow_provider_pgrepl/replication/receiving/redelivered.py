@@ -12,7 +12,12 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import RewoundError
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    CHANGES,
+    ROW_SCHEMA,
+    STANDING_ORDINAL,
+    letters,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     live_files,
     open_changelog,
@@ -25,7 +30,6 @@ from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
 
 _NOWHERE = LSN(0)
 _COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "op"]
-_ROWS = pa.array(["I", "U", "D", "T"])
 
 
 class ResentCheck:
@@ -153,7 +157,7 @@ class ResentCheck:
 
 def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
     """The commit LSNs of changes of tables."""
-    return rows.filter(pc.is_in(rows["op"], _ROWS))["commit_lsn"]
+    return rows.filter(pc.is_in(rows["op"], letters(CHANGES)))["commit_lsn"]
 
 
 def _rewound(lsn: int, what: str) -> RewoundError:

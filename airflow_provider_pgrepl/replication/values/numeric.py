@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable
 from airflow_provider_pgrepl.replication.values.text import Text
 
 _MAX_PRECISION = 38
-_NOT_FINITE = pa.array(["NaN", "Infinity", "-Infinity"])
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _NUMBER = r"^-?\d+(?:\.\d+)?$"
 
 
@@ -55,7 +55,7 @@ class Decimal:
         return pc.greater(pc.binary_length(texts), _MAX_PRECISION - self.scale)
 
     def _parse_odd(self, texts: pa.Array) -> pa.Array:
-        odd = pc.is_in(texts, value_set=_NOT_FINITE.cast(texts.type))
+        odd = pc.is_in(texts, value_set=pa.array(_NOT_FINITE, texts.type))
         if pc.any(odd).as_py():
             if not self.odd_is_null:
                 raise Unholdable(

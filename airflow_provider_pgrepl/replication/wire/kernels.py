@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from airflow_provider_pgrepl.replication.compiled import (
     BYTES,
@@ -11,6 +10,7 @@ from airflow_provider_pgrepl.replication.compiled import (
     INTS,
     INTS_OUT,
     PAIRS_OUT,
+    SHORTS_OUT,
     inner,
     loop,
 )
@@ -24,7 +24,7 @@ MOST_COLUMNS = 0x7FFF
 ROW_INSERT, ROW_UPDATE, ROW_DELETE = ord("I"), ord("U"), ord("D")
 IS_OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, STATE_SIZE = range(6)
 
-_LISTS_OUT = types.Tuple((INTS_OUT, BYTES_OUT, BYTES_OUT))
+_LISTS_OUT = f"Tuple(({INTS_OUT}, {BYTES_OUT}, {BYTES_OUT}))"
 
 
 @inner
@@ -205,7 +205,7 @@ def _fill_tuple(data, at, cursor, offsets, values, valid, unchanged):  # type: i
     return at
 
 
-@loop(BYTES, INTS, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, types.int16[::1])
+@loop(BYTES, INTS, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, SHORTS_OUT)
 def fill(data, starts, new_rows, new, old_rows, old, unchanged_rows, unchanged):  # type: ignore[no-untyped-def]
     """Second pass over row messages only; `starts` are their places in `data`.
 

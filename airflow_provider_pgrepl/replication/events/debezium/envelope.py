@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import TransformError, one_line
+from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
@@ -24,9 +25,9 @@ from airflow_provider_pgrepl.replication.events.publishing.relation_rows import 
 from airflow_provider_pgrepl.replication.events.typed_changes import Row, Side, TypedShape
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
-_LETTERS = pa.array(OPERATIONS)
+_LETTERS = "".join(OPERATIONS)
 _CODES = {"insert": '"c"', "update": '"u"', "delete": '"d"', "truncate": '"t"'}
-_CODE_OF_EACH = pa.array([_CODES[op] for op in OPERATIONS.values()], TEXT)
+_CODE_OF_EACH = tuple(_CODES[op] for op in OPERATIONS.values())
 _UNSENT_HINT = (
     "have the server send it (ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE MAIN of the column), or skip"
     " the event (on_error: skip_and_record)"
@@ -85,7 +86,7 @@ class DebeziumEnvelope:
             sources,
             rows.ordinals.cast(TEXT),
             pa.scalar('\\"]"},"transaction":null,"op":', TEXT),
-            _CODE_OF_EACH.take(pc.index_in(rows.ops, value_set=_LETTERS)),
+            pa.array(_CODE_OF_EACH, TEXT).take(pc.index_in(rows.ops, value_set=letters(_LETTERS))),
             pa.scalar(self._tail(), TEXT),
         )
 

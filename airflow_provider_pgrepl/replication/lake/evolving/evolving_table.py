@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, STANDING_ORDINAL, letters
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
@@ -20,7 +20,6 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
     read_relations,
 )
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES
 from airflow_provider_pgrepl.replication.lake.merging.large_changes import LargeChanges
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
@@ -99,7 +98,7 @@ class EvolvingTable:
         return len(timeline.spans)
 
     def _changes(self, span: RelationSpan) -> pa.Table:
-        return span.rows.filter(pc.is_in(span.rows["op"], CHANGES))
+        return span.rows.filter(pc.is_in(span.rows["op"], letters(CHANGES)))
 
     def _apply(self, span: RelationSpan) -> int:
         changes = self._changes(span)

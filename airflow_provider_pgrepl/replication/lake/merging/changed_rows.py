@@ -17,8 +17,6 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "IUDT")
 TEXTS = pa.large_list(pa.large_string())
-CHANGES = pa.array(["I", "U", "D", "T"])
-"""The ops of the changelog's rows that change a table."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog import reader
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES, TEXTS, array_of
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SCHEMA, letters
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.followed_rows import key_hashes
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, bytes_before
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -102,7 +102,7 @@ class LargeChanges:
             rows = self._of(path).all()
             lsns = rows["commit_lsn"]
             wanted = pc.and_(pc.greater_equal(lsns, int(first)), pc.less_equal(lsns, int(last)))
-            yield rows.filter(pc.and_(wanted, pc.is_in(rows["op"], CHANGES)))
+            yield rows.filter(pc.and_(wanted, pc.is_in(rows["op"], letters(CHANGES))))
 
     def _of(self, *paths: str) -> LargeChanges:
         return replace(self, paths=paths)

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import relation_timeline
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, is_same_layout
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
 from airflow_provider_pgrepl.replication.lake.reading.entries import entries_of
 from airflow_provider_pgrepl.replication.lake.reading.replaced import Replaced
@@ -93,7 +93,7 @@ class Overlay:
         if self.first is not None:
             records = {record.version: record for record in self.received}
             rows = relation_timeline(self.first, rows, records.get, self.choices).spans[-1].rows
-        return rows.filter(pc.is_in(rows["op"], CHANGES)).combine_chunks()
+        return rows.filter(pc.is_in(rows["op"], letters(CHANGES))).combine_chunks()
 
     def net_rows(self) -> NetRows:
         """What the changes do to a table without key. Raises LakeTableError, ValueRangeError."""

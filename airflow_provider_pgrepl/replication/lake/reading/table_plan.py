@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, letters
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -21,7 +22,6 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
     relation_timeline,
 )
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.base import Base, Bases, membership, no_relation
 from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptChanges
@@ -161,7 +161,7 @@ class Planner:
                 before=before,
                 first=span.before,
                 received=self._received(heads) if span.before else (),
-                count=sum(ops[op] for op in CHANGES.to_pylist()),
+                count=sum(ops[op] for op in CHANGES),
                 truncated="T" in ops,
             )
             above, before = overlay.upto, span.relation
@@ -210,7 +210,7 @@ class Planner:
         """Whether a later change shows that the table never left the publication."""
         lsn = self._moment.lsn
         rows = self._kept.rows(self._kept.files(relation.oid, lsn), relation.oid, lsn)
-        rows = rows.filter(pc.is_in(rows["op"], CHANGES))
+        rows = rows.filter(pc.is_in(rows["op"], letters(CHANGES)))
         if rows.num_rows == 0:
             return False
         record = self._kept.find_record(relation.oid, rows["relation_version"][0].as_py())
