@@ -116,13 +116,13 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 	exec $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(if $(TIMES),--times) $(PYTEST_ARGS)
 
 .PHONY: test
+# Its tests wait for servers more than they compute.
+test test-fast: WORKERS = 5
 test: setup ## The checks, and a test of each mechanism: 14 minutes on two cores
 	@$(MAKE) -j 3 --output-sync=target classes oldest check
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 
 .PHONY: test-fast
-# Its tests wait for servers more than they compute.
-test-fast: WORKERS = 5
 test-fast: setup ## Quick tests that need no Spark, no broker and no store: 4 minutes
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
