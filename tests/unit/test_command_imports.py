@@ -49,8 +49,10 @@ def test_command_line_imports_no_library_to_parse_arguments(arguments: list[str]
     assert run(tuple(arguments)) == ([code], [])
 
 
-LOOKING = (("status",), ("pause", "public.t"), ("resume", "public.t"), ("retry",), ("remove", "public.t"))
-CHANGING = (("drift",), ("maintain",), ("teardown",), ("skip", "--lsn", "0/1"), ("check-migration", "/dev/null"))
+COMMANDS = (
+    *(("status",), ("pause", "public.t"), ("resume", "public.t"), ("retry",), ("remove", "public.t")),
+    *(("drift",), ("check-migration", "/dev/null"), ("maintain",), ("teardown",), ("skip", "--lsn", "0/1")),
+)
 
 
 def test_commands_that_read_no_rows_import_no_compiler_and_no_spark(tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_commands_that_read_no_rows_import_no_compiler_and_no_spark(tmp_path: Pa
     file = tmp_path / "pipeline.json"
     file.write_text(json.dumps({"name": "shop", "lake": str(tmp_path), "tables": ["public.*"]}))
     heavy = ("pyarrow", "numba", "pandas", "pyspark", "airflow")
-    commands = [(name, str(file), *more) for name, *more in (*LOOKING, *CHANGING)]
+    commands = [(name, str(file), *more) for name, *more in COMMANDS]
     codes, found = run(*commands, heavy=heavy)
     assert codes == [78] * len(commands), "without a DSN each ends once everything was imported"
     assert found == ["pyarrow"]
