@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from airflow_provider_pgrepl.errors import ConfigError, TransformError
+from airflow_provider_pgrepl.errors import ConfigError, ToolError, TransformError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.avro.avro_events import AvroEvent
@@ -110,26 +110,28 @@ def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
         found["key"] = _readable(event.key)
     if said is not None:
         found |= {"type": said.type, "content_type": said.content_type, "headers": dict(said.headers)}
-    body = _of_avro(event) if isinstance(event, AvroEvent) else _readable(event.body)
+    body = _of_avro(event.body, event.schema.text) if isinstance(event, AvroEvent) else _readable(event.body)
     return {**found, "body": body}
 
 
-def _of_avro(event: AvroEvent) -> Any:
-    from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
-
-    return json.loads(json.dumps(row_of(event.body, parsed_schema(event.schema.text)), default=str))
+def _of_avro(body: bytes, schema: str) -> Any:
+    """Raises ToolError."""
+    try:
+        from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
+    except ImportError:
+        raise ToolError("fastavro, which decodes Avro, is missing", "pip install fastavro") from None
+    return json.loads(json.dumps(row_of(body, parsed_schema(schema)), default=str))
 
 
 def _of_creek(event: CreekEvent, settings: PublisherSettings) -> dict[str, Any]:
     from airflow_provider_pgrepl.replication.events.creek.encoding import long
     from airflow_provider_pgrepl.replication.events.creek.fingerprint import to_text
-    from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
 
     wire = Wire(settings.namespace, settings.database, settings.wire)
     payload = event.unstamped.stamped(int(event.position.commit_lsn), long(0))
-    body = row_of(payload[10:], parsed_schema(to_text(event.envelope.schema)))
+    body = _of_avro(payload[10:], to_text(event.envelope.schema))
     found = {"id": event.id, "table": event.table, "to": wire.subject("wal", event.table)}
-    return {**found, "body": json.loads(json.dumps(body, default=str))}
+    return {**found, "body": body}
 
 
 def _readable(data: bytes | None) -> Any:

@@ -1,4 +1,4 @@
-"""SourceWatch: pg_catalog as the receiver needs it, and whether the publication is still the pipeline's."""
+"""CatalogWatch: pg_catalog as the receiver needs it, and whether the publication is still the pipeline's."""
 
 from __future__ import annotations
 

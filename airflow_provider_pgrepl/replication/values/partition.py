@@ -45,11 +45,6 @@ class Partitioning:
     typed: TypedColumn
     unit: str
 
-    @property
-    def is_of_key(self) -> bool:
-        """Whether a row's key says which partition it is in."""
-        return self.typed.column.is_key
-
     def of_rows(self, rows: pa.Table) -> set[str | None] | None:
         """The partitions of rows in the lake that have these values; None: they may be in any."""
         if self.typed.name not in rows.column_names:

@@ -211,7 +211,7 @@ def _lake_choice(pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str
     try:
         check_lake_choice(pipeline, {record.table: record for record in tables})
     except ConfigError as error:
-        return (f"{error.message}: {error.hint}",)
+        return (_sentence(error),)
     return ()
 
 
@@ -220,6 +220,10 @@ def _applied(pipeline: Pipeline, lake: _Lake, progress: Progress | None) -> LSN 
     if not pipeline.has_lake_tables:
         return progress.applied_lsn if progress else None
     return LSN(lake.point.lsn) if lake.point else None
+
+
+def _sentence(error: PgReplError) -> str:
+    return f"{error.message}: {error.hint}" if error.hint else error.message
 
 
 def _source_problems(
@@ -243,7 +247,7 @@ def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRe
             tables = list(store.read_tables(pipeline.name).values())
             return True, store.read_progress(pipeline.name), tables, _left_behind(pipeline, store, tables)
         except StateError as error:
-            return True, None, [], (f"{error.message}: {error.hint}",)
+            return True, None, [], (_sentence(error),)
 
 
 def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
@@ -261,7 +265,7 @@ def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:
             found = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
         except StateError:
             return ()  # An older version's, which reading the state has said.
-    return tuple(f"{each.error.message}: {each.error.hint}" for each in differences(found))
+    return tuple(_sentence(each.error) for each in differences(found))
 
 
 def _read_lake(pipeline: Pipeline) -> _Lake:

@@ -21,7 +21,6 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 _WIDTH = 100
 _LABEL = 10
 _RECENT_S = 15.0
-_TABLE_HEADINGS = ("table", "state", "for", "position", "behind", "rows copied", "live", "kept", "written")
 _MEANING = {
     "received": "read from the slot, as the replicate app last said",
     "durable": "committed to the changelog",
