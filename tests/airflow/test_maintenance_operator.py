@@ -43,14 +43,14 @@ def operator(kept: Kept, **options: Any) -> Any:
 
 def test_a_lake_is_maintained(kept: Kept) -> None:
     report = operator(kept, tables="public.a").execute({})
-    (table,) = report["pgrepl compacted the tables"]
-    assert (table["pgrepl found data files"], table["pgrepl left data files"]) == (4, 1)
+    (table,) = report["tables"]
+    assert (table["files_before"], table["files_after"]) == (4, 1)
     assert json.loads(json.dumps(report)) == report
 
 
 def test_no_tables_are_all_tables(kept: Kept) -> None:
-    (table,) = operator(kept, tables="[]").execute({})["pgrepl compacted the tables"]
-    assert table["pgrepl looked at the table"] == A
+    (table,) = operator(kept, tables="[]").execute({})["tables"]
+    assert table["table"] == A
 
 
 def test_what_fails_at_a_table_fails_the_task_and_is_in_its_report(kept: Kept) -> None:

@@ -291,11 +291,11 @@ def test_the_command_tells_a_line_a_table(line: Any) -> None:
 def test_the_command_tells_programs(line: Any) -> None:
     code, out = line("--json", "--limit-s", "100")
     report = json.loads(out)
-    first = report["pgrepl compacted the tables"][0]
-    assert (code, first["pgrepl looked at the table"], first["pgrepl left data files"]) == (0, A, 1)
-    assert first["pgrepl found data files"] > first["pgrepl left data files"]
-    assert report["the replication app was running"] is False
-    assert report["pgrepl failed at"] == {}
+    first = report["tables"][0]
+    assert (code, first["table"], first["files_after"]) == (0, A, 1)
+    assert first["files_before"] > first["files_after"]
+    assert report["app_running"] is False
+    assert report["errors"] == {}
 
 
 def test_a_busy_table_is_told_with_a_code_that_says_try_again(

@@ -40,18 +40,18 @@ class MaintainedTable:
     def to_report(self) -> dict[str, object]:
         """The same for programs."""
         if self.compaction is None:
-            return {"pgrepl looked at the table": self.table, "pgrepl failed at the table": str(self.failed)}
+            return {"table": self.table, "error": str(self.failed)}
         before, after = self.compaction.before, self.compaction.after
         return {
-            "pgrepl looked at the table": self.table,
-            "pgrepl found data files": before.files,
-            "pgrepl left data files": after.files,
-            "pgrepl found bytes": before.bytes,
-            "pgrepl left bytes": after.bytes,
-            "pgrepl found files with rows marked as gone": before.marked,
-            "pgrepl left files with rows marked as gone": after.marked,
-            "the table's writer was faster each time": self.compaction.is_busy,
-            "pgrepl ended before the table was done": self.compaction.is_left,
+            "table": self.table,
+            "files_before": before.files,
+            "files_after": after.files,
+            "bytes_before": before.bytes,
+            "bytes_after": after.bytes,
+            "files_with_deletion_vectors_before": before.marked,
+            "files_with_deletion_vectors_after": after.marked,
+            "too_busy": self.compaction.is_busy,
+            "unfinished": self.compaction.is_left,
         }
 
 
@@ -100,15 +100,15 @@ class Maintained:
         """All of it for programs."""
         rest = self.rest or MaintenanceResult()
         return {
-            "pgrepl maintained the pipeline": self.pipeline,
-            "the replication app was running": self.app_runs,
-            "somebody asked pgrepl to end": self.is_stopped,
-            "pgrepl compacted the tables": [table.to_report() for table in self.tables],
-            "pgrepl joined changelog files": self.joined_files + rest.joined_files,
-            "pgrepl dropped changelog files with their hours": rest.changelog_files,
-            "pgrepl let consistent points go": rest.points,
-            "pgrepl deleted files": rest.files,
-            "pgrepl deleted log entries": rest.log_entries,
-            "pgrepl left alone": dict(rest.left_alone),
-            "pgrepl failed at": {place: str(error) for place, error in self.failures.items()},
+            "pipeline": self.pipeline,
+            "app_running": self.app_runs,
+            "stopped_early": self.is_stopped,
+            "tables": [table.to_report() for table in self.tables],
+            "compacted_changelog_files": self.joined_files + rest.joined_files,
+            "expired_changelog_files": rest.changelog_files,
+            "deleted_consistent_points": rest.points,
+            "deleted_files": rest.files,
+            "deleted_log_entries": rest.log_entries,
+            "left_alone": dict(rest.left_alone),
+            "errors": {place: str(error) for place, error in self.failures.items()},
         }
