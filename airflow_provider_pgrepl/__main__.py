@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.commands import COMMANDS, Arguments, Work
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication import log_lines
@@ -97,6 +98,7 @@ _EPILOG = (
 
 def _parser() -> argparse.ArgumentParser:
     parser = process.Parser(prog="pgrepl", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"pgrepl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=process.Parser)
     add_commands(commands)
     for name, purpose, work, options in COMMANDS:

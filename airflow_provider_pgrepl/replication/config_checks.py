@@ -156,6 +156,11 @@ def _check_lake(pipeline: Pipeline) -> None:
         )
     if "%" in pipeline.lake:
         raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
+    if not (pipeline.lake.startswith(("/", "~")) or _SCHEME.match(pipeline.lake)):
+        raise ConfigError(
+            f"lake: {pipeline.lake!r} is a relative path, and each process would start from its own folder",
+            "give the whole path, as /srv/lake",
+        )
 
 
 def _check_tables(pipeline: Pipeline) -> None:

@@ -13,6 +13,11 @@ def read_text(what: str, path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         why = error.strerror or error.__class__.__name__
-        raise ConfigError(f"cannot read the {what} {path}: {why}") from None
+        hint = (
+            ""
+            if Path(path).is_absolute()
+            else f"the path begins in {Path.cwd()}: go to its folder, or give it whole"
+        )
+        raise ConfigError(f"cannot read the {what} {path}: {why}", hint) from None
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read the {what} {path}: it is not UTF-8 text") from None

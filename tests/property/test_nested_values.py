@@ -24,7 +24,7 @@ from tests.support.nested_types import SCALARS, Declared, Made, hstore, made_typ
 from tests.support.rendered import lake_texts, source_texts, written
 
 BARE = {"commit_lsn_column": False, "commit_ts_column": False}
-PIPELINE = Pipeline(name="p", lake="lake", tables=("s.t",), **BARE)
+PIPELINE = Pipeline(name="p", lake="/lake", tables=("s.t",), **BARE)
 FEW = examples(25, HealthCheck.data_too_large)
 
 
@@ -191,5 +191,5 @@ def test_odd_values_come_back_as_postgresql_writes_them(source):
     relation = create(source, statements, [of for of, _, _ in ODD])
     insert(source, [[value for _, value, _ in ODD], [f"null::{of}" for of, _, _ in ODD]])
     types = {f"s.t.c{index}": chosen for index, (_, _, chosen) in enumerate(ODD) if chosen}
-    table = check(source, relation, Pipeline(name="p", lake="lake", tables=("s.t",), types=types, **BARE))
+    table = check(source, relation, Pipeline(name="p", lake="/lake", tables=("s.t",), types=types, **BARE))
     assert [table[f"c{index}"].null_count for index in range(len(ODD))] == [1] * len(ODD)

@@ -64,7 +64,7 @@ BUILT_IN_SCALARS = """
 
 
 def pipeline(**choices):
-    return Pipeline(name="p", lake="lake", tables=("public.t",), **choices)
+    return Pipeline(name="p", lake="/lake", tables=("public.t",), **choices)
 
 
 @st.composite

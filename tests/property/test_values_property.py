@@ -23,7 +23,7 @@ from tests.support.rendered import written
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of
 from tests.support.scalar_types import CASES, Case
 
-PIPELINE = Pipeline(name="p", lake="lake", tables=("public.t",))
+PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.t",))
 
 
 def _check(

@@ -40,6 +40,7 @@ def run(*commands: tuple[str, ...], heavy: tuple[str, ...] = HEAVY) -> tuple[lis
     ("arguments", "code"),
     [
         (["--help"], 0),
+        (["--version"], 0),
         (["events", "try", "--help"], 0),
         (["no-such-command"], 78),
         (["status", "/nowhere/pipeline.json"], 78),

@@ -55,7 +55,7 @@ def multirange(subtype: PgType) -> PgType:
 
 def parse(of: PgType, *texts: str | None, **choices: Any) -> pa.Array:
     column = Column("c", 1, of.oid, of.typmod, of.name, of.kind, type=of)
-    pipeline = Pipeline(name="p", lake="lake", tables=("public.t",), **choices)
+    pipeline = Pipeline(name="p", lake="/lake", tables=("public.t",), **choices)
     return typed_column(column, TABLE, pipeline.choices(TABLE)).parse(pa.array(texts, pa.large_string()))
 
 

@@ -15,9 +15,9 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
-PIPELINE = Pipeline(name="p", lake="lake", tables=("public.t",))
-AS_STRING = Pipeline(name="p", lake="lake", tables=("public.t",), timestamp_without_tz="string")
-BARE = Pipeline(name="p", lake="lake", tables=("public.t",), commit_lsn_column=False, commit_ts_column=False)
+PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.t",))
+AS_STRING = Pipeline(name="p", lake="/lake", tables=("public.t",), timestamp_without_tz="string")
+BARE = Pipeline(name="p", lake="/lake", tables=("public.t",), commit_lsn_column=False, commit_ts_column=False)
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, FLOAT4, FLOAT8 = 16, 17, 20, 21, 23, 25, 700, 701
 DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID = 1082, 1114, 1184, 1700, 2950
 INT2VECTOR, OID, XID, CID, MONEY, XID8 = 22, 26, 28, 29, 790, 5069
@@ -147,7 +147,7 @@ CHOSEN = "decimal(38,2)"
 
 def with_types(of, lake_type, **choices):
     pipeline = Pipeline(
-        name="p", lake="lake", tables=("public.t",), types={"sales.orders.c": lake_type}, **choices
+        name="p", lake="/lake", tables=("public.t",), types={"sales.orders.c": lake_type}, **choices
     )
     return typed(of, pipeline)
 
@@ -181,7 +181,7 @@ def test_numbers_that_are_not_finite_are_null_where_the_pipeline_says_so():
 
 
 def test_numbers_and_infinities_of_a_key_stay_exact_whatever_the_pipeline_says():
-    lenient = Pipeline(name="p", lake="lake", tables=("public.t",), infinity="sentinel", numeric_nan="null")
+    lenient = Pipeline(name="p", lake="/lake", tables=("public.t",), infinity="sentinel", numeric_nan="null")
     for of, text in ((numeric(10, 2), "NaN"), (column(DATE), "infinity"), (column(TIMESTAMPTZ), "-infinity")):
         assert typed(of, lenient).parse(pa.array([text])) is not None
         with pytest.raises(ValueRangeError):
@@ -196,7 +196,7 @@ def test_a_decimal_is_only_for_numbers_that_are_decimal(of):
 
 
 def test_the_csv_reader_types_only_what_it_reads_as_parse_does():
-    lenient = Pipeline(name="p", lake="lake", tables=("public.t",), infinity="null", numeric_nan="null")
+    lenient = Pipeline(name="p", lake="/lake", tables=("public.t",), infinity="null", numeric_nan="null")
     assert with_types(column(NUMERIC), CHOSEN).csv_type is None
     assert with_types(numeric(10, 2), "decimal(10,2)").csv_type is None
     for of in (numeric(10, 2), column(DATE), column(TIMESTAMP), column(TIMESTAMPTZ)):
