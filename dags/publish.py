@@ -30,6 +30,7 @@ with DAG(
         "mode": Param(
             "continuous",
             type="string",
+            title="Run",
             enum=["continuous", "caught_up"],
             values_display={"continuous": "Until stopped", "caught_up": "Until caught up"},
         ),

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgrepl.errors import ConfigError
 
@@ -17,10 +18,17 @@ LOCAL_CONN_ID = "pgrepl_local_spark"
 def ensure_connection(conn_id: str | None, master: str) -> None:
     """Make sure that the connection is there; for None, that LOCAL_CONN_ID leads to `master` from here on.
 
-    Raises Airflow's error for a connection that is not there, which the hook would pass over.
+    Raises AirflowNotFoundException for a connection that is not there, which the hook would pass over.
     """
     if conn_id is not None:
-        SparkSubmitHook.get_connection(conn_id)
+        try:
+            SparkSubmitHook.get_connection(conn_id)
+        except AirflowNotFoundException as error:
+            raise AirflowNotFoundException(
+                f"{error}\n  hint: add a connection {conn_id} of type spark under Admin, Connections, or in"
+                f" the variable AIRFLOW_CONN_{conn_id.upper()} of every worker; or leave spark_conn_id out:"
+                " then Spark runs on this worker (master)"
+            ) from None
         return
     os.environ[f"AIRFLOW_CONN_{LOCAL_CONN_ID.upper()}"] = Connection(
         conn_id=LOCAL_CONN_ID, conn_type="spark", host=master

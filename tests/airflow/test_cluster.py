@@ -63,7 +63,7 @@ def test_a_driver_on_a_standalone_cluster_is_refused(
 
 
 def test_a_spark_connection_that_does_not_exist_is_an_error(airflow_db: None) -> None:
-    with pytest.raises(AirflowNotFoundException, match="no_such_spark"):
+    with pytest.raises(AirflowNotFoundException, match="add a connection no_such_spark of type spark"):
         PgReplicationOperator(task_id="t", pipeline=PIPELINE, spark_conn_id="no_such_spark").execute({})
 
 

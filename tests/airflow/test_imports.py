@@ -81,4 +81,4 @@ def test_the_example_dags_bring_nothing_heavy_into_the_process(brought: dict[str
 
 
 def test_the_look_would_see_what_a_module_brings(brought: dict[str, list[str]]) -> None:
-    assert brought["values"] == ["pyarrow", "numba"]
+    assert brought["values"] == ["pyarrow"]

@@ -16,7 +16,7 @@ from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traff
 
 IMPATIENT = Path(__file__).with_name("impatient.py")
 END_SENDERS = (
-    "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+    "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
     " where datname = current_database() and application_name like 'pgrepl%'",
 )
 

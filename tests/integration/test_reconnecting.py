@@ -143,7 +143,7 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
 def end_connections(dsn: str) -> None:
     execute(
         dsn,
-        "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+        "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
         " where datname = current_database() and application_name like 'pgrepl %'",
     )
 
@@ -373,7 +373,7 @@ def holder(dsn: str) -> Store | None:
 def end_connections_of(dsn: str, role: str) -> None:
     execute(
         dsn,
-        "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = current_database()"
+        "select pg_terminate_backend(pid, 100000) from pg_stat_activity where datname = current_database()"
         f" and application_name ~ 'pgrepl {role}|pgrepl replicate'",
     )
 

@@ -591,7 +591,7 @@ def test_without_the_schema_the_snapshot_app_is_named(dsn):
 def test_a_lost_connection_is_worth_another_try(pg, dsn, store):
     with pg.cursor() as cursor:
         cursor.execute(
-            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
             " where application_name = 'pgrepl test' and datname = current_database()"
         )
     with pytest.raises(SourceConnectionError):

@@ -112,6 +112,6 @@ def test_a_table_is_no_worse_for_comments_that_nobody_may_read(dsn, caplog):
 
 def test_a_connection_that_is_lost_is_told(dsn):
     connection = connect(dsn, "test")
-    execute(dsn, f"select pg_terminate_backend({connection.get_backend_pid()}, 5000)")
+    execute(dsn, f"select pg_terminate_backend({connection.get_backend_pid()}, 100000)")
     with pytest.raises(PgReplError):
         read_comments(connection, TableName.parse(TABLE), 1)

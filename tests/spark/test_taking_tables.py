@@ -449,7 +449,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
             assert a_is_there.wait(60)
             execute(
                 replicated.dsn,
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+                "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
                 " where application_name = 'pgrepl keeper' and datname = current_database()",
                 "insert into a values (100, 'x')",
                 "insert into b values (100000, 'x')",
@@ -481,7 +481,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
             lost.set()
             execute(
                 replicated.dsn,
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+                "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
                 " where application_name = 'pgrepl keeper' and datname = current_database()",
             )
         return run(copies, ranges)
