@@ -17,7 +17,7 @@ AIRFLOW_PORT ?= 8180
 # Options of the tests, as in: make test PYTEST_ARGS="-k handover"
 PYTEST_ARGS ?=
 WORKERS ?= 4
-# With COVERAGE=1 `make test` and then `make test-rest` measure which lines and branches run; the second has the floor.
+# With COVERAGE=1 `make test`, and then `make test-rest`, measure which lines and branches run: 93 % of them, and 94 %.
 COVERAGE ?=
 # With TIMES=1 they measure fixtures and CPU time for `make test-times`.
 TIMES ?=
@@ -118,9 +118,9 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 .PHONY: test
 # Its tests wait for servers more than they compute.
 test test-fast: WORKERS = 5
-test: setup ## The checks, and a test of each mechanism: 14 minutes on two cores
+test: setup ## The checks, and a test of each mechanism: about 13 minutes on two cores
 	@$(MAKE) -j 3 --output-sync=target classes oldest check
-	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
+	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=93)
 
 .PHONY: test-fast
 test-fast: setup ## Quick tests that need no Spark, no broker and no store: 4 minutes
@@ -132,7 +132,7 @@ test-rest: fetch classes ## What `make test` leaves out: every major, Kafka, obj
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 .PHONY: test-all
-test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 55 minutes
+test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 50 minutes
 	@$(MAKE) test
 	@$(MAKE) test-rest
 	@$(MAKE) rehearsal
