@@ -26,7 +26,7 @@ Hide = Callable[[pa.Array], pa.Array]
 """Makes other texts of a column's; NULL stays NULL."""
 Attnums = Mapping[int, Collection[int]]
 _TEXT, _TEXT_NAME = 25, "text"
-_MASK = pa.scalar("***", pa.large_string())
+_MASK = "***"
 
 
 class HiddenText(Text):
@@ -228,7 +228,8 @@ def _as_they_are(columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
 
 
 def _masked(texts: pa.Array) -> pa.Array:
-    return pc.if_else(texts.is_valid(), _MASK, pa.scalar(None, _MASK.type))
+    mask, null = (pa.scalar(text, pa.large_string()) for text in (_MASK, None))
+    return pc.if_else(texts.is_valid(), mask, null)
 
 
 def _hashed(salt: bytes, texts: pa.Array) -> pa.Array:
