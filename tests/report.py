@@ -139,7 +139,7 @@ class Measured:
         try:
             return (yield)
         finally:
-            item.user_properties.append(("cpu", self._sampled() - self._cpu_before))
+            item.user_properties.append(("cpu", max(0.0, self._sampled() - self._cpu_before)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
