@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.hosting.private_folder import remove_private_folder
 from airflow_provider_pgrepl.hosting.processes import ask_to_end, is_process
 
 _POLL_S = 0.2
+_REAP_S = 10.0
 
 _children: dict[str, subprocess.Popen[bytes]] = {}
 """Supervisors started by this very process, which alone can reap them, by token."""
@@ -138,6 +140,10 @@ class LocalApp:
 
     def remove(self) -> None:
         """Delete its folder, once its end is known and its log forwarded."""
+        if (supervisor := _children.pop(self.token, None)) is not None:
+            # It has written the exit code and ends: without the folder it would seem to run until then.
+            with suppress(subprocess.TimeoutExpired):
+                supervisor.wait(_REAP_S)
         remove_private_folder(self.folder)
 
     def log(self) -> LogTail:

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError
-from airflow_provider_pgrepl.hosting import supervise
+from airflow_provider_pgrepl.hosting import local_app, supervise
 from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
 from airflow_provider_pgrepl.hosting.following import Following, StoppedError
 from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.locked_file import LockedFile
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
+from airflow_provider_pgrepl.hosting.private_folder import private_folder
 from airflow_provider_pgrepl.hosting.processes import ask_to_end, supervised_folders
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.airflow.conftest import Journal, eventually, is_alive
@@ -510,6 +511,15 @@ def test_application_of_another_run_folder_is_found(
     assert moved.find(second.app.token) == second.app
     second.app.stop()
     ended(second.app)
+
+
+def test_removed_application_does_not_seem_to_run_while_its_supervisor_still_ends(tmp_path: Path) -> None:
+    """A supervisor writes the exit code before its own process has gone."""
+    app = LocalApp(private_folder(tmp_path / f"pgrepl-{'0' * 32}"))
+    supervise.write_whole(app.folder / supervise.EXIT_CODE, "0")
+    local_app._children[app.token] = subprocess.Popen(["sleep", "0.5"])
+    app.remove()
+    assert app.status() is AppState.LOST
 
 
 @pytest.mark.parametrize("variable", ["PGREPL_DSN", "AWS_ENDPOINT_URL_S3"])
