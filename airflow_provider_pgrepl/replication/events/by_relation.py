@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.events.change import OPERATIONS
+from airflow_provider_pgrepl.replication.events.change import LETTERS
 from airflow_provider_pgrepl.replication.events.filtered_rows import FilteredRows
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
@@ -24,7 +24,6 @@ from airflow_provider_pgrepl.replication.relation import Column
 ChoicesOf = Callable[[TableName], TableChoices]
 Made = TypeVar("Made")
 Of = TypeVar("Of", covariant=True)
-_LETTERS = "".join(OPERATIONS)
 
 
 class Shape(Protocol[Of]):
@@ -52,7 +51,7 @@ class ByRelation(Generic[Made]):
     def of(self, rows: pa.Table) -> list[Made]:
         """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
         of its column here cannot hold, ConfigError, DriftError."""
-        is_change = pc.is_in(rows["op"], value_set=letters(_LETTERS)).to_numpy()
+        is_change = pc.is_in(rows["op"], value_set=letters(LETTERS)).to_numpy()
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Made] = {}
         for version in np.unique(versions[is_change]).tolist():
@@ -66,7 +65,7 @@ class ByRelation(Generic[Made]):
 
     def needed(self, rows: pa.Table) -> pa.Table:
         """Those that `of` makes something of, or that tell of skipped transactions."""
-        is_change = pc.is_in(rows["op"], value_set=letters(_LETTERS)).to_numpy()
+        is_change = pc.is_in(rows["op"], value_set=letters(LETTERS)).to_numpy()
         versions = rows["relation_version"].to_numpy()
         is_needed = pc.equal(rows["op"], GAP).to_numpy().copy()
         for version in np.unique(versions[is_change]).tolist():

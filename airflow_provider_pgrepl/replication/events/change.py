@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 """By the changelog's letters."""
+LETTERS = "".join(OPERATIONS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import TransformError, one_line
 from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
+from airflow_provider_pgrepl.replication.events.change import LETTERS, OPERATIONS, Change
 from airflow_provider_pgrepl.replication.events.debezium.columns import DebeziumParser, debezium_column
 from airflow_provider_pgrepl.replication.events.debezium.schemas import envelope_schema, key_schema
 from airflow_provider_pgrepl.replication.events.json_columns import TEXT, JsonRows, joined
@@ -25,7 +25,6 @@ from airflow_provider_pgrepl.replication.events.publishing.relation_rows import 
 from airflow_provider_pgrepl.replication.events.typed_changes import Row, Side, TypedShape
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
-_LETTERS = "".join(OPERATIONS)
 _CODES = {"insert": '"c"', "update": '"u"', "delete": '"d"', "truncate": '"t"'}
 _CODE_OF_EACH = tuple(_CODES[op] for op in OPERATIONS.values())
 _UNSENT_HINT = (
@@ -86,7 +85,7 @@ class DebeziumEnvelope:
             sources,
             rows.ordinals.cast(TEXT),
             pa.scalar('\\"]"},"transaction":null,"op":', TEXT),
-            pa.array(_CODE_OF_EACH, TEXT).take(pc.index_in(rows.ops, value_set=letters(_LETTERS))),
+            pa.array(_CODE_OF_EACH, TEXT).take(pc.index_in(rows.ops, value_set=letters(LETTERS))),
             pa.scalar(self._tail(), TEXT),
         )
 

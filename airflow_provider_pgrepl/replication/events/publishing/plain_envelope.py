@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog.layout import letters
-from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
+from airflow_provider_pgrepl.replication.events.change import LETTERS, OPERATIONS, Change
 from airflow_provider_pgrepl.replication.events.json_columns import TEXT, JsonRows, joined, json_texts
 from airflow_provider_pgrepl.replication.events.json_format import (
     json_string,
@@ -20,7 +20,6 @@ from airflow_provider_pgrepl.replication.events.publishing.relation_rows import 
 from airflow_provider_pgrepl.replication.events.typed_changes import Row, TypedShape
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
-_LETTERS = "".join(OPERATIONS)
 _OLD, _ID = (pa.scalar(text, TEXT) for text in (',"old":', ',"id":"'))
 
 
@@ -48,7 +47,7 @@ class PlainEnvelope:
             for (_, lsn), moment, xid in zip(of.places, moments, of.xids, strict=True)
         ]
         return joined(
-            self._heads.take(pc.index_in(rows.ops, value_set=letters(_LETTERS))),
+            self._heads.take(pc.index_in(rows.ops, value_set=letters(LETTERS))),
             rows.objects(self._after, rows.after),
             _OLD,
             rows.objects(self._before, rows.before),
