@@ -29,6 +29,16 @@ from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_sl
 _ROLE = "hook"
 
 
+def missing_connection(
+    error: AirflowNotFoundException, conn_id: str, conn_type: str, other: str
+) -> AirflowNotFoundException:
+    """Return Airflow's error with what to do. `other`: what helps as well, as an instruction."""
+    return AirflowNotFoundException(
+        f"{error}\n  hint: add a connection {conn_id} of type {conn_type} under Admin, Connections, or in the"
+        f" variable AIRFLOW_CONN_{conn_id.upper()} of every worker; or {other}"
+    )
+
+
 @dataclass(frozen=True)
 class SlotLag:
     """How far a slot's reader is behind the source, in bytes of WAL."""
@@ -63,12 +73,8 @@ class PgReplicationHook(DbApiHook):
         try:
             dsn = dsn_of(self.connection)
         except AirflowNotFoundException as error:
-            name = self.get_conn_id()
-            raise AirflowNotFoundException(
-                f"{error}\n  hint: add a connection {name} of type {self.conn_type} under Admin, Connections,"
-                f" or in the variable AIRFLOW_CONN_{name.upper()} of every worker; or name another as conn_id"
-                " or state_conn_id of the pipeline"
-            ) from None
+            other = "name another as conn_id or state_conn_id of the pipeline"
+            raise missing_connection(error, self.get_conn_id(), self.conn_type, other) from None
         for secret in (
             self.connection.password,
             *(self.connection_extra.get(key) for key in SECRET_EXTRAS),

@@ -11,6 +11,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.hooks.replication import missing_connection
 
 LOCAL_CONN_ID = "pgrepl_local_spark"
 
@@ -24,11 +25,8 @@ def ensure_connection(conn_id: str | None, master: str) -> None:
         try:
             SparkSubmitHook.get_connection(conn_id)
         except AirflowNotFoundException as error:
-            raise AirflowNotFoundException(
-                f"{error}\n  hint: add a connection {conn_id} of type spark under Admin, Connections, or in"
-                f" the variable AIRFLOW_CONN_{conn_id.upper()} of every worker; or leave spark_conn_id out:"
-                " then Spark runs on this worker (master)"
-            ) from None
+            other = "leave spark_conn_id out: then Spark runs on this worker (master)"
+            raise missing_connection(error, conn_id, "spark", other) from None
         return
     os.environ[f"AIRFLOW_CONN_{LOCAL_CONN_ID.upper()}"] = Connection(
         conn_id=LOCAL_CONN_ID, conn_type="spark", host=master
