@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM
 
+SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
+"""Of the JVMs of our applications: no row goes through them, they start tasks. By itself a JVM begins with
+1/64 of the host's memory, and compiles with care what is run for seconds. No collector of garbage is named:
+Java does not start where somebody else names another."""
 _PACKAGE = Path(__file__).resolve().parent
 _OPEN_FILES, _USUAL_OPEN_FILES = 512, 1024
 """Files that a process of Spark must be able to open: the JVM of an idle driver has 333 open."""

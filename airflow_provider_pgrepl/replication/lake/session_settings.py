@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from airflow_provider_pgrepl.applications import SMALL_JVM
 from airflow_provider_pgrepl.replication.lake.spark_jars import added_jars, joined
 from airflow_provider_pgrepl.replication.lake.spark_store import connector_settings
 
@@ -27,10 +28,6 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "2",
 }
-SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
-"""Of the apps' own sessions: no row goes through their JVMs, which start tasks. By itself one begins with a
-1/64 of the host's memory, and compiles with care what is run for seconds. No collector of garbage is named:
-Java does not start where somebody else names another."""
 _WITHOUT_ROWS = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SMALL_JVM)
 _MODULE = "spark.python.daemon.module"
 _DAEMON = Path(__file__).parent / "applying" / "worker_daemon.py"
