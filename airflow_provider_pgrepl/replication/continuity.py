@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psycopg2.extensions import connection
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
@@ -13,6 +13,9 @@ from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot, why_invalidated
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection
 
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
