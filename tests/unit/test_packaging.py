@@ -29,6 +29,15 @@ CALLED_BY_SPARK = (
     "app.",
 )
 
+PROGRAMS = (
+    "airflow_provider_pgrepl.replication.app.publish",
+    "airflow_provider_pgrepl.replication.app.replicate",
+    "airflow_provider_pgrepl.replication.app.snapshot",
+    "airflow_provider_pgrepl.replication.app.try_events",
+    "airflow_provider_pgrepl.replication.app.creek.service",
+)
+CLIENTS = ("pyspark", "py4j", "delta", "nats", "pika", "confluent_kafka", "fastavro", "prometheus_client")
+
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys
 sys.path.insert(0, {root!r})
@@ -143,6 +152,27 @@ def test_all_but_what_spark_calls_imports_without_pyspark(wheel, tmp_path):
     wheel.extractall(tmp_path)
     result = import_the_core(tmp_path, "airflow", "pyspark", "delta", left_out=CALLED_BY_SPARK)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_imports_without_spark_and_the_client_of_any_broker(program: str) -> None:
+    """A pipeline that publishes to one broker has the client of that one alone."""
+    result = import_without(CLIENTS, program)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_guard_of_programs_would_see_a_client() -> None:
+    needs_nats = "airflow_provider_pgrepl.replication.events.publishing.jetstream_link"
+    assert "import of nats halted" in import_without(CLIENTS, needs_nats).stderr
+
+
+def import_without(packages: tuple[str, ...], module: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({packages!r}))\n"
+        f"importlib.import_module({module!r})"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
 
 
 def test_the_guard_would_see_a_forbidden_import():

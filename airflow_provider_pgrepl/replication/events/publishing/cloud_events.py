@@ -14,6 +14,8 @@ RABBITMQ_PREFIX = "ce-"
 """Of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
 NATS_PREFIX = "ce-"
 """Of headers (NATS protocol binding, 3.1.3)."""
+NATS_ID = "Pgrepl-Id"
+"""Our header of an event's id, which it keeps whenever it is sent."""
 
 
 def attributes(event: Event, settings: PublisherSettings) -> dict[str, str]:

@@ -9,13 +9,15 @@ from urllib.parse import quote
 
 from nats.js.errors import NotFoundError
 
-from airflow_provider_pgrepl.replication.events.publishing.cloud_events import NATS_PREFIX, attributes
+from airflow_provider_pgrepl.replication.events.publishing.cloud_events import (
+    NATS_ID,
+    NATS_PREFIX,
+    attributes,
+)
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.routes import subject
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
-ID = "Pgrepl-Id"
-"""Header of an event: its id, which it keeps whenever it is sent."""
 _API_S = 20.0
 _LONGEST_SUBJECT = 1_024
 """A server ends a connection whose commands are longer than 4,096 bytes (max_control_line)."""
@@ -99,7 +101,7 @@ class PlainMessages:
 def identity(event: Event) -> dict[str, str]:
     """By which an event is known. JetStream drops what has a message id that it had of late: of what is sent
     again it must drop nothing, since it would drop what it has and take what was refused, out of order."""
-    return {"Nats-Msg-Id": f"{event.id}-{event.generation}", ID: event.id}
+    return {"Nats-Msg-Id": f"{event.id}-{event.generation}", NATS_ID: event.id}
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_epoch_number,
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_messages import ID
+from airflow_provider_pgrepl.replication.events.publishing.cloud_events import NATS_ID
 
 LAKE = "Pgrepl-Lake"
 """Header of a change: the id of the lake that it came from."""
@@ -42,7 +42,7 @@ class StreamLake:
             return
         changelog = open_changelog(self._uri)
         if found == self.id:
-            _check_has(changelog, stream, headers[ID])
+            _check_has(changelog, stream, headers[NATS_ID])
             return
         # A changelog that took the place of a lost one has the mark of that.
         if changelog.transaction_version(f"{LAKE_APP}{found}") is not None:

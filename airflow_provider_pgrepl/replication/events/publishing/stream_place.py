@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.events.creek.last_message import last_m
 from airflow_provider_pgrepl.replication.events.creek.ordered_messages import ordered_messages
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_messages import ID
+from airflow_provider_pgrepl.replication.events.publishing.cloud_events import NATS_ID
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 STAMP = "Pgrepl-Stamp"
@@ -85,7 +85,7 @@ async def _last_upto(
 def _is_upto(headers: Any, position: EventPosition) -> bool:
     """What creek itself has sent, which has no id, is from before us."""
     try:
-        return EventPosition.parse((headers or {})[ID]) <= position
+        return EventPosition.parse((headers or {})[NATS_ID]) <= position
     except (KeyError, ConfigError):
         return True
 
