@@ -14,13 +14,13 @@ import sys
 from collections.abc import Sequence
 
 from airflow_provider_pgrepl import __version__
-from airflow_provider_pgrepl.commands import COMMANDS, Arguments, Work
+from airflow_provider_pgrepl.cli.applications import add_commands, split
+from airflow_provider_pgrepl.cli.commands import COMMANDS, Arguments, Work
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import app_arguments, process
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.library_versions import check_libraries
-from airflow_provider_pgrepl.shipped import add_commands, split
+from airflow_provider_pgrepl.replication.runtime import process_io
+from airflow_provider_pgrepl.replication.runtime.host import check_libraries
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.trace import trace_of
 
 _CRASHED = 1
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if spark and not hasattr(arguments, "application"):
         parser.error("nothing of this command is for spark-submit: leave -- out, and what follows it")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(log_lines.Printable("%(message)s"))
+    handler.setFormatter(process_io.Printable("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         with process.traces_of_threads():
@@ -64,28 +64,28 @@ def _try_events(pipeline: Pipeline, arguments: Arguments) -> int:
 
 
 def _publish_snapshot(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.app import publish_snapshot
+    from airflow_provider_pgrepl.replication.creek import snapshot_app
 
-    return publish_snapshot.run(pipeline, arguments)
+    return snapshot_app.run(pipeline, arguments)
 
 
 def _consume(arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.app import consume
+    from airflow_provider_pgrepl.replication.creek import consume_app
 
-    return consume.run(arguments)
+    return consume_app.run(arguments)
 
 
 def _creek(arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.app.creek import service
+    from airflow_provider_pgrepl.replication.creek import service
 
     return service.run(arguments)
 
 
 def _warm_up(_: Arguments) -> int:
-    from airflow_provider_pgrepl.replication import compiled, compiled_folder
+    from airflow_provider_pgrepl.replication.runtime import compiled_folder, compiled_loops
 
-    logging.getLogger(compiled.__name__).setLevel(logging.INFO)
-    compiled.ensure_compiled()
+    logging.getLogger(compiled_loops.__name__).setLevel(logging.INFO)
+    compiled_loops.ensure_compiled()
     sys.stdout.write(f"all loops are compiled, in {compiled_folder.folder()}\n")
     return process.DONE
 

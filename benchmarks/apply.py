@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
-from airflow_provider_pgrepl.replication.lake.session import build_session
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.spark.session import build_session
 from airflow_provider_pgrepl.replication.state.store import Store
 from benchmarks import kinds, pipelines
 from benchmarks.figure import Figure, thousands

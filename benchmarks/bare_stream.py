@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.spark.session import build_session
 
 _POLLS_WITH_NEWS = 5
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from benchmarks import pipelines, running_app, workload
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source

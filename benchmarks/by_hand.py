@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.spark.session import build_session
 from benchmarks.figure import Figure
 from benchmarks.hand_written import HandWritten, stream
 from benchmarks.updated_table import Measured, measure

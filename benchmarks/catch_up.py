@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from benchmarks import pipelines, running_app, workload
 from benchmarks.figure import Figure, thousands
 from benchmarks.receive import peer_seconds

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.spark.session import build_session
 from benchmarks import kinds
 from benchmarks.apply import Trial, warm_spark
 from benchmarks.figure import Figure, thousands

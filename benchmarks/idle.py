@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.lake.points import points_uri
+from airflow_provider_pgrepl.replication.lake.consistent_points import points_uri
 from benchmarks import pipelines, processes, running_app, workload
 from benchmarks.figure import Figure
 from benchmarks.source import running_source

@@ -7,8 +7,8 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from benchmarks.visibility import read_log
 from benchmarks.watcher import Watcher
 

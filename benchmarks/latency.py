@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from benchmarks import pipelines, running_app, workload
 from benchmarks.figure import Figure
 from benchmarks.source import running_source

@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 from statistics import mean
 
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from benchmarks.figure import Figure
 from benchmarks.source import Source, running_source
 
@@ -66,7 +66,7 @@ def _measure(partitions: int) -> dict[str, tuple[float, float]]:
             name="ddl", lake="/lake", tables=("public.m", "public.t"), publication="p", event_trigger=True
         )
         with closing(connect(source.dsn, "benchmark")) as connection:
-            event_trigger.install(connection, pipeline)
+            trigger.install(connection, pipeline)
         return {name: (without[name], with_ms) for name, with_ms in _times(source).items()}
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import keep
+from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from benchmarks.store import lake_uri

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka
+from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
 from benchmarks import debezium_producer, published
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka
+from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
 from benchmarks import published
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source

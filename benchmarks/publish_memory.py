@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pika
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from benchmarks import pipelines, running_app, workload
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pika
 
-from airflow_provider_pgrepl.replication.events.publishing.rabbitmq import RabbitMQ
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQ
 from benchmarks import published
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source

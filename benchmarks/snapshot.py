@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.spark.session import build_session
 from airflow_provider_pgrepl.replication.state.store import Store
 from benchmarks import pipelines
 from benchmarks.figure import Figure, compare

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from demo.postgres import Server

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from benchmarks.visibility import Commits
 from benchmarks.workload import BIGINT, Keys
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.lake_location import place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import place_in_store
 from benchmarks.figure import Figure, thousands
 from demo.versitygw import Gateway, environment_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from benchmarks import pipelines, processes, running_app, workload
 from benchmarks.lake_bytes import WrittenBytes
 from benchmarks.source import running_source

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.consistent_points import points_uri
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
-from airflow_provider_pgrepl.replication.lake.points import points_uri
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from benchmarks.store import local_folder
 
 Commits = Sequence[tuple[int, float]]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg2
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from benchmarks.source import Source
 
 TABLE = "public.bench"

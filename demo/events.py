@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import psycopg2
 
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from demo.errors import DemoError
 
 KEYS = {

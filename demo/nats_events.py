@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.creek.client import CreekClient
 from demo.airflow import connection
 from demo.errors import DemoError
 from demo.events import Events, Service

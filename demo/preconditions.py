@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.session import check_java
-from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE, delta_jars
+from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE, delta_jars
+from airflow_provider_pgrepl.replication.spark.session import check_java
 from demo import kafka, nats, rabbitmq, s3_lake
 from demo.errors import DemoError
 from demo.folder import ROOT

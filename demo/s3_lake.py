@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.store_variables import use_store
+from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 from demo.airflow import connection
 from demo.errors import DemoError
 from demo.folder import Folder

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import airflow_provider_pgrepl
-from airflow_provider_pgrepl import applications
+from airflow_provider_pgrepl.replication.runtime import spark_submit
 from demo.postgres import free_port
 from demo.server_process import ServerProcess
 
@@ -32,7 +32,7 @@ class Node(ServerProcess):
         )
 
     def command(self) -> list[str]:
-        program = Path(applications.spark_submit()).with_name("spark-class")
+        program = Path(spark_submit.spark_submit()).with_name("spark-class")
         listens = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui)]
         if not self.master:
             return [str(program), "org.apache.spark.deploy.master.Master", *listens]

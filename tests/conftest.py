@@ -19,11 +19,12 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.session import build_session
-from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM, WORKERS
-from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
+from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.store_variables import use_store
+from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
+from airflow_provider_pgrepl.replication.spark.session import build_session
+from airflow_provider_pgrepl.replication.spark.session_settings import WORKERS
 from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
@@ -171,7 +172,7 @@ def unflushed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(autouse=True)
 def logger_levels() -> None:
     """Reset the levels of loggers: apps that run in the tests' own process set ours and their clients'."""
-    ours = ("airflow_provider_pgrepl", "airflow_provider_pgrepl.replication.compiled")
+    ours = ("airflow_provider_pgrepl", "airflow_provider_pgrepl.replication.runtime.compiled_loops")
     for name in (*ours, "py4j", "pika", "nats", "confluent_kafka", "httpx2"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.store_variables import use_store
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 
 
 def access_to(pipeline: Pipeline) -> Access:

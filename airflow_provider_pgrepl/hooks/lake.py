@@ -12,9 +12,9 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake_location import AZURE, GOOGLE, S3, Place, place_in_store
-from airflow_provider_pgrepl.replication.store_variables import (
+from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, Place, place_in_store
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_CLIENT,
     AZURE_ENDPOINT,
     AZURE_KEY,

@@ -14,17 +14,16 @@ from sqlalchemy.engine import URL
 
 from airflow_provider_pgrepl.errors import PgReplError, SlotError
 from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS, SECRET_EXTRAS, dsn_of
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source import permanent, publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot import permanent
-from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot import Slot, drop_slot, read_slot
 
 _ROLE = "hook"
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 from airflow.sdk import BaseOperatorLink, conf
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.operators.pipeline_argument import read_pipeline
+from airflow_provider_pgrepl.hooks.pipeline import read_pipeline
 
 DOCUMENTS_PREFIX = "/pgrepl"
 LAKE_PAGE = "lake"

@@ -15,14 +15,14 @@ from airflow.providers.common.compat.openlineage.utils.spark import (
 )
 from airflow.sdk import conf
 
-from airflow_provider_pgrepl.applications import quiet_logging, small_process
 from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
-from airflow_provider_pgrepl.hosting.following import RESULT_FILE
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.log_lines import FORMAT_VARIABLE, JSON, LEVEL_VARIABLE
-from airflow_provider_pgrepl.replication.run_result import RESULT_VARIABLE
-from airflow_provider_pgrepl.replication.store_variables import replaced_by
+from airflow_provider_pgrepl.replication.runtime.process_io import FORMAT_VARIABLE, JSON, LEVEL_VARIABLE
+from airflow_provider_pgrepl.replication.runtime.run_result import RESULT_VARIABLE
+from airflow_provider_pgrepl.replication.runtime.spark_submit import quiet_logging, small_process
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import replaced_by
+from airflow_provider_pgrepl.spark_driver.follow import RESULT_FILE
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgrepl.errors import PgReplError, Retry
-from airflow_provider_pgrepl.hosting.following import End
-from airflow_provider_pgrepl.hosting.local_app import AppState
+from airflow_provider_pgrepl.spark_driver.follow import End
+from airflow_provider_pgrepl.spark_driver.process import AppState
 
 FORSAKEN = "the process of Airflow that watches this task has died; the application runs on"
 EXIT_NEVER = 78

@@ -5,8 +5,8 @@ from __future__ import annotations
 from airflow.sdk import Param
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.operators.pipeline_argument import PipelineArgument, read_pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, read_pipeline
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 PICKED_TABLES = "{{ (params.tables or []) + (params.get('more_tables') or []) }}"
 """The operators' `tables=` for `tables_params`, in a DAG with `render_template_as_native_obj=True`."""

@@ -10,13 +10,13 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.hooks.access import access_with_lake
-from airflow_provider_pgrepl.operators.failures import failure_of, translated
-from airflow_provider_pgrepl.operators.pipeline_argument import (
+from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
     read_pipeline,
     read_tables,
 )
+from airflow_provider_pgrepl.operators.failures import failure_of, translated
 
 
 class PgMaintenanceOperator(BaseOperator):

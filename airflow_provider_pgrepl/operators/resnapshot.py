@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.operators.pipeline_argument import parse_tables, read_tables
+from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_tables
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_snapshot
+from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 
 
 class PgResnapshotOperator(SparkAppOperator):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_pgrepl.operators.pipeline_argument import parse_tables, read_flag, read_tables
+from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read_tables
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_snapshot
+from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 
 
 class PgSnapshotOperator(SparkAppOperator):

@@ -19,13 +19,8 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_pgrepl import applications
 from airflow_provider_pgrepl.hooks.access import access_to, access_with_lake
-from airflow_provider_pgrepl.hosting.adoption import Adoption, Pause
-from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError, StoppedError
-from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
-from airflow_provider_pgrepl.hosting.order import Order
-from airflow_provider_pgrepl.hosting.place import Claim, Place
+from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, check_at_parse_time, read_pipeline
 from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, StatusLink
 from airflow_provider_pgrepl.operators.driver_settings import (
     connection_strings,
@@ -33,11 +28,6 @@ from airflow_provider_pgrepl.operators.driver_settings import (
     properties_with_lineage,
 )
 from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_well, translated
-from airflow_provider_pgrepl.operators.pipeline_argument import (
-    PipelineArgument,
-    check_at_parse_time,
-    read_pipeline,
-)
 from airflow_provider_pgrepl.operators.spark_connection import (
     LOCAL_CONN_ID,
     ensure_connection,
@@ -49,8 +39,14 @@ from airflow_provider_pgrepl.operators.submit_parameters import (
 )
 from airflow_provider_pgrepl.operators.worker import STATUS, push, run_folder, show_links, task_of
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.waiting import wait_until_unlocked
-from airflow_provider_pgrepl.replication.state.pipeline_locks import STARTED_BY_VARIABLE
+from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
+from airflow_provider_pgrepl.replication.runtime import spark_submit
+from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
+from airflow_provider_pgrepl.spark_driver.claim import Adoption, Pause
+from airflow_provider_pgrepl.spark_driver.follow import End, Following, ForsakenError, StoppedError
+from airflow_provider_pgrepl.spark_driver.order import Order
+from airflow_provider_pgrepl.spark_driver.place import Claim, Place
+from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 
 _PIPELINE_FILE = "pipeline.json"
 _JUST_ENDED_S = 15.0
@@ -143,7 +139,7 @@ class SparkAppOperator(SparkSubmitOperator):
             show_links(context, self, self.operator_extra_links)
             self._own_args = self.app_arguments()
             self._given_args = [str(argument) for argument in self.application_args or []]
-            self.application = self.application or applications.application(self.app)
+            self.application = self.application or spark_submit.application(self.app)
             if not self._resolved.has_lake_tables:
                 self._hook = None
                 return self._execute_detached(context)
@@ -155,7 +151,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def _spark_hook(self) -> SparkSubmitHook:
         ensure_connection(self.spark_conn_id, self.master)
         if self._spark_binary is None or os.sep not in self._spark_binary:
-            self._spark_binary = applications.spark_submit(self._spark_binary or "spark-submit")
+            self._spark_binary = spark_submit.spark_submit(self._spark_binary or "spark-submit")
         return self._get_hook()
 
     # --- on a cluster: SparkSubmitOperator's way ---
@@ -181,8 +177,8 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def _execute_detached(self, context: Any) -> Any:
         if self._resolved.has_lake_tables:
-            applications.java()
-            applications.allow_open_files()
+            spark_submit.java()
+            spark_submit.allow_open_files()
         refuse_of_no_use_on_worker(self)
         secrets = self.secrets()
         order = Order(
@@ -239,7 +235,7 @@ class SparkAppOperator(SparkSubmitOperator):
         assert self._hook is not None
         conf = dict(self.conf or {})
         if not self._hook._connection["master"].startswith("local"):
-            conf |= applications.driver_python(conf, (self.env_vars or {}).get("PYSPARK_DRIVER_PYTHON"))
+            conf |= spark_submit.driver_python(conf, (self.env_vars or {}).get("PYSPARK_DRIVER_PYTHON"))
         self.conf = properties_with_lineage(
             conf,
             context,
@@ -250,8 +246,8 @@ class SparkAppOperator(SparkSubmitOperator):
         hook = self._get_hook()
         command = hook._build_spark_submit_command(self.application)
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
-        if self.application == applications.application(self.app):
-            environment |= applications.small_jvm(environment) | applications.readable_names(command)
+        if self.application == spark_submit.application(self.app):
+            environment |= spark_submit.small_jvm(environment) | spark_submit.readable_names(command)
         environment[STARTED_BY_VARIABLE] = task_of(context)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)
@@ -259,7 +255,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def _launch_without_spark(self, claim: Claim, pipeline_file: Path, secrets: dict[str, str]) -> LocalApp:
         own = [*self._own_args, *self._given_args]
-        command = applications.without_spark(self.application, str(pipeline_file), own)
+        command = spark_submit.without_spark(self.application, str(pipeline_file), own)
         environment = driver_environment(None, self.env_vars or {}, secrets, claim.folder)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)

@@ -9,14 +9,14 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgrepl.hooks.access import access_with_lake
-from airflow_provider_pgrepl.operators.failures import translated
-from airflow_provider_pgrepl.operators.pipeline_argument import (
+from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
     read_flag,
     read_pipeline,
     read_tables,
 )
+from airflow_provider_pgrepl.operators.failures import translated
 from airflow_provider_pgrepl.replication.app.access import Access
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PgRemoveTablesOperator(TablesOperator):
         self.drop_lake_tables = drop_lake_tables
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
+        from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 
         dropped = read_flag("drop_lake_tables", self.drop_lake_tables)
         remove_tables(access, tables, drop_lake_tables=dropped)

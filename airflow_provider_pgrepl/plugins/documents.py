@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_provider_pgrepl.applications import shipped_folder
 from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX, LAKE_PAGE
+from airflow_provider_pgrepl.replication.runtime.spark_submit import shipped_folder
 
 _FIRST = "docs/README.md"
 _OTHERS = {".png": "image/png", ".svg": "image/svg+xml", "": "text/plain; charset=utf-8"}

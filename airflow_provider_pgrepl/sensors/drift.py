@@ -13,16 +13,16 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.hooks.access import access_to
-from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
-from airflow_provider_pgrepl.operators.failures import as_airflow, translated
-from airflow_provider_pgrepl.operators.pipeline_argument import (
+from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
     read_flag,
     read_pipeline,
 )
+from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
+from airflow_provider_pgrepl.operators.failures import as_airflow, translated
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
-from airflow_provider_pgrepl.replication.text_file import read_text
+from airflow_provider_pgrepl.replication.runtime.text_file import read_text
 from airflow_provider_pgrepl.triggers.drift import DriftTrigger
 
 _FAIL_ON = ("unsafe", "any", "never")
@@ -128,7 +128,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         """What is found; None when that could not be seen just now, and is to be tried again."""
         # Imported where they run: they bring pyarrow along, which no parsing of a DAG needs.
         from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
-        from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
+        from airflow_provider_pgrepl.replication.app.drift_check.migration import check_migration
 
         pipeline = read_pipeline(self.pipeline)
         if self._tries_a_migration:

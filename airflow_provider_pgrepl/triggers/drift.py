@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.hooks.access import access_to
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport

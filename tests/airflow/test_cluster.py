@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
-from airflow_provider_pgrepl.applications import SMALL_JVM
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.airflow.conftest import SECRET
 
 RECORDER = str(Path(__file__).parent / "spark-submit-recorder")

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg2.extensions
 
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.source.publication import create_publication

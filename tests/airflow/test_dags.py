@@ -47,7 +47,7 @@ def test_what_runs_continuously_gives_up_after_failed_runs(bag: Any, name: str) 
 
 
 def test_the_example_pipeline_is_a_valid_one() -> None:
-    from airflow_provider_pgrepl.replication.config import Pipeline
+    from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
     pipeline = Pipeline.read(ROOT / "dags" / "pipeline.json")
     assert pipeline.conn_id == "pgrepl_default"
@@ -55,7 +55,7 @@ def test_the_example_pipeline_is_a_valid_one() -> None:
 
 @pytest.mark.parametrize("name", ["snapshot", "replicate", "publish"])
 def test_the_spark_applications_are_found(name: str) -> None:
-    from airflow_provider_pgrepl.applications import application
+    from airflow_provider_pgrepl.replication.runtime.spark_submit import application
 
     assert Path(application(name)).read_text(encoding="utf-8").startswith('"""')
 

@@ -6,8 +6,8 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.hooks.pipeline import read_flag, read_pipeline, read_tables
 from airflow_provider_pgrepl.operators.failures import failure_of, translated
-from airflow_provider_pgrepl.operators.pipeline_argument import read_flag, read_pipeline, read_tables
 
 
 @pytest.mark.parametrize(

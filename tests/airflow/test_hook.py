@@ -11,8 +11,8 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgrepl.errors import SlotError, SourceConnectionError
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.airflow.conftest import SECRET
 
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError
-from airflow_provider_pgrepl.hosting import local_app, supervise
-from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
-from airflow_provider_pgrepl.hosting.following import Following, StoppedError
-from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
-from airflow_provider_pgrepl.hosting.locked_file import LockedFile
-from airflow_provider_pgrepl.hosting.order import Order
-from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
-from airflow_provider_pgrepl.hosting.private_folder import private_folder
-from airflow_provider_pgrepl.hosting.processes import ask_to_end, supervised_folders
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.spark_driver import process, supervisor
+from airflow_provider_pgrepl.spark_driver.claim import Adoption, InCharge
+from airflow_provider_pgrepl.spark_driver.follow import Following, StoppedError
+from airflow_provider_pgrepl.spark_driver.locked_file import LockedFile
+from airflow_provider_pgrepl.spark_driver.order import Order
+from airflow_provider_pgrepl.spark_driver.place import Claim, Place, PlaceTakenError
+from airflow_provider_pgrepl.spark_driver.private_folder import private_folder
+from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
+from airflow_provider_pgrepl.spark_driver.processes import ask_to_end, supervised_folders
 from tests.airflow.conftest import Journal, eventually, is_alive
 
 STAND_IN = str(Path(__file__).parent / "stand_in.py")
@@ -127,10 +127,10 @@ def test_a_process_that_got_the_id_of_an_application_is_not_taken_for_it(
     app = launch(place, journal, "--exit", "0")
     ended(app)
     eventually(lambda: not is_alive(app.pid or 0), "the end of its supervisor")
-    (app.folder / supervise.EXIT_CODE).unlink()
+    (app.folder / supervisor.EXIT_CODE).unlink()
     other = launch(Place(place.folder.parent / "other", "replicate", SHOP), journal)
     journal.wait_for("started", count=2)
-    (app.folder / supervise.PID).write_text(str(other.pid))
+    (app.folder / supervisor.PID).write_text(str(other.pid))
     assert app.status() is AppState.LOST
     app.stop()
     assert other.status() is AppState.RUNNING
@@ -217,7 +217,7 @@ def test_nobody_else_can_look_into_a_run_folder(place: Place) -> None:
 
 def test_a_log_is_read_on_from_where_the_last_reader_stopped(tmp_path: Path) -> None:
     app = LocalApp(tmp_path)
-    log = tmp_path / supervise.LOG_PATTERN.format(0)
+    log = tmp_path / supervisor.LOG_PATTERN.format(0)
     log.write_bytes(b"one\ntwo\nthr")
     assert texts(app) == ["one", "two"]
     with log.open("ab") as more:
@@ -228,7 +228,7 @@ def test_a_log_is_read_on_from_where_the_last_reader_stopped(tmp_path: Path) -> 
 
 
 def test_a_reader_follows_a_log_from_segment_to_segment(tmp_path: Path) -> None:
-    log = supervise.SegmentedLog(tmp_path, segment_bytes=1000, kept=4)
+    log = supervisor.SegmentedLog(tmp_path, segment_bytes=1000, kept=4)
     app = LocalApp(tmp_path)
     tail, read = app.log(), []
     for number in range(500):
@@ -241,7 +241,7 @@ def test_a_reader_follows_a_log_from_segment_to_segment(tmp_path: Path) -> None:
 
 
 def test_a_log_that_nobody_reads_stays_within_bounds_and_what_is_lost_is_said(tmp_path: Path) -> None:
-    log = supervise.SegmentedLog(tmp_path, segment_bytes=1000, kept=4)
+    log = supervisor.SegmentedLog(tmp_path, segment_bytes=1000, kept=4)
     for number in range(10_000):
         log.write(f"line {number}\n".encode())
     assert sum(path.stat().st_size for path in tmp_path.glob("log-*")) <= 5000
@@ -251,7 +251,7 @@ def test_a_log_that_nobody_reads_stays_within_bounds_and_what_is_lost_is_said(tm
 
 
 def test_a_line_longer_than_a_chunk_ends_no_reader(tmp_path: Path) -> None:
-    (tmp_path / supervise.LOG_PATTERN.format(0)).write_bytes(b"y" * (3 << 20) + b"\nnext\n")
+    (tmp_path / supervisor.LOG_PATTERN.format(0)).write_bytes(b"y" * (3 << 20) + b"\nnext\n")
     lines = texts(LocalApp(tmp_path))
     assert lines[-1] == "next"
     assert sum(map(len, lines[:-1])) == 3 << 20
@@ -302,7 +302,7 @@ def test_two_tasks_that_begin_at_once_start_one_application(place: Place, journa
 def test_an_application_that_a_task_follows_is_not_taken_from_it(
     place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.3)
+    monkeypatch.setattr("airflow_provider_pgrepl.spark_driver.claim._CHARGE_WAIT_S", 0.3)
     first = Task(place, Launcher(journal)).take()
     with pytest.raises(BusyError, match="is followed by task replicate of shop already"):
         Task(place, Launcher(journal)).take()
@@ -348,7 +348,7 @@ def test_who_wants_a_fresh_application_adopts_none(place: Place, journal: Journa
 def test_copy_waits_for_the_end_of_a_copy_that_another_task_follows_and_names_it(
     place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.1)
+    monkeypatch.setattr("airflow_provider_pgrepl.spark_driver.claim._CHARGE_WAIT_S", 0.1)
     first = Task(place, Launcher(journal), may_replace=False).take()
     journal.wait_for("started")
     pid = first.app.pid
@@ -375,7 +375,7 @@ def test_copy_waits_for_the_end_of_a_copy_that_another_task_follows_and_names_it
 def test_copy_that_lost_its_task_is_adopted_by_the_task_that_waits_for_it(
     place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.1)
+    monkeypatch.setattr("airflow_provider_pgrepl.spark_driver.claim._CHARGE_WAIT_S", 0.1)
     first = Task(place, Launcher(journal), may_replace=False).take()
     said = lambda *_: first.charge.release()  # noqa: E731
     second = Task(place, Launcher(journal), may_replace=False, say=said).take()
@@ -516,8 +516,8 @@ def test_application_of_another_run_folder_is_found(
 def test_removed_application_does_not_seem_to_run_while_its_supervisor_still_ends(tmp_path: Path) -> None:
     """A supervisor writes the exit code before its own process has gone."""
     app = LocalApp(private_folder(tmp_path / f"pgrepl-{'0' * 32}"))
-    supervise.write_whole(app.folder / supervise.EXIT_CODE, "0")
-    local_app._children[app.token] = subprocess.Popen(["sleep", "0.5"])
+    supervisor.write_whole(app.folder / supervisor.EXIT_CODE, "0")
+    process._children[app.token] = subprocess.Popen(["sleep", "0.5"])
     app.remove()
     assert app.status() is AppState.LOST
 
@@ -584,8 +584,8 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
 
     second = Task(place, Launcher(journal)).take()
     assert second.app == app
-    follower = app.folder / supervise.FOLLOWER
-    long_ago = time.time() - supervise.UNFOLLOWED_S - 60
+    follower = app.folder / supervisor.FOLLOWER
+    long_ago = time.time() - supervisor.UNFOLLOWED_S - 60
     os.utime(follower, (long_ago, long_ago))
     eventually(lambda: follower.stat().st_mtime > long_ago + 1, "the supervisor to see its follower")
     assert not app.is_stopping

@@ -12,8 +12,8 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.operators.driver_settings import connection_strings
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.store_variables import store_variables
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import store_variables
 
 PIPELINE = Pipeline(
     name="shop", lake="s3://bucket/lake", tables=("public.t",), conn_id="source", lake_conn_id="lake"

@@ -11,7 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
-from airflow_provider_pgrepl.replication.lake.vectors import thorough_compaction
+from airflow_provider_pgrepl.replication.lake.files import thorough_compaction
 from tests.airflow.conftest import SECRET
 from tests.airflow.test_drift_sensor import Said
 from tests.support.kept import Kept

@@ -10,8 +10,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from demo.rabbitmq import Broker
 from tests.airflow.conftest import LAKE
 from tests.support.rabbitmq import Queue, running_broker

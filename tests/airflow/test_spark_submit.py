@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
+from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 from tests.airflow.conftest import LAKE, Journal, eventually, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")

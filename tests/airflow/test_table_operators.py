@@ -10,7 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import DriftError
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.airflow.conftest import SECRET
 from tests.airflow.test_drift_sensor import Said

@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_pgrepl.replication.app import replicate, snapshot
-from airflow_provider_pgrepl.replication.app.snapshotting import copy_states
+from airflow_provider_pgrepl.replication.app import copy_states, replicate, snapshot
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lake import points
-from airflow_provider_pgrepl.replication.lake.applying import catch_up_planner, merge_job, merge_rounds
-from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
+from airflow_provider_pgrepl.replication.lake import consistent_points
+from airflow_provider_pgrepl.replication.lake.apply import catch_up_planner, merge_task, scheduler
+from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -48,19 +47,19 @@ def after(room: Any, name: str) -> None:
 
 def in_workers(replace: Callable[[Any], Any]) -> None:
     """Replace what tasks run: what this script defines travels to them by value."""
-    real = merge_job.bring_forward  # type: ignore[attr-defined]
+    real = merge_task.bring_forward  # type: ignore[attr-defined]
 
-    class DyingJob(merge_job.MergeJob):
+    class DyingJob(merge_task.MergeJob):
         def run(self) -> Any:
             return replace(real)(self.work, self.paths, self.upto_lsn)
 
     catch_up_planner.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
-    merge_rounds.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
+    scheduler.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
 
 
 def killed_while_it_runs(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
-        from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
+        from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 
         replace = SliceCommit.replace
 
@@ -76,9 +75,9 @@ def killed_while_it_runs(real: Any) -> Any:
 
 def killed_before_its_log_entry(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
-        from airflow_provider_pgrepl.replication.lake.delta import log_entry
+        from airflow_provider_pgrepl.replication.lake.delta import commit
 
-        log_entry.put_version = die  # type: ignore[assignment, attr-defined]
+        commit.put_version = die  # type: ignore[assignment, attr-defined]
         return real(*arguments)
 
     return run
@@ -86,9 +85,9 @@ def killed_before_its_log_entry(real: Any) -> Any:
 
 def killed_after_its_log_entry(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
-        from airflow_provider_pgrepl.replication.lake.delta import log_entry
+        from airflow_provider_pgrepl.replication.lake.delta import commit
 
-        after(log_entry, "put_version")
+        after(commit, "put_version")
         return real(*arguments)
 
     return run
@@ -120,7 +119,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "rows marked and not committed": lambda: in_workers(killed_before_its_log_entry),
     "rows marked and committed": lambda: in_workers(killed_after_its_log_entry),
     "one table applied": lambda: in_workers(killed_when_it_has_run),
-    "all tables applied": lambda: before(points.Points, "append"),
+    "all tables applied": lambda: before(consistent_points.Points, "append"),
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),

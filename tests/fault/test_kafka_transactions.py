@@ -17,12 +17,12 @@ from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
-from airflow_provider_pgrepl.replication.events.publishing.target import Sending
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.events.publish.record import read_record
+from airflow_provider_pgrepl.replication.events.targets.base import Sending
+from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
 from tests.support.kafka import KafkaMessage, KafkaTopics
 from tests.support.publishing import (

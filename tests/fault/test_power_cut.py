@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.conftest import Connection
 from tests.support.loop_disk import Disk, disk
 from tests.support.received import Received

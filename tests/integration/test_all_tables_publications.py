@@ -11,10 +11,10 @@ import pytest
 from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
-from airflow_provider_pgrepl.replication.app.snapshotting.snapshot_run import opened
-from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_snapshot
-from airflow_provider_pgrepl.replication.app.status.reading import read_status
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.app.snapshot_run import opened
+from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
+from airflow_provider_pgrepl.replication.app.status.status import read_status
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
@@ -74,7 +74,7 @@ def test_event_trigger_is_refused_before_its_key_is_created(dsn, elsewhere, tmp_
     pipeline = new_pipeline(dsn, tmp_path, event_trigger=True)
     assert_refused(pipeline, elsewhere, "event_trigger")
     with pipeline.source() as source:
-        script = event_trigger.install_sql(source, pipeline.pipeline)
+        script = trigger.install_sql(source, pipeline.pipeline)
     with pytest.raises(psycopg2.errors.RaiseException, match="FOR ALL TABLES"):
         execute(dsn, script)
     assert not has_schema(run)
@@ -83,7 +83,7 @@ def test_event_trigger_is_refused_before_its_key_is_created(dsn, elsewhere, tmp_
 def test_publication_that_the_pipeline_alone_uses_is_no_harm(dsn, tmp_path):
     pipeline = new_pipeline(dsn, tmp_path, event_trigger=True, **USED)
     with opened(Access(pipeline.pipeline, dsn, dsn)) as run:
-        assert event_trigger.is_present(run.taking.source, pipeline.pipeline)
+        assert trigger.is_present(run.taking.source, pipeline.pipeline)
 
 
 def test_used_publication_that_another_slot_may_read_is_refused(dsn, tmp_path, run):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, parse_relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, parse_relation
 from tests.conftest import Connection
 from tests.support.replicated import execute
 

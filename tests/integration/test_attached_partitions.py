@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 

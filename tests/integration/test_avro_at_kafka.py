@@ -19,13 +19,13 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from airflow_provider_pgrepl.__main__ import main as pgrepl
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.events.avro.change_schema import ChangeSchema
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.publishing.schema_registry import (
+from airflow_provider_pgrepl.replication.events.formats.change_schema import ChangeSchema
+from airflow_provider_pgrepl.replication.events.targets.schema_registry import (
     RefusedSchemaError,
     SchemaRegistry,
 )
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from demo.kafka import KafkaBroker
 from tests.support.kafka import KafkaTopics, RawMessage
 from tests.support.publishing import run_publisher

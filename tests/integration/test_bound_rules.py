@@ -12,18 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
-from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
-from airflow_provider_pgrepl.replication.app.requested_tables import requested_of
 from airflow_provider_pgrepl.replication.app.snapshot import (
     add_tables,
     begin_new_epoch,
     resnapshot,
     take_tables,
 )
+from airflow_provider_pgrepl.replication.app.tables import requested_of
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     resolve_tables,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept

@@ -4,10 +4,10 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import end_of_last_record, read_server, wal_lsn

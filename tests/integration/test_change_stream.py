@@ -30,10 +30,10 @@ from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.stream import stream
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
 from airflow_provider_pgrepl.replication.values import TypedColumn
-from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute

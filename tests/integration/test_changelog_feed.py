@@ -1,4 +1,4 @@
-"""receiving/changelog_feed.py: what becomes durable of given chunks of the stream."""
+"""receiver/changelog_feed.py: what becomes durable of given chunks of the stream."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import ChangelogFeed, ReceiverProgress
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import ChangelogFeed, ReceiverProgress
 from airflow_provider_pgrepl.replication.source.stream import Chunk, Keepalive
 from tests.support.received import EAGER, Received
 from tests.support.replicated import execute

@@ -7,8 +7,8 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError, TableError
-from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.app.drift_check.migration import check_migration
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.conftest import closing_connection
 from tests.support.recorded import Recorded
 from tests.support.replicated import wait_until

@@ -1,4 +1,4 @@
-"""receiving/receiver.py: which LSN the slot is told while a changelog commit takes long."""
+"""receiver/receiver.py: which LSN the slot is told while a changelog commit takes long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
 from airflow_provider_pgrepl.replication.source.connection import rows
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until

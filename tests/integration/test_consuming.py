@@ -20,9 +20,9 @@ from psycopg2.errors import UndefinedTable
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.creek import client
-from airflow_provider_pgrepl.replication.events.creek.consuming.settings import ConsumerSettings
-from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.creek import client
+from airflow_provider_pgrepl.replication.creek.settings import ConsumerSettings
+from airflow_provider_pgrepl.replication.creek.subjects import Wire
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.copied import Copied, begun, copying, rows

@@ -13,8 +13,8 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.creek.consuming.narrower import keeps_less
-from airflow_provider_pgrepl.replication.events.creek.framing import framed
+from airflow_provider_pgrepl.replication.creek.framing import framed
+from airflow_provider_pgrepl.replication.creek.narrower import keeps_less
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.copied import Copied, begun, copying
@@ -153,7 +153,7 @@ def test_messages_that_the_stream_has_lost_in_between_are_no_end(world):
 FORGETFUL = """
 import sys
 from airflow_provider_pgrepl.replication.app.publish import main
-from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
+from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 Publisher._save_when_due = lambda _: None
 sys.exit(main(sys.argv[1:]))
 """

@@ -1,4 +1,4 @@
-"""continuity.py: a source that is not as the changelog left it is rejected before anything is received."""
+"""receiver/continuity.py: a source that is not as the changelog left it is rejected before anything is received."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
-from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import continuity
 from tests.support.received import Received
 from tests.support.replicated import execute
 

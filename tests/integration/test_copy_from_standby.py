@@ -9,11 +9,12 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError, TableSnapshotError
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
-from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import export_again
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import export_again
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
 from demo.postgres import Server
 from tests.conftest import running_server
 from tests.support.replicated import execute, wait_until

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, SourceConnectionError
-from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
-from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
+from airflow_provider_pgrepl.replication.app import snapshot_tables
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
+from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute
@@ -73,8 +73,8 @@ def failing(error: BaseException, after: int = 0) -> Callable[..., Any]:
 
 
 def test_tables_are_errored_with_the_cause_when_a_later_export_fails(kept, taking, monkeypatch):
-    monkeypatch.setattr(table_snapshotter, "_PAUSES_S", (0.0,) * 4)
-    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(NO_SLOT, after=1))
+    monkeypatch.setattr(snapshot_tables, "_PAUSES_S", (0.0,) * 4)
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT, after=1))
     lost = SnapshotError("the connection that kept the snapshot was lost")
     monkeypatch.setattr(TableSnapshotter, "copy", lambda *_: Copied(lost=lost))
     assert take(kept, taking, A, C) is NO_SLOT
@@ -101,7 +101,7 @@ def test_table_that_an_earlier_run_left_snapshotting_is_errored_when_no_snapshot
     kept, taking, monkeypatch
 ):
     kept.set_states(A, TableState.SNAPSHOTTING)
-    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(NO_SLOT))
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
     take(kept, taking, A)
     assert kept.record(A).reason == "no slot is free"
 
@@ -116,7 +116,7 @@ def unchanged(kept: Kept) -> Iterator[None]:
 @pytest.mark.parametrize("error", [NO_SLOT, KeyboardInterrupt()])
 def test_new_and_removed_tables_are_as_before_when_no_snapshot_can_be_made(kept, taking, monkeypatch, error):
     remove_tables(kept.access, [B])
-    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(error))
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(error))
     with unchanged(kept), pytest.raises(type(error)):
         taking.take([TableName.parse(B), TableName.parse(C)], RequestedTables(), read_epoch(kept.changelog))
     assert kept.record(B).membership == "removed"
@@ -126,7 +126,7 @@ def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(k
     def fails(*_: object) -> None:
         raise PrivilegeError("the role may not end sessions")
 
-    monkeypatch.setattr(table_snapshotter, "renew_walsender", fails)
+    monkeypatch.setattr(snapshot_tables, "renew_walsender", fails)
     with unchanged(kept):
         take(kept, taking, C)
 
@@ -150,8 +150,8 @@ def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, taki
     """The run may have been killed between publishing the table and renewing the walsender."""
     execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
     renewed = list[str]()
-    monkeypatch.setattr(table_snapshotter, "renew_walsender", lambda _, slot: renewed.append(slot))
-    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(NO_SLOT))
+    monkeypatch.setattr(snapshot_tables, "renew_walsender", lambda _, slot: renewed.append(slot))
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
     take(kept, taking, A)
     assert renewed == []
     take(kept, taking, C)

@@ -23,22 +23,22 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.avro.codec import unique_long
+from airflow_provider_pgrepl.replication.avro.columns import INFINITIES
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.events.creek.columns import INFINITIES
-from airflow_provider_pgrepl.replication.events.creek.encoding import unique_long
-from airflow_provider_pgrepl.replication.events.creek.events import CreekEvents
-from airflow_provider_pgrepl.replication.events.creek.framing import unframed
-from airflow_provider_pgrepl.replication.events.creek.messages import (
+from airflow_provider_pgrepl.replication.creek.events import CreekEvents
+from airflow_provider_pgrepl.replication.creek.framing import unframed
+from airflow_provider_pgrepl.replication.creek.messages import (
     SnapshotHeader,
     change_of,
     parsed_schema,
     row_of,
 )
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from tests.conftest import closing_connection
 from tests.support.histories import Known
 from tests.support.jetstream import CreekStream, running_nats

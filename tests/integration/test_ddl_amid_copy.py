@@ -16,15 +16,16 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     TableSnapshotError,
 )
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source import connection
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy import kept_snapshot, lock_watch
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
-from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.copy import imported_snapshot, lock_watch
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from tests.support.application import HANGS_S, Application, waits
 from tests.support.replicated import wait_until
@@ -114,7 +115,7 @@ def test_server_ends_the_sessions_of_a_process_that_hangs(pg, dsn, tables, monke
     """The gate goes first: a copy that began later would read what a rewriting ALTER has left."""
     monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
     monkeypatch.setattr(connection, "IDLE_LIMIT_S", 2)
-    monkeypatch.setattr(kept_snapshot, "GATE_IDLE_LIMIT_S", 0.5)
+    monkeypatch.setattr(imported_snapshot, "GATE_IDLE_LIMIT_S", 0.5)
     with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
         Application(dsn, "alter table t alter id type bigint").assert_done()

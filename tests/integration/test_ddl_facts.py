@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, parse_relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, parse_relation
 
 Run = Callable[..., Any]
 

@@ -56,7 +56,7 @@ def test_every_difference_is_counted(dsn, table, held, differences):
 
 
 def test_a_lake_without_a_point_is_said_to_be_so(tmp_path):
-    from airflow_provider_pgrepl.replication.config import Pipeline
+    from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
     lake = Lake(Pipeline(name="p", tables=("public.item",), lake=str(tmp_path)))
     assert lake.check_balance() is None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_pgrepl.replication.pgoutput.columns import Splitter
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
-from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from demo.postgres import Server
 from tests.support.encoded_database import encoded_database, insert_bytes
 from tests.support.replicated import execute

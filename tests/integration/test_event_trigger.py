@@ -11,12 +11,10 @@ import pytest
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
-from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
-    trigger_names,
-)
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
+from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import trigger_names
 from tests.conftest import closing_connection
 from tests.support.handed import Handed
 from tests.support.replicated import execute, wait_until
@@ -280,7 +278,7 @@ def test_a_table_stops_right_there_with_the_rows_before_in_the_lake(dsn, tmp_pat
     execute(dsn, "create type mood as enum ('sad')", "create table t(id int primary key, v text, m mood)")
     handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
     with handed.source() as source:
-        event_trigger.install(source, handed.pipeline)
+        trigger.install(source, handed.pipeline)
     relation = handed.copy("public.t")
     execute(dsn, "insert into t values (0, 'z', null)")
     handed.stream(relation)
@@ -298,7 +296,7 @@ def test_a_safe_change_that_no_row_follows_is_already_followed(dsn, tmp_path):
     execute(dsn, "create table t(id int primary key)")
     handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
     with handed.source() as source:
-        event_trigger.install(source, handed.pipeline)
+        trigger.install(source, handed.pipeline)
     relation = handed.copy("public.t")
     execute(dsn, insert(1), "alter table t add w int default 7")
     result = handed.stream(relation)
@@ -310,7 +308,7 @@ def test_safe_changes_that_no_row_follows_are_followed_once(dsn, tmp_path):
     execute(dsn, "create table t(id int primary key, v text)")
     handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
     with handed.source() as source:
-        event_trigger.install(source, handed.pipeline)
+        trigger.install(source, handed.pipeline)
     relation = handed.copy("public.t")
     for change in ("add w int default 7", "drop v", "add x int", "add y int"):
         execute(dsn, f"alter table t {change}")
@@ -326,7 +324,7 @@ def test_a_transaction_that_ends_with_a_safe_change_is_followed(dsn, tmp_path):
     execute(dsn, "create table t(id int primary key, v text)")
     handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
     with handed.source() as source:
-        event_trigger.install(source, handed.pipeline)
+        trigger.install(source, handed.pipeline)
     relation = handed.copy("public.t")
     execute(dsn, "begin; insert into t values (1, 'a'); alter table t add w int default 7; commit")
     assert handed.stream(relation).error is None

@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, PrivilegeError, SourceError
 from airflow_provider_pgrepl.replication.source.connection import Connection, row
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
-from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
+from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import (
     body_of,
     install_statements,
     removal_script,
@@ -29,48 +29,48 @@ from tests.support.watched import SHAPE, Watched, function, weak_role
 
 def test_a_role_without_rights_is_told_what_it_takes_to_install(watched, dsn):
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline)
+        trigger.uninstall(source, watched.pipeline)
     with weak_role(watched) as role, watched.source() as source, source.cursor() as cursor:
         cursor.execute(f"set role {role}")
         with pytest.raises(PrivilegeError, match=f"role {role} may not create the event trigger") as raised:
-            event_trigger.install(source, watched.pipeline)
+            trigger.install(source, watched.pipeline)
         assert "superuser" in raised.value.hint
-        assert not event_trigger.is_installed(source, watched.pipeline.name)
+        assert not trigger.is_installed(source, watched.pipeline.name)
 
 
 def test_the_key_outlives_another_version_of_the_function(watched, dsn):
     with watched.source() as source:
-        key = event_trigger.read_key(source, watched.pipeline.name)
+        key = trigger.read_key(source, watched.pipeline.name)
         execute(dsn, f"alter function {function(watched)} rename to old")
-        event_trigger.install(source, watched.pipeline)
-        assert event_trigger.read_key(source, watched.pipeline.name) == key
+        trigger.install(source, watched.pipeline)
+        assert trigger.read_key(source, watched.pipeline.name) == key
 
 
 def test_a_key_that_somebody_else_has_laid_there_is_none(watched, dsn):
     table = f"_pgrepl.ddl_key_{watched.pipeline.name}"
     with weak_role(watched) as role, watched.source() as source:
-        assert event_trigger.read_key(source, watched.pipeline.name) is not None
+        assert trigger.read_key(source, watched.pipeline.name) is not None
         execute(dsn, f"alter table {table} owner to {role}")
-        assert event_trigger.read_key(source, watched.pipeline.name) is None
+        assert trigger.read_key(source, watched.pipeline.name) is None
         with pytest.raises(SourceError):
-            event_trigger.install(source, watched.pipeline)
+            trigger.install(source, watched.pipeline)
 
 
 def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_made(watched, dsn, tmp_path):
     name = watched.pipeline.name
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline)
+        trigger.uninstall(source, watched.pipeline)
     execute(dsn, "drop schema if exists _pgrepl")
     file = tmp_path / "script.sql"
     with weak_role(watched) as role, watched.source() as source:
         source.cursor().execute(f"set role {role}")
-        file.write_text(event_trigger.install_sql(source, watched.pipeline))
+        file.write_text(trigger.install_sql(source, watched.pipeline))
         for _ in range(2):
             psql(watched, file)
-        event_trigger.install(source, watched.pipeline)
-        assert len(event_trigger.read_key(source, name)) == 32
+        trigger.install(source, watched.pipeline)
+        assert len(trigger.read_key(source, name)) == 32
         with pytest.raises(PrivilegeError, match="cannot be removed") as caught:
-            event_trigger.uninstall(source, watched.pipeline)
+            trigger.uninstall(source, watched.pipeline)
         assert "event-trigger-sql FILE.json --remove" in caught.value.hint
         source.cursor().execute("reset role")
         with source.cursor() as cursor:
@@ -83,20 +83,20 @@ def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_
     file.write_text(removal_script(name))
     psql(watched, file)
     with watched.source() as source:
-        assert not event_trigger.is_present(source, watched.pipeline)
+        assert not trigger.is_present(source, watched.pipeline)
 
 
 def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched, dsn, tmp_path):
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline)
+        trigger.uninstall(source, watched.pipeline)
     execute(dsn, "drop schema if exists _pgrepl")
     file = tmp_path / "script.sql"
     with weak_role(watched) as role, watched.source() as source:
         execute(dsn, f"create schema _pgrepl authorization {role}")
-        file.write_text(event_trigger.install_sql(source, watched.pipeline))
+        file.write_text(trigger.install_sql(source, watched.pipeline))
         with pytest.raises(subprocess.CalledProcessError):
             psql(watched, file)
-        assert not event_trigger.is_present(source, watched.pipeline)
+        assert not trigger.is_present(source, watched.pipeline)
 
 
 def psql(watched: Watched, file: Path) -> None:
@@ -107,12 +107,12 @@ def psql(watched: Watched, file: Path) -> None:
 
 def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watched, dsn):
     with watched.source() as source:
-        watching = event_trigger.read_watching(source, watched.pipeline)
-        event_trigger.install(source, watched.pipeline)
-        assert event_trigger.read_watching(source, watched.pipeline) == watching
+        watching = trigger.read_watching(source, watched.pipeline)
+        trigger.install(source, watched.pipeline)
+        assert trigger.read_watching(source, watched.pipeline) == watching
         for _ in range(2):
-            event_trigger.uninstall(source, watched.pipeline)
-        assert event_trigger.read_watching(source, watched.pipeline) is None
+            trigger.uninstall(source, watched.pipeline)
+        assert trigger.read_watching(source, watched.pipeline) is None
         with source.cursor() as cursor:
             cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")
             assert cursor.fetchall() == []
@@ -121,11 +121,11 @@ def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watche
 def test_function_of_other_settings_is_renewed(watched, dsn):
     """Such as one of an earlier version, whose text is the same."""
     with watched.source() as source:
-        event_trigger.install(source, watched.pipeline)
+        trigger.install(source, watched.pipeline)
         made = settings_of(source, watched)
         execute(dsn, f"alter function {function(watched)} reset standard_conforming_strings")
         assert settings_of(source, watched) != made
-        event_trigger.install(source, watched.pipeline)
+        trigger.install(source, watched.pipeline)
         assert settings_of(source, watched) == made
 
 
@@ -140,10 +140,10 @@ def test_function_is_whole_in_a_database_whose_strings_have_escapes(dsn, tmp_pat
     execute(dsn, f"alter database {database} set standard_conforming_strings = off", *SHAPE)
     watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
     with watched.source() as source:
-        script = event_trigger.install_sql(source, watched.pipeline)
+        script = trigger.install_sql(source, watched.pipeline)
         (tmp_path / "script.sql").write_text(script)
         if how == "by the program":
-            event_trigger.install(source, watched.pipeline)
+            trigger.install(source, watched.pipeline)
         elif how == "by psql":
             psql(watched, tmp_path / "script.sql")
         else:
@@ -174,7 +174,7 @@ def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: S
             text=True,
         )
         with closing_connection(server.dsn(f"{name}_restored")) as restored:
-            assert event_trigger.is_installed(restored, watched.pipeline.name)
+            assert trigger.is_installed(restored, watched.pipeline.name)
         execute(server.dsn(f"{name}_restored"), "alter table t drop v", "drop table t")
     finally:
         with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
@@ -225,23 +225,23 @@ def ddl_amid_its_triggers(dsn: str) -> Iterator[Application]:
 
 def test_ddl_whose_triggers_fire_while_the_function_is_replaced_does_not_fail(watched, dsn):
     with ddl_amid_its_triggers(dsn), watched.source() as source:
-        watching = event_trigger.read_watching(source, watched.pipeline)
+        watching = trigger.read_watching(source, watched.pipeline)
         execute(dsn, f"alter function {function(watched)} set work_mem = '4MB'")
         replace_body(watched)
-        event_trigger.install(source, watched.pipeline)
-        assert event_trigger.read_watching(source, watched.pipeline) not in (None, watching)
+        trigger.install(source, watched.pipeline)
+        assert trigger.read_watching(source, watched.pipeline) not in (None, watching)
     watched.receive()
     assert watched.records()[-1].catalog == watched.now()
 
 
 def test_ddl_whose_triggers_fire_while_they_are_removed_does_not_fail(watched, dsn):
     with watched.source() as source:
-        removing = threading.Thread(target=event_trigger.uninstall, args=(source, watched.pipeline))
+        removing = threading.Thread(target=trigger.uninstall, args=(source, watched.pipeline))
         with ddl_amid_its_triggers(dsn):
             removing.start()
             wait_until(lambda: not is_installed(watched))
         removing.join(60)
-        assert not event_trigger.is_present(source, watched.pipeline)
+        assert not trigger.is_present(source, watched.pipeline)
 
 
 def test_script_removes_triggers_while_ddl_runs(watched, dsn, tmp_path):
@@ -253,12 +253,12 @@ def test_script_removes_triggers_while_ddl_runs(watched, dsn, tmp_path):
         wait_until(lambda: not is_installed(watched))
     removing.join(60)
     with watched.source() as source:
-        assert not event_trigger.is_present(source, watched.pipeline)
+        assert not trigger.is_present(source, watched.pipeline)
 
 
 def is_installed(watched: Watched) -> bool:
     with watched.source() as source:
-        return event_trigger.is_installed(source, watched.pipeline.name)
+        return trigger.is_installed(source, watched.pipeline.name)
 
 
 def replace_body(watched: Watched) -> None:
@@ -275,7 +275,7 @@ def test_installation_waits_for_no_transaction_that_has_run_ddl_and_holds_none_u
     with closing_connection(dsn) as application, application.cursor() as cursor, watched.source() as source:
         cursor.execute("set lock_timeout = '10ms'; begin; alter table t add w int")
         source.cursor().execute("set statement_timeout = '20s'")
-        event_trigger.install(source, watched.pipeline)
+        trigger.install(source, watched.pipeline)
         replace_body(watched)
         with closing_connection(dsn) as installing, installing.cursor() as making:
             making.execute("begin")
@@ -286,24 +286,24 @@ def test_installation_waits_for_no_transaction_that_has_run_ddl_and_holds_none_u
 
 
 def test_removal_is_refused_while_a_transaction_that_has_run_ddl_is_open(watched, dsn, monkeypatch):
-    monkeypatch.setattr(event_trigger, "_LOCK_WAIT_S", 0.1)
-    monkeypatch.setattr(event_trigger, "AWAIT_DDL", "SELECT 1")
+    monkeypatch.setattr(trigger, "_LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(trigger, "AWAIT_DDL", "SELECT 1")
     with closing_connection(dsn) as application, application.cursor() as cursor, watched.source() as source:
         cursor.execute("begin; alter table t add w int")
         with pytest.raises(BusyError, match="a transaction that ran DDL is still open"):
-            event_trigger.uninstall(source, watched.pipeline)
+            trigger.uninstall(source, watched.pipeline)
         execute(dsn, "set lock_timeout = '10ms'", "create table new ()")
-        assert event_trigger.is_present(source, watched.pipeline)
+        assert trigger.is_present(source, watched.pipeline)
         cursor.execute("commit")
-        event_trigger.uninstall(source, watched.pipeline)
-        assert not event_trigger.is_present(source, watched.pipeline)
+        trigger.uninstall(source, watched.pipeline)
+        assert not trigger.is_present(source, watched.pipeline)
 
 
 def test_function_that_another_role_owned_is_the_installers(watched, dsn):
     with weak_role(watched) as role, watched.source() as source, source.cursor() as cursor:
         execute(dsn, f"alter function {function(watched)} owner to {role}")
         replace_body(watched)
-        event_trigger.install(source, watched.pipeline)
+        trigger.install(source, watched.pipeline)
         cursor.execute(
             "select pg_get_userbyid(proowner) from pg_proc where oid = %s::regprocedure", (function(watched),)
         )

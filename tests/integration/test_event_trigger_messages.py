@@ -10,16 +10,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import (
-    relations_uri,
-)
-from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
+from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
+from airflow_provider_pgrepl.replication.pgoutput.messages import parse_message
+from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import (
     body_of,
     install_statements,
 )
-from airflow_provider_pgrepl.replication.source.ddl_capture.message import DdlMessage, parse_ddl_message
-from airflow_provider_pgrepl.replication.source.ddl_capture.seal import read_sealed, seal_of
-from airflow_provider_pgrepl.replication.wire.logical_messages import parse_message
+from airflow_provider_pgrepl.replication.source.event_trigger.message import DdlMessage, parse_ddl_message
+from airflow_provider_pgrepl.replication.source.event_trigger.seal import read_sealed, seal_of
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
 from tests.support.handed import Handed

@@ -21,12 +21,12 @@ from airflow_provider_pgrepl.replication.app.drift_check.check import check_drif
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
-from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
-from airflow_provider_pgrepl.replication.events.creek.messages import Row
-from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.creek.messages import Row
+from airflow_provider_pgrepl.replication.creek.stored import Snapshot
+from airflow_provider_pgrepl.replication.events.publish.record import read_record
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from demo.nats import NatsServer
 from tests.conftest import fresh_database
 from tests.support.events_only import EventsOnly

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from tests.support.handed import Handed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import execute

@@ -1,4 +1,4 @@
-"""events/unchanged_values.py with a real server: who reads with values filled in needs no row of before."""
+"""events/unchanged_toast.py with a real server: who reads with values filled in needs no row of before."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from airflow_provider_pgrepl.errors import GapError
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.changes import TypedChanges
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
-from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
-from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
-from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.landed import Landed
 from tests.support.received import Received, wait_until_seen

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.replication.lake.applying import table_work
+from airflow_provider_pgrepl.replication.lake.apply import table_merge
 from tests.support.handed import Handed
 from tests.support.replicated import execute
 
@@ -31,15 +31,15 @@ def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_p
     execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
     handed = Handed(dsn, tmp_path, (T,))
     relation = handed.copy(T)
-    relation_timeline = table_work.relation_timeline  # type: ignore[attr-defined]
+    relation_timeline = table_merge.relation_timeline  # type: ignore[attr-defined]
 
     def written_meanwhile(*arguments):
-        monkeypatch.setattr(table_work, "relation_timeline", relation_timeline)
+        monkeypatch.setattr(table_merge, "relation_timeline", relation_timeline)
         rows = pa.table(handed.lake_rows(T)).slice(0, 1)
         write_deltalake(handed.lake_path(T), rows, mode="append")
         return relation_timeline(*arguments)
 
-    monkeypatch.setattr(table_work, "relation_timeline", written_meanwhile)
+    monkeypatch.setattr(table_merge, "relation_timeline", written_meanwhile)
     execute(dsn, change)
     results = [handed.stream(relation)]
     execute(dsn, "insert into t values (9)")

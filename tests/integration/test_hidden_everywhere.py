@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.events.avro.avro_events import AvroEvent
-from airflow_provider_pgrepl.replication.events.creek.encoding import long
-from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
-from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.avro.codec import long
+from airflow_provider_pgrepl.replication.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
+from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.received import Received
 from tests.support.replicated import execute
 

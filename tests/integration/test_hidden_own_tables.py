@@ -9,22 +9,21 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
-from airflow_provider_pgrepl.replication.app import replicate
+from airflow_provider_pgrepl.replication.app import replicate, snapshot_run
 from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
 from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
-from airflow_provider_pgrepl.replication.app.snapshotting import snapshot_run
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome
+from airflow_provider_pgrepl.replication.app.snapshot_tables import Outcome
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
-from airflow_provider_pgrepl.replication.lake.points import points_uri
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.consistent_points import points_uri
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.known_source import source_of
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
+from airflow_provider_pgrepl.replication.source.slot import drop_slot
 from tests.support.kept import A, B, Kept, kept_tables
 
 

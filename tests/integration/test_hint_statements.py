@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psycopg2
 from psycopg2 import errorcodes
 
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from tests.conftest import Connection
 from tests.support.hint_texts import VALUE, texts_of_code
 

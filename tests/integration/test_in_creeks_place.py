@@ -18,7 +18,7 @@ import pytest
 
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.nats import NatsServer
 from tests.conftest import closing_connection, fresh_database

@@ -11,14 +11,14 @@ import pytest
 
 from airflow_provider_pgrepl.errors import SlotError
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
+from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog import writer
-from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.own_server import running_server

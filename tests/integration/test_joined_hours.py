@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.errors import ChangelogFileGoneError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.received import Received
 from tests.support.replicated import execute
 from tests.unit.test_maintenance import eager, parquet_files

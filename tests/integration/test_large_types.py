@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.errors import TableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import MOST_PARTS, TOO_LARGE, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import MOST_PARTS, TOO_LARGE, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger as event_trigger_of
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger as event_trigger_of
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.handed import Handed

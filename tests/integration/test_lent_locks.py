@@ -10,11 +10,13 @@ from contextlib import contextmanager
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableError, TableSnapshotError
-from airflow_provider_pgrepl.replication.source.copy import table_keeper
-from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper, keep, open_copy
-from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
 from airflow_provider_pgrepl.replication.source.publication import add_tables
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.integration.test_publication import relation
 from tests.support.application import Application, waits
 from tests.support.replicated import wait_until
@@ -116,7 +118,7 @@ def test_code_that_the_owner_adds_while_the_lock_is_lent_is_refused(pg, dsn, run
 
 
 def test_lock_that_is_needed_again_and_again_ends_the_copy(pg, dsn, owner, monkeypatch):
-    monkeypatch.setattr(table_keeper, "MOST_LOANS", 1)
+    monkeypatch.setattr(snapshot_holder, "MOST_LOANS", 1)
     with copying(dsn, pg) as (held, _):
         Application(dsn, "analyze t").assert_done()
         assert held.renew()

@@ -12,7 +12,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.publication import (
     add_tables,

@@ -12,7 +12,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, floor_app
 from airflow_provider_pgrepl.replication.changelog.messages import MESSAGE_SCHEMA, read_messages
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until

@@ -10,10 +10,10 @@ import pytest
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
-from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog import own_tables
-from airflow_provider_pgrepl.replication.lake.points import points_uri
+from airflow_provider_pgrepl.replication.lake.consistent_points import points_uri
 from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute
 

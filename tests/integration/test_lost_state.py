@@ -7,8 +7,8 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, begin_new_epoch, take_tables
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
-from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.source.server import read_server

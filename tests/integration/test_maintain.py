@@ -30,8 +30,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.lake import maintenance
-from airflow_provider_pgrepl.replication.lake.vectors import thorough_compaction
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.files import thorough_compaction
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.messages import MESSAGE_SCHEMA, read_messages
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until

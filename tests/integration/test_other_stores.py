@@ -13,22 +13,20 @@ from deltalake import DeltaTable
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.lake.dropping import drop_lake_tables
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.delta.log import put_commit
+from airflow_provider_pgrepl.replication.delta.table import append_delta, has_delta, open_delta
+from airflow_provider_pgrepl.replication.lake.drop import drop_lake_tables
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
     Output,
-    append_delta,
     delete_files,
-    has_delta,
-    open_delta,
     open_file,
     open_storage,
-    put_commit,
     read_commit,
     read_range,
 )
-from airflow_provider_pgrepl.replication.storage.object_store import store_behind
-from airflow_provider_pgrepl.replication.storage.store_probe import check_store
+from airflow_provider_pgrepl.replication.storage.probe import check_store
+from airflow_provider_pgrepl.replication.storage.stores.object_store import store_behind
 from tests.integration.test_object_store import race, receive_while_failing
 from tests.support.faulty_store import FaultyStore, faulty_store
 from tests.support.stores import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.received import Received, wait_until_seen

@@ -14,16 +14,18 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SnapshotError, TableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
-from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy
-from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.keeper import keep
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.conftest import closing_connection
 
 TABLE = TableName("app", "t")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_provider_pgrepl.errors import PrivilegeError, PublicationError, Retry, SnapshotError
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.publication import (

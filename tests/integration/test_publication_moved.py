@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from demo.kafka import KafkaBroker
 from tests.conftest import closing_connection
 from tests.support.kafka import KafkaTopics

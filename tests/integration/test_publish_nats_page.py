@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.landed import Landed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from demo.rabbitmq import Broker
 from tests.conftest import closing_connection
 from tests.support.pages import blocks, rows_of, statement, wait_until_applied

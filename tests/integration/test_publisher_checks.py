@@ -6,7 +6,7 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection, fresh_database

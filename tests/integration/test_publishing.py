@@ -14,25 +14,22 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import _durable_after, main
-from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_json as to_json_text
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.json_format import to_json
+from airflow_provider_pgrepl.replication.events.formats.json_format import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.metrics import serve_metrics
-from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
-    publisher_uri,
-    read_record,
-)
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
-from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
-from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.events.publish.metrics import serve_metrics
+from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.publish.record import publisher_uri, read_record
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
 from tests.support.rabbitmq import Message, Queue, applied
 from tests.support.replicated import execute
 

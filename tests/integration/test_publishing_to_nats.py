@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import main
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from demo.nats import NatsServer
 from demo.postgres import free_port
 from tests.conftest import closing_connection

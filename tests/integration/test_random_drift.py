@@ -27,17 +27,17 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.copying.range import write_range
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.snapshot.range import write_range
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.values import lake_schema, partitioning
 from tests.conftest import closing_connection
 from tests.support.partitioned import check_partitions
@@ -67,7 +67,7 @@ class Drifting(Received):
         position = LSN(self.begin() - 1)
         if self.pipeline.event_trigger:
             with self.source() as source:
-                event_trigger.install(source, self.pipeline)
+                trigger.install(source, self.pipeline)
         for table in self.tables:
             self.copy(table, position)
         while steps > 0:
@@ -89,7 +89,7 @@ class Drifting(Received):
     def copy(self, table: Shifting, position: LSN) -> None:
         """Copy a table that nobody writes."""
         with self.source() as source:
-            watching = event_trigger.read_watching(source, self.pipeline)
+            watching = trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
             cursor.execute("select pg_export_snapshot()")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from tests.support import every_type
 from tests.support.handed import Handed
 from tests.support.readers import READERS, Condition, read_all_ways

@@ -20,17 +20,13 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.read import (
-    UnverifiedWarning,
-    arrow_as_of,
-    arrow_view_as_of,
-    consistent_arrow,
-    verified,
-)
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of, verified
+from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger as event_trigger
 from tests.support.landed import Landed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import OWN_COLUMNS

@@ -1,4 +1,4 @@
-"""lake/reading/as_of.py without a JVM, on a real server: what the source showed is what is read back."""
+"""lake/time_travel/as_of.py without a JVM, on a real server: what the source showed is what is read back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.read import arrow_as_of, arrow_view_as_of, consistent_arrow
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.landed import Landed
 from tests.support.replicated import OWN_COLUMNS

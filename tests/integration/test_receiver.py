@@ -16,17 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import (
-    BusyError,
-    FencedError,
-    PublicationError,
-    RewoundError,
-    SlotError,
-)
+from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import EAGER, Received, wait_until_seen

@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import ChangelogError, PgReplError, SlotError, SourceConnectionError
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from tests.conftest import closing_connection
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until

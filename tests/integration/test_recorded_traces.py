@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.errors import DriftError, LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.trace import trace_of, traced
@@ -57,7 +57,7 @@ def test_trace_is_recorded_with_the_error_and_goes_with_it(store):
 
 def test_records_of_the_version_before_have_no_trace(monkeypatch, pg, dsn):
     with Store(dsn, "test") as store:
-        monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:8])
+        monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:8])
         store.migrate()
         monkeypatch.undo()
         with pg.cursor() as cursor:

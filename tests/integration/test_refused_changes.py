@@ -7,11 +7,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TableError
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
-from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
-from airflow_provider_pgrepl.replication.app.drift_check.source_protection import SourceProtection
-from airflow_provider_pgrepl.replication.app.status.reading import read_status
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.app.drift_check.migration import check_migration
+from airflow_provider_pgrepl.replication.app.source_protection import SourceProtection
+from airflow_provider_pgrepl.replication.app.status.status import read_status
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import read_refused
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables

@@ -15,13 +15,13 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, LakeError, Retry, SnapshotError
-from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
-from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
+from airflow_provider_pgrepl.replication.app import snapshot_tables
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
+from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -234,7 +234,7 @@ def test_removed_table_whose_copy_fails_leaves_the_publication_again(kept, monke
         raise SnapshotError("no snapshot could be had")
 
     remove_tables(kept.access, [A])
-    monkeypatch.setattr(table_snapshotter, "export_snapshot", fails)
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", fails)
     with taking(kept) as snapshot, pytest.raises(SnapshotError):
         snapshot.take([TableName.parse(A)], RequestedTables(), read_epoch(kept.changelog))
     assert kept.states()[A] == "removed"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute

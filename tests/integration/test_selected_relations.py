@@ -11,20 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.errors import SlotError, TableError
+from airflow_provider_pgrepl.replication.app import epoch_beginning, snapshot_run, snapshot_tables
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, resnapshot, take_tables
-from airflow_provider_pgrepl.replication.app.snapshotting import (
-    epoch_beginning,
-    snapshot_run,
-    table_snapshotter,
-)
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
-from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.receiving.publication_watch import PublicationWatch
+from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
 from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper
 from airflow_provider_pgrepl.replication.source.publication import read_publication
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.support.kept import Kept
 from tests.support.received import wait_until_seen
 from tests.support.replicated import execute
@@ -129,7 +125,7 @@ def test_added_table_that_is_unfit_by_its_snapshot_leaves_the_publication_again(
     kept.configure(tables=("public.other",), exclude_columns=())
     kept.take(str(OTHER))
     kept.configure(tables=("public.other", "public.e"), exclude_columns=("public.e.ssn",))
-    before(monkeypatch, table_snapshotter, "export_snapshot", lambda: execute(kept.dsn, *ddl))
+    before(monkeypatch, snapshot_tables, "export_snapshot", lambda: execute(kept.dsn, *ddl))
     outcome = add_tables(kept.access, [E])
     assert said in outcome.failed[E].message
     assert kept.states() == {str(E): "errored", str(OTHER): "streaming"}
@@ -221,7 +217,7 @@ def test_column_selected_while_a_receiver_runs_is_hidden_by_it(
         execute(kept.dsn, "insert into e values (3, null, 'n')")
         wait_until_seen(receiver, kept.source_lsn())
         execute(kept.dsn, "alter table e drop column ssn", "alter table e rename note to ssn")
-        before(monkeypatch, table_snapshotter, "export_snapshot", lambda: execute(kept.dsn, *RENAMED))
+        before(monkeypatch, snapshot_tables, "export_snapshot", lambda: execute(kept.dsn, *RENAMED))
         outcome = resnapshot(kept.access, [E])
         assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
         execute(kept.dsn, f"insert into e (id, ssn_old) values (2, '{SECRET}')")

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.own_server import running_server

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from demo.postgres import Server
 from tests.support.own_server import running_server
 from tests.support.received import Received

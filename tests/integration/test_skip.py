@@ -27,10 +27,10 @@ from airflow_provider_pgrepl.replication.app.operations.skip import skip_transac
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.changelog.messages import SkippedMessagesWarning, read_messages
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lake.read import arrow_as_of
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.receiving import skipping
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver import skipping
 from airflow_provider_pgrepl.replication.storage import durable
 from demo.postgres import Server
 from tests.conftest import closing_connection

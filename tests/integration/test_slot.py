@@ -14,14 +14,14 @@ from airflow_provider_pgrepl.errors import (
     SlotError,
     SnapshotError,
 )
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.source import permanent
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
+from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.preflight.server_problems import server_problems
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot import permanent
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.support.own_server import running_server
 from tests.support.replicated import has_no_sender, wait_until
 

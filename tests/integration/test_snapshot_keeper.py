@@ -16,20 +16,16 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     TableSnapshotError,
 )
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
-from airflow_provider_pgrepl.replication.source.copy.keeper import (
-    CopyRange,
-    Keeper,
-    keep,
-    open_copy,
-    plan_ranges,
-)
-from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Shape
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Shape
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.support.replicated import wait_until
 
 PARTITIONED = (

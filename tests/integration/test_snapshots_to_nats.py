@@ -13,18 +13,19 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetUnavailableError
-from airflow_provider_pgrepl.replication.app import process, publish_snapshot
+from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
-from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
-from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
-from airflow_provider_pgrepl.replication.events.creek.subjects import Version, Wire
+from airflow_provider_pgrepl.replication.creek import snapshot_app
+from airflow_provider_pgrepl.replication.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.creek.lake_snapshots import LakeSnapshots
+from airflow_provider_pgrepl.replication.creek.messages import Row, WalChange
+from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
+from airflow_provider_pgrepl.replication.creek.stored import Snapshot
+from airflow_provider_pgrepl.replication.creek.stream_place import StreamPlace, place_of
+from airflow_provider_pgrepl.replication.creek.subjects import Version, Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.lake_snapshots import LakeSnapshots
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
-from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
-from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.events.publish.record import read_record
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
 from tests.support.jetstream import CreekStream
@@ -346,13 +347,13 @@ def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
 
 def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
     # Long enough for a table that the lake is about to hold.
-    monkeypatch.setattr(publish_snapshot, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(snapshot_app, "_PATIENCE_S", 1.0)
     execute(published.dsn, "insert into other values (1, 'a'), (2, null)")
     published.receive()
     published.apply()
     finish(published)
     given = ["--pipeline", str(published.file), "--publisher", "events"]
-    assert publish_snapshot.main([*given, "--table", "public.other"]) == process.DONE
+    assert snapshot_app.main([*given, "--table", "public.other"]) == process.DONE
     subject = capsys.readouterr().out.strip()
 
     async def read(creek: CreekClient) -> list[Row]:
@@ -363,9 +364,9 @@ def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
         {"id": 2, "v": None},
     ]
     for table in ("other", "public.missing", "else.where"):
-        assert publish_snapshot.main([*given, "--table", table]) == process.WILL_NOT_HELP
+        assert snapshot_app.main([*given, "--table", table]) == process.WILL_NOT_HELP
     published.configure(publishers={"events": {"target": "rabbitmq"}})
-    assert publish_snapshot.main([*given, "--table", "public.other"]) == process.WILL_NOT_HELP
+    assert snapshot_app.main([*given, "--table", "public.other"]) == process.WILL_NOT_HELP
 
 
 def test_a_snapshot_finds_its_place_while_others_go_on(published):

@@ -10,7 +10,7 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
@@ -78,11 +78,11 @@ def received(dsn: str, tmp_path: Path) -> Iterator[Received]:
     tables = tuple(f"public.{name}" for name in TABLES)
     one = Received(dsn, tmp_path, tables, flush_interval_s=0.05, event_trigger=True)
     with one.source() as source:
-        event_trigger.install(source, one.pipeline)
+        trigger.install(source, one.pipeline)
     one.begin()
     yield one
     with one.source() as source:
-        event_trigger.uninstall(source, one.pipeline)
+        trigger.uninstall(source, one.pipeline)
 
 
 def failures(application: psycopg2.extensions.connection, statements: dict[str, str]) -> dict[str, str]:

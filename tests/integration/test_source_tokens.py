@@ -27,8 +27,8 @@ from airflow_provider_pgrepl.replication.app.operations.removal import remove_ta
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.source_tokens import (

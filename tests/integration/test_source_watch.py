@@ -10,11 +10,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.receiving import catalog_watch, changelog_feed, publication_watch
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.receiver import catalog_watch, changelog_feed, publication_watch
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.conftest import closing_connection
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until

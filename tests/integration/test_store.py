@@ -22,14 +22,14 @@ from airflow_provider_pgrepl.errors import (
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.waiting import wait_until_unlocked
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
-from airflow_provider_pgrepl.replication.state import migrations
-from airflow_provider_pgrepl.replication.state.pipeline_locks import STARTED_BY_VARIABLE
+from airflow_provider_pgrepl.replication.state import schema
+from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -79,7 +79,7 @@ def test_many_may_migrate_at_once(pg, dsn):
     assert errors == []
     with pg.cursor() as cursor:
         cursor.execute("select version from _pgrepl.migrations")
-        assert cursor.fetchall() == [(number + 1,) for number in range(len(migrations._VERSIONS))]
+        assert cursor.fetchall() == [(number + 1,) for number in range(len(schema._VERSIONS))]
 
 
 AN_EARLIER_PIPELINE = (
@@ -91,7 +91,7 @@ AN_EARLIER_PIPELINE = (
 
 def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
     with Store(dsn, "test") as store:
-        monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:1])
+        monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:1])
         store.migrate()
         monkeypatch.undo()
         pg.cursor().execute(AN_EARLIER_PIPELINE)
@@ -133,7 +133,7 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
 )
 def test_what_helps_is_taken_from_the_hints_of_earlier_versions(monkeypatch, pg, dsn, error, hint, remedy):
     with Store(dsn, "test") as store:
-        monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:2])
+        monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:2])
         store.migrate()
         monkeypatch.undo()
         pg.cursor().execute(AN_EARLIER_PIPELINE)
@@ -505,9 +505,9 @@ def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
 
 
 def test_who_keeps_a_migration_waiting_is_named(pg, dsn, monkeypatch):
-    monkeypatch.setattr(migrations, "LOCK_WAIT_MS", 300)
+    monkeypatch.setattr(schema, "LOCK_WAIT_MS", 300)
     with monkeypatch.context() as patched, Store(dsn, "test") as older:
-        patched.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:-1])
+        patched.setattr(schema, "_VERSIONS", schema._VERSIONS[:-1])
         older.migrate()
     holder = psycopg2.connect(dsn + " application_name=backup")
     holder.cursor().execute("lock table _pgrepl.migrations in exclusive mode")

@@ -9,17 +9,14 @@ import pytest
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.delta.table import append_delta
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
-from airflow_provider_pgrepl.replication.lake.dropping import (
-    check_droppable,
-    drop_lake_tables,
-    files_of_others,
-)
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import append_delta, objects, open_storage, store_probe
+from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, files_of_others
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.storage import objects, open_storage, probe
 from airflow_provider_pgrepl.replication.storage.clock import storage_lead
-from airflow_provider_pgrepl.replication.storage.store_probe import check_store
+from airflow_provider_pgrepl.replication.storage.probe import check_store
 
 
 def refused(lake: str, kind: type[LakeError] = LakeError) -> str:
@@ -71,13 +68,13 @@ def test_what_only_amazon_answers(code, said, faulty, s3_lake):
 
 
 def test_a_store_that_is_busy_is_asked_again_by_the_next_run(faulty, s3_lake, monkeypatch):
-    monkeypatch.setattr(store_probe, "_PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr(probe, "_PATIENCE", timedelta(seconds=1))
     faulty.next("throttled", times=100)
     assert refused(s3_lake, LakeUnavailableError) == "the store asks for fewer requests"
 
 
 def test_a_store_that_fails_is_asked_again_whatever_it_says_of_itself(faulty, s3_lake, monkeypatch):
-    monkeypatch.setattr(store_probe, "_PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr(probe, "_PATIENCE", timedelta(seconds=1))
     faulty.next("answer lost", times=100)
     assert refused(s3_lake, LakeUnavailableError) == "the store cannot be reached"
 

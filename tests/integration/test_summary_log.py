@@ -11,12 +11,12 @@ import pytest
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app.status import summary
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
-from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import ReceiverProgress
+from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
+from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
+from airflow_provider_pgrepl.replication.source.slot import drop_slot
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.recorded import Recorded
 from tests.support.replicated import wait_until

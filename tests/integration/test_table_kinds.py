@@ -8,8 +8,8 @@ import io
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, PublicationError, TableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source

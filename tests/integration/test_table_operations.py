@@ -26,8 +26,8 @@ from airflow_provider_pgrepl.replication.app.operations.tables import (
 )
 from airflow_provider_pgrepl.replication.changelog.layout import floor_app
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute

@@ -25,12 +25,12 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.conftest import closing_connection
@@ -124,7 +124,7 @@ def test_source_without_slot_tokens_and_state_is_not_taken_for_one_after_a_teard
 
 def test_the_event_trigger_goes_as_well(kept):
     with kept.source() as source:
-        event_trigger.install(source, kept.pipeline)
+        trigger.install(source, kept.pipeline)
     assert "the event trigger" in teardown(kept.access).dropped
     assert left(kept) == {}
     with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:

@@ -16,12 +16,13 @@ import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage.stores import access, amazon
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.storage.stores import amazon, base
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.handed import Handed
 from tests.support.replicated import execute
@@ -68,9 +69,9 @@ class Places:
 
 @pytest.fixture
 def places(dsn: str, tmp_path: Path, faulty: FaultyStore, s3_lake: str, monkeypatch: Any) -> Places:
-    monkeypatch.setattr(access, "PATIENCE", timedelta(seconds=LIMIT_S))
-    monkeypatch.setattr(access, "_FIRST_PAUSE", timedelta(milliseconds=1))
-    monkeypatch.setattr(access, "_LONGEST_PAUSE", timedelta(milliseconds=100))
+    monkeypatch.setattr(base, "PATIENCE", timedelta(seconds=LIMIT_S))
+    monkeypatch.setattr(base, "_FIRST_PAUSE", timedelta(milliseconds=1))
+    monkeypatch.setattr(base, "_LONGEST_PAUSE", timedelta(milliseconds=100))
     monkeypatch.setattr(amazon, "_ATTEMPTS", 6)  # 1.55 s
     execute(dsn, "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'b')")
     handed = Handed(dsn, tmp_path, (TABLE,), lake=s3_lake)

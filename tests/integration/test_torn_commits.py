@@ -13,10 +13,11 @@ from airflow_provider_pgrepl.errors import LakeError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import replicate, snapshot
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
-from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
@@ -56,7 +57,7 @@ def torn(dsn, tmp_path, monkeypatch) -> Received:
     execute(dsn, "insert into t values (1)")
     told = one.slot().confirmed_flush_lsn
     monkeypatch.setattr(
-        "airflow_provider_pgrepl.replication.receiving.receiver.Receiver._send_status", lambda *_: None
+        "airflow_provider_pgrepl.replication.receiver.receiver.Receiver._send_status", lambda *_: None
     )
     one.receive()
     monkeypatch.undo()

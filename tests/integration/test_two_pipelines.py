@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.read import ArrowAsOf, arrow_view_as_of
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import ArrowAsOf, arrow_view_as_of
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support import bank
 from tests.support.bank import transfers
 from tests.support.landed import Landed

@@ -10,9 +10,9 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import Retry, UnsendableError
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import ALWAYS_SENDABLE
 from demo.postgres import Server

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect, rows
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
 from demo.postgres import Server
 from tests.conftest import closing_connection

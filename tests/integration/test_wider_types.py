@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.drift.widening import Widening, find_widening
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.conftest import Connection
 

@@ -24,24 +24,24 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.evidence import check
 from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
 from airflow_provider_pgrepl.replication.app.operations.tables import (
     pause_tables,
-    remove_tables,
     resume_tables,
     retry_tables,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
-from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database, running_server

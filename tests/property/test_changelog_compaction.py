@@ -1,4 +1,4 @@
-"""changelog/compaction.py: whenever hours are joined, each reader gets the same rows, once and in order."""
+"""changelog/maintenance.py: whenever hours are joined, each reader gets the same rows, once and in order."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.replication.changelog import compaction
-from airflow_provider_pgrepl.replication.changelog.compaction import join_closed_hours
+from airflow_provider_pgrepl.replication.changelog import maintenance
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
+from airflow_provider_pgrepl.replication.events.changelog_rows import ordered_rows
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
-from airflow_provider_pgrepl.replication.events.ordered_rows import ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
-from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionEnd
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
 from tests.support.changelogs import epoch_record
 from tests.support.hours import HourWriter, Place, after_hour, new_lake, read, rows_at
 
@@ -139,7 +139,7 @@ def without_standings(places: list[Place]) -> list[Place]:
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_every_reader_gets_the_same_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(compaction, "_JOINED_BYTES", chance.choice((2_500, 5_000, 8_000, 1 << 20)))
+    monkeypatch.setattr(maintenance, "_JOINED_BYTES", chance.choice((2_500, 5_000, 8_000, 1 << 20)))
     joined = 0
     with tempfile.TemporaryDirectory() as folder:
         history = History(Path(folder), chance)
@@ -174,7 +174,7 @@ def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(compaction, "replace_files", kill)
+        patched.setattr(maintenance, "replace_files", kill)
         try:
             join_closed_hours(history.lake, after_hour(history.hour))
         except Killed:

@@ -8,7 +8,7 @@ import io
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.copying.csv import whole_rows
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import whole_rows
 from tests.support.examples import examples
 
 VALUES = st.text(alphabet='ab",\n', max_size=300)

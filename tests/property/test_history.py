@@ -12,14 +12,14 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import COLUMNS, KEY, rows, steps, take_step
 from tests.support.changes import History, commit_ts, relation, table_of

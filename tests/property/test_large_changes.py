@@ -20,11 +20,11 @@ from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.merging import large_changes
-from airflow_provider_pgrepl.replication.lake.merging.large_changes import LargeChanges
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge import large_transactions
+from airflow_provider_pgrepl.replication.lake.merge.large_transactions import LargeChanges
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import strategies
@@ -40,7 +40,7 @@ NUMBERS = relation(column("id", "bigint", key=True), column("v"))
 
 @pytest.fixture(autouse=True)
 def _tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_changes, "_PART_BYTES", 150)
+    monkeypatch.setattr(large_transactions, "_PART_BYTES", 150)
 
 
 def write_changelog(
@@ -83,7 +83,7 @@ def test_rows_equal_the_model_however_large_changes_are_parted(
             choices = replace(pipeline, merge=merge).choices(of.table)
             told = sum(change.commit_lsn <= cut for change in changes)
             outline = large.outline()
-            assert sum(outline[large_changes.ROWS].to_pylist()) == told
+            assert sum(outline[large_transactions.ROWS].to_pylist()) == told
             apply_changes(open_table(uri), outline, of, choices, APP, slice_bytes + 1, large)
         names = ", ".join(f'"{name}"' for name in schema.names)
         found = QueryBuilder().register("t", open_table(uri)).execute(f"select {names} from t").read_all()
@@ -104,7 +104,7 @@ def test_one_transaction_is_one_commit_of_many_parts(tmp_path: Path, merge: str)
     before = open_table(uri).version()
     outline = large.outline()
     assert len(outline) < 20
-    parts = list(large.parts(LSN(20), -1, large_changes.weight(outline), NUMBERS))
+    parts = list(large.parts(LSN(20), -1, large_transactions.weight(outline), NUMBERS))
     assert len([part for part in parts if len(part)]) > 5
     applied = apply_changes(open_table(uri), outline, NUMBERS, choices, APP, 100, large)
     assert (applied.changes, applied.commits) == (350, 2)

@@ -1,4 +1,4 @@
-"""events/ordered_rows.py: the changelog's rows come in order, however transactions fell into its files."""
+"""events/changelog_rows.py: the changelog's rows come in order, however transactions fell into its files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile, live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.events.ordered_rows import ordered_rows
+from airflow_provider_pgrepl.replication.events.changelog_rows import ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
-from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionEnd
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
 from tests.support.changelogs import new_changelog
 from tests.support.examples import examples
 

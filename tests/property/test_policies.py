@@ -13,16 +13,17 @@ from deltalake import QueryBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import PARTITION, lake_schema
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.lake.merge.held_keys import held_keys
+from airflow_provider_pgrepl.replication.lake.merge.keyless import net_rows
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import COLUMNS, KEY, ODD, batches, partitions, steps, strategies, take_step
 from tests.support.changes import History, column, relation, table_of
 from tests.support.examples import examples

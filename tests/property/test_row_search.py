@@ -12,8 +12,8 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.vectors import file_rows, search
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
+from airflow_provider_pgrepl.replication.lake.files import row_search, search
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from tests.support.examples import examples
 
 # Longer than what writers keep of a bound, up to the greatest character, which no bound can be greater than.
@@ -62,9 +62,9 @@ def test_files_of_other_texts_are_not_read(tmp_path, monkeypatch):
     for number in range(10):
         rows = pa.table({"k": [f"{number:02d}-{each:04d}" for each in range(1000)]})
         write_deltalake(uri, rows, mode="append")
-    find_in = file_rows.FileRows._find_in
+    find_in = row_search.FileRows._find_in
     monkeypatch.setattr(
-        file_rows.FileRows, "_find_in", lambda self, *given: read.append(1) or find_in(self, *given)
+        row_search.FileRows, "_find_in", lambda self, *given: read.append(1) or find_in(self, *given)
     )
     assert len(FileRows(DeltaTable(uri)).find(pa.table({"k": ["09-0007", "09-0999"]}))) == 2
     assert len(read) == 1

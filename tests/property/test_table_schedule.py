@@ -9,13 +9,13 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
-from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
-from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
-from airflow_provider_pgrepl.replication.lake.applying.table_schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply.batch_ends import BatchEnd
+from airflow_provider_pgrepl.replication.lake.apply.caught_up_tables import CaughtUpTable
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
+from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, TableSchedule
+from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 from tests.support.examples import examples
 

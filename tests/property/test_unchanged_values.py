@@ -1,4 +1,4 @@
-"""events/unchanged_values.py: a value that is filled in is the row's own, whatever happened to the row."""
+"""events/unchanged_toast.py: a value that is filled in is the row's own, whatever happened to the row."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
 from airflow_provider_pgrepl.replication.events.filled_rows import with_values
-from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
-from airflow_provider_pgrepl.replication.events.unchanged_values import LookUp, UnchangedValues
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.events.unchanged_toast import LookUp, UnchangedValues
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from tests.support.changes import commit_ts
 from tests.support.examples import examples
 from tests.support.histories import Known

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ValueRangeError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, read_csv
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, read_csv
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, whole_rows
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, whole_rows
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values.gregorian import days_since_epoch
 from tests.support.examples import examples
 from tests.support.rendered import written

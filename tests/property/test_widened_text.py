@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.evolving.widened_text import widened_text
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.lake.schema_evolution.widened_text import widened_text
+from airflow_provider_pgrepl.replication.postgres.relation import Column
 from tests.support.examples import examples
 
 FLOATS = st.binary(min_size=4, max_size=4).map(lambda raw: struct.unpack("<f", raw)[0])

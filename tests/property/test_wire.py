@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.wire import logical_messages
-from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Split, Splitter
+from airflow_provider_pgrepl.replication.pgoutput import messages
+from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, Split, Splitter
 from tests.support import wire_bytes as wire
 from tests.support.examples import examples
 
@@ -166,9 +166,9 @@ def test_random_bytes_give_messages_or_a_wire_error(stream: list[bytes]) -> None
 @given(st.binary(max_size=60), st.sampled_from("RTM"))
 def test_control_messages_parse_or_are_refused(data: bytes, tag: str) -> None:
     parse = {
-        "R": logical_messages.parse_relation,
-        "T": logical_messages.parse_truncate,
-        "M": logical_messages.parse_message,
+        "R": messages.parse_relation,
+        "T": messages.parse_truncate,
+        "M": messages.parse_message,
     }[tag]
     with contextlib.suppress(WireError):
         parse(tag.encode() + data)
@@ -179,9 +179,9 @@ def test_control_messages_parse_or_are_refused(data: bytes, tag: str) -> None:
 def test_every_cut_of_a_control_message_is_refused(data: st.DataObject) -> None:
     message = data.draw(CHANGES)[25:]
     parse = {
-        "R": logical_messages.parse_relation,
-        "T": logical_messages.parse_truncate,
-        "M": logical_messages.parse_message,
+        "R": messages.parse_relation,
+        "T": messages.parse_truncate,
+        "M": messages.parse_message,
     }.get(chr(message[0]))
     if parse is None:
         return
@@ -205,9 +205,9 @@ def test_values_of_any_length_come_out_as_they_went_in(lengths: list[int], seed:
 CHECKED = """
 import sys
 import pytest
-from airflow_provider_pgrepl.replication import compiled
+from airflow_provider_pgrepl.replication.runtime import compiled_loops as compiled
 # The other loops are not called here.
-compiled._SHARES = (("wire.kernels",),)
+compiled._SHARES = (("pgoutput.kernels",),)
 sys.exit(pytest.main(sys.argv[1:]))
 """
 

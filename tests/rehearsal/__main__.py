@@ -19,8 +19,8 @@ import psycopg2
 import yaml
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.store_variables import use_store
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 from demo.airflow_api import AirflowApi
 from demo.comparison import compare
 from demo.errors import DemoError

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.read import as_of, consistent_read
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.read import consistent_read
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import as_of
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.spark.session import build_session
 from tests.support.spark_program import saying_errors
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql, register_tables
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.catalogs.spark_catalog import catalog_sql, register_tables
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.spark.session import build_session
 from tests.support.spark_program import END
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.comments import (
     MOST_CHARACTERS,
     Comments,
     read_comments,
 )
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.storage import open_delta
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
 

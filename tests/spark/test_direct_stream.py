@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
+from airflow_provider_pgrepl.replication.lake.apply.changelog_source import FORMAT, ChangelogSource
 from tests.support.in_process import Borrowed
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until

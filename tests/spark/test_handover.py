@@ -8,13 +8,13 @@ import os
 import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError
-from airflow_provider_pgrepl.replication.app.snapshotting import epoch_beginning
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.app import epoch_beginning
+from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.copy import keeper
-from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.permanent import create_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until

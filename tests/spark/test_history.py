@@ -11,15 +11,15 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog import reader
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
-from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute

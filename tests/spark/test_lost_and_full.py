@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from airflow_provider_pgrepl.replication.lake.copying import range_copies
+from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
 from tests.support.in_process import InProcess
 from tests.support.loop_disk import disk
 from tests.support.replicated import execute
@@ -17,7 +17,7 @@ RANDOM = (
 
 
 def test_a_snapshot_that_does_not_fit_leaves_its_table_to_be_taken(spark, dsn, tmp_path, monkeypatch):
-    monkeypatch.setattr(range_copies, "_PAUSES_S", (0.1,))
+    monkeypatch.setattr(range_copy, "_PAUSES_S", (0.1,))
     execute(dsn, "create table t (id int primary key, v text)", f"insert into t {RANDOM}")
     with disk(tmp_path, 64 << 20) as drive:
         drive.fill(leaving=2 << 20)

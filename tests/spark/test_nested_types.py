@@ -8,7 +8,7 @@ import pyarrow as pa
 from deltalake import QueryBuilder
 
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.support.in_process import InProcess
 from tests.support.rendered import lake_texts, source_texts

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.applying import catch_up_planner, merge_job, merge_rounds
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply import catch_up_planner, merge_task, scheduler
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
 
@@ -66,7 +66,7 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gate]:
     folder = tmp_path / "gate"
     folder.mkdir()
 
-    class HeldJob(merge_job.MergeJob):
+    class HeldJob(merge_task.MergeJob):
         def run(self) -> Any:
             end = time.monotonic() + 300
             if self.work.relation.table.name == "slow" and self.paths and not (folder / "open").exists():
@@ -76,7 +76,7 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gate]:
             return super().run()
 
     monkeypatch.setattr(catch_up_planner, "MergeJob", HeldJob)
-    monkeypatch.setattr(merge_rounds, "MergeJob", HeldJob)
+    monkeypatch.setattr(scheduler, "MergeJob", HeldJob)
     gate = Gate(folder)
     yield gate
     gate.open()

@@ -20,8 +20,8 @@ import pytest
 from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.reading.as_of import arrow_view_as_of
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
 from tests.support.in_process import InProcess, Running
 from tests.support.partitioned import check_partitions
 from tests.support.random_oracle import difference, lake_rows

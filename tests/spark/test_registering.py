@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.storage import open_delta
+from airflow_provider_pgrepl.replication.delta.table import open_delta
 from tests.spark.registering import registered
 from tests.support.landed import Landed
 from tests.support.replicated import execute

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from demo.postgres import Server
 from tests.conftest import fresh_database
 from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_bytes

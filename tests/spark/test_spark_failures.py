@@ -17,9 +17,9 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from airflow_provider_pgrepl.errors import SparkError
-from airflow_provider_pgrepl.replication.lake.copying.range_copies import RangeCopies
-from airflow_provider_pgrepl.replication.lake.session import build_session
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies
+from airflow_provider_pgrepl.replication.spark.session import build_session
+from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from types import SimpleNamespace
 
 spark = build_session("no workers", "local[1]", {{"spark.python.use.daemon": "false"}}, delta=False)
@@ -57,9 +57,9 @@ def test_a_daemon_that_python_does_not_find_is_told_of_by_name(tmp_path: Path) -
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.session import build_session
-from airflow_provider_pgrepl.replication.lake.session_settings import DAEMON_MODULE
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+from airflow_provider_pgrepl.replication.spark.session import build_session
+from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 
 spark = build_session("no daemon", "local[1]", {{"spark.python.daemon.module": DAEMON_MODULE}}, delta=False)
 try:

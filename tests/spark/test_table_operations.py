@@ -10,18 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.tables import (
     pause_tables,
-    remove_tables,
     resume_tables,
     retry_tables,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.storage import open_delta
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess, Running
 from tests.support.replicated import execute, wait_until

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.conftest import closing_connection, drop_slots
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, quoted

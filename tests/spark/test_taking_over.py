@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.snapshot import take_over
 from airflow_provider_pgrepl.replication.events.json_lines import json_lines
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
@@ -99,7 +99,7 @@ def test_a_run_that_was_killed_before_any_table_was_copied_begins_there_again(
 ) -> None:
     execute(replaced.dsn, "insert into a values (3, 'unread')")
     with monkeypatch.context() as patch:
-        where = "airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter.TableSnapshotter.take"
+        where = "airflow_provider_pgrepl.replication.app.snapshot_tables.TableSnapshotter.take"
         patch.setattr(where, lambda *_: 1 / 0)
         assert replaced.run("snapshot", "--take-over", replaced.other) == process.CRASHED
     replaced.snapshot("--take-over", replaced.other)

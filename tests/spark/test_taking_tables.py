@@ -12,12 +12,12 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
+from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
-from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
+from airflow_provider_pgrepl.replication.app.tables import new_tables
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.copying import range_copies, snapshot_copy
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.snapshot import range_copy, snapshot_copy
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -328,7 +328,7 @@ def test_snapshot_opens_no_more_sessions_than_documented(spark, dsn, tmp_path, r
 
 
 def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypatch):
-    monkeypatch.setattr(range_copies, "_PAUSES_S", (0.1, 1.0, 15.0))
+    monkeypatch.setattr(range_copy, "_PAUSES_S", (0.1, 1.0, 15.0))
     execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
     replicated.configure(snapshot_range_bytes=131072)
 
@@ -412,7 +412,7 @@ def test_copy_goes_on_after_a_statement_to_which_it_lent_its_lock(
 def test_table_whose_copy_never_comes_to_its_end_is_errored_by_the_name_of_the_statement(
     replicated, monkeypatch
 ):
-    monkeypatch.setattr(table_snapshotter, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(snapshot_tables, "_PAUSES_S", (0.0,))
     run = snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
 
     def run_amid_ddl(copies, ranges):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import SparkError, TableError
-from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error, spark_errors, text_of
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.spark.failures import spark_error, spark_errors, text_of
 from tests.support.canary import CANARY, logged
 from tests.support.changes import work_of
 
@@ -85,7 +85,7 @@ def test_copy_that_raises_in_a_task_leaves_its_trace(spark, caplog):
         RangeCopies(spark, job, keeper, 1).run([SimpleNamespace()])
     lines = found.value.trace.splitlines()
     assert lines[0] == "KeyError"
-    ours = "  airflow_provider_pgrepl/replication/lake/copying/range_copies.py:"
+    ours = "  airflow_provider_pgrepl/replication/lake/snapshot/range_copy.py:"
     assert any(line.startswith(ours) and line.endswith(" in CopyJob.copy") for line in lines), lines
     assert CANARY not in f"{found.value} {found.value.trace} {logged(caplog)}"
 

@@ -16,7 +16,7 @@ TASKS = 6
 
 def test_workers_share_what_their_daemon_has_loaded(spark):
     def look(_number: int) -> tuple[int, bool]:
-        loaded = "airflow_provider_pgrepl.replication.lake.applying.merge_job" in sys.modules
+        loaded = "airflow_provider_pgrepl.replication.lake.apply.merge_task" in sys.modules
         return gc.get_freeze_count(), loaded
 
     for objects, has_loaded in spark.sparkContext.parallelize(range(2), 2).map(look).collect():

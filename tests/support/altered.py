@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from tests.support.handed import Handed
 from tests.support.replicated import plain, quoted
 
@@ -29,7 +29,7 @@ class Altered(Handed):
     def take(self) -> Altered:
         if self.pipeline.event_trigger:
             with self.source() as source:
-                event_trigger.install(source, self.pipeline)
+                trigger.install(source, self.pipeline)
         self.relation = self.copy(T)
         return self
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from tests.support import wire_bytes as wire
 
 TEXT = 25

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.runtime import process_io
 
 CANARY = "canary-4711"
 LIMIT_S = 120
@@ -40,7 +40,7 @@ def check(text: str, *names: str) -> None:
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     """All that was logged, as programs write it: pyspark gives pytest's handler a formatter of its own."""
-    form = log_lines.formatter("")
+    form = process_io.formatter("")
     return "\n".join(form.format(record) for record in caplog.records if record.name not in _OF_SPARK)
 
 

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import TABLE_SCHEMA
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from tests.support.model import Change, Model, Row
 
 TYPES = {

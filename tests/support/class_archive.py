@@ -39,8 +39,8 @@ def main() -> None:
     print("archiving the classes of Spark's JVM, once")
     from pyspark import SparkContext
 
-    from airflow_provider_pgrepl.replication.lake.session import build_session
-    from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
+    from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
+    from airflow_provider_pgrepl.replication.spark.session import build_session
 
     os.environ[JARS_VARIABLE] = str(JARS)
     with tempfile.TemporaryDirectory(dir=JARS) as folder:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from tests.support.altered import assert_as_source
 from tests.support.handed import Handed
 from tests.support.replicated import execute
@@ -45,7 +45,7 @@ class Courses(Handed):
         """Copy all tables at one position."""
         if self.pipeline.event_trigger:
             with self.source() as source:
-                event_trigger.install(source, self.pipeline)
+                trigger.install(source, self.pipeline)
         position = LSN(self.begin() - 1)
         self.relations = {course: self.copy_at(position, self.table(course)) for course in self.schemas}
         return self

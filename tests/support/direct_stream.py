@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
+from airflow_provider_pgrepl.replication.lake.apply.changelog_source import FORMAT, ChangelogSource
 
 Batches = Callable[[Any, int], None]
 

@@ -15,7 +15,8 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 from tests.support.jetstream import CreekMessage, CreekStream, creek_applied
 from tests.support.received import Received
 from tests.support.replicated import kill, wait_for_end, wait_until

@@ -10,19 +10,19 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.copying.range import write_range
+from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.snapshot.range import write_range
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from tests.conftest import closing_connection
 from tests.support.received import Received
@@ -38,7 +38,7 @@ class Handed(Received):
     def copy_at(self, position: LSN, table: str) -> Relation:
         """Copy a table that nobody has written since this position."""
         with self.source() as source:
-            watching = event_trigger.read_watching(source, self.pipeline)
+            watching = trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
             cursor.execute("select pg_export_snapshot()")

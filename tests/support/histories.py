@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType, TableChoices
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.values.writing import DAY_US, moment_text
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
+from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text
 
 Texts = st.SearchStrategy[str]
 ODD = '"\\\n\r\t\x01\x1f\x7f\x85\u2028\u2029\ud7ffé€💡/{}[],:;()= \u00a0'

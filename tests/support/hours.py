@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, cha
 from airflow_provider_pgrepl.replication.changelog.parts import Part
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_rows
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage
 from tests.support.changelogs import epoch_record
 

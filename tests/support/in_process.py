@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_pgrepl.replication.app import lake_replication, process
+from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot_run
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
-from airflow_provider_pgrepl.replication.app.snapshotting import snapshot_run
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
+from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
-from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.spark.failures import is_of_workers
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 from tests.support.direct_stream import DirectStreams
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import wait_until

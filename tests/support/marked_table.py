@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions
-from airflow_provider_pgrepl.replication.values import PARTITION, partitioning
+from airflow_provider_pgrepl.replication.values import partitioning
 
 
 def check_partitions(uri: str, of: Relation, choices: TableChoices) -> dict[str | None, int]:

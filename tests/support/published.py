@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.publish import main
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_record
 from demo.rabbitmq import Broker
 from tests.support.rabbitmq import Message, Queue
 from tests.support.received import Received

@@ -17,7 +17,7 @@ import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect, rows
 from tests.support.random_oracle import Rows, source_rows
 from tests.support.random_tables import Column, Table

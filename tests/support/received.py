@@ -10,11 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import UnsendableError
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    STANDING_ORDINAL,
-    EpochRecord,
-    changelog_uri,
-)
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     live_files,
@@ -23,15 +19,15 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_epoch,
 )
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
 from tests.support.replicated import Replicated, wait_until
 
 _OPS = tuple("IUDTRMG")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.publication import create_publication
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 
 class Recorded:

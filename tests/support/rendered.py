@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.relation import Column, PgType
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.values.writing import texts_of
+from airflow_provider_pgrepl.replication.values.text_output import texts_of
 
 _POSTGIS = ("geometry", "geography")
 

@@ -20,10 +20,10 @@ import pyarrow as pa
 from deltalake import QueryBuilder
 from psycopg2.extras import register_default_json, register_default_jsonb
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.storage import open_delta
 from demo.postgres import Server
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ import psycopg2.extensions
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication import values
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.csv import read_csv
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import read_csv
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.support.scalar_types import DAY, Case
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 TABLE = TableName("public", "t")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
-from airflow_provider_pgrepl.replication.store_variables import AZURE_KEY, AZURE_SAS
+from airflow_provider_pgrepl.replication.settings.store_variables import AZURE_KEY, AZURE_SAS
+from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
 from tests.support.replicated import ROOT
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
-from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
-    function_name,
-)
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
+from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import function_name
 from tests.support.received import Received
 
 SHAPE = [
@@ -37,9 +35,9 @@ class Watched(Received):
     def begin_watched(self, *tables: str) -> list[Watched]:
         """Set up as the snapshot app does, with tables copied; the pipeline as one of each."""
         with self.source() as source:
-            event_trigger.install(source, self.pipeline)
+            trigger.install(source, self.pipeline)
             position = self.begin() - 1
-            watching = event_trigger.read_watching(source, self.pipeline)
+            watching = trigger.read_watching(source, self.pipeline)
             relations = [
                 find_relation(source, TableName.parse(table), self.pipeline.publication) for table in tables
             ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from tests.support import every_type
 from tests.support.handed import Handed
 from tests.support.replicated import execute

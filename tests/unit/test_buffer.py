@@ -1,4 +1,4 @@
-"""receiving/buffer.py: whole transactions apart from the open one, and memory that stays bounded."""
+"""receiver/buffer.py: whole transactions apart from the open one, and memory that stays bounded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support import wire_bytes as wire
 from tests.support.changelogs import Written, new_changelog
 

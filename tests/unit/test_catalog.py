@@ -1,4 +1,4 @@
-"""catalog_names.py and the SQL of lake/catalog.py: which name a lake table gets, and which it cannot get."""
+"""settings/catalog_names.py and the SQL of catalogs/spark_catalog.py: which name a lake table gets, and which it cannot get."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.catalog import catalog_entries, catalog_sql
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.catalogs.spark_catalog import catalog_entries, catalog_sql
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 HISTORY_AND_TABLE = ("public.orders~history", "public.orders_history")
 

@@ -37,8 +37,9 @@ from airflow_provider_pgrepl.replication.changelog.writer import (
     mark,
     mark_torn_down,
 )
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import app_log, put_version
+from airflow_provider_pgrepl.replication.delta import single_writer_log
+from airflow_provider_pgrepl.replication.delta.log import put_version
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, relation
 from tests.support.changelogs import Written, epoch_record, new_changelog
@@ -105,11 +106,11 @@ def test_whoever_is_replaced_right_behind_its_commit_has_made_its_last(
     def put_and_be_replaced(*arguments: Any) -> bool:
         is_done = put(*arguments)
         if not successors:
-            monkeypatch.setattr(app_log, "put_version", put)
+            monkeypatch.setattr(single_writer_log, "put_version", put)
             successors.append(ChangelogWriter(uri))
         return is_done
 
-    monkeypatch.setattr(app_log, "put_version", put_and_be_replaced)
+    monkeypatch.setattr(single_writer_log, "put_version", put_and_be_replaced)
     old.transaction(100, r7=1)
     old.flush()
     assert successors[0].durable_lsn == old.writer.durable_lsn == 108

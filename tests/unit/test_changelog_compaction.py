@@ -1,4 +1,4 @@
-"""changelog/compaction.py: hours that are over have few files, and who reads or writes notices nothing."""
+"""changelog/maintenance.py: hours that are over have few files, and who reads or writes notices nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.changelog import compaction, parts
-from airflow_provider_pgrepl.replication.changelog.compaction import Joined, join_closed_hours
+from airflow_provider_pgrepl.replication.changelog import maintenance, parts
 from airflow_provider_pgrepl.replication.changelog.layout import RECEIVER_APP, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.maintenance import Joined, join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import (
     Commit,
     live_files,
@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.retention import Dropped, drop_expired
 from airflow_provider_pgrepl.replication.changelog.upkeep import replace_files
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage
 from tests.support.changelogs import epoch_record
 from tests.support.hours import BEGAN, HourWriter, after_hour, held, new_lake, read, rows_at
@@ -125,11 +125,11 @@ def test_files_that_overlap_are_joined_together_or_not_at_all(
     writer.land((7, 140, 0))
     writer.land((7, 150, 0))
     before = read(lake, 7)
-    monkeypatch.setattr(compaction, "_JOINED_BYTES", 3 * size)
+    monkeypatch.setattr(maintenance, "_JOINED_BYTES", 3 * size)
     assert join_closed_hours(lake, after_hour(0)) == Joined(2, 1)
     assert held(lake) == {"04T00": [(100, 100), (110, 130), (120, 120), (120, 120), (140, 150)]}
     assert join_closed_hours(lake, after_hour(0)) == Joined()
-    monkeypatch.setattr(compaction, "_JOINED_BYTES", 1 << 20)
+    monkeypatch.setattr(maintenance, "_JOINED_BYTES", 1 << 20)
     join_closed_hours(lake, after_hour(0))
     assert held(lake) == {"04T00": [(100, 150)]}
     assert read(lake, 7) == before
@@ -181,7 +181,7 @@ def test_what_stands_at_one_place_keeps_the_order_in_which_it_was_written(lake: 
 def test_files_that_are_large_enough_stay(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = writer_of(lake)
     large, small = rows_at((7, 100, 0), text="x" * 3_000), rows_at((7, 110, 0))
-    monkeypatch.setattr(compaction, "_JOINED_BYTES", 6_000)
+    monkeypatch.setattr(maintenance, "_JOINED_BYTES", 6_000)
     for place, rows in enumerate((large, small, large)):
         at = LSN(100 + 10 * place)
         rows = rows.set_column(1, "commit_lsn", pa.array([at], pa.int64()))
@@ -198,8 +198,8 @@ def test_a_run_ends_when_it_has_joined_so_much_and_the_next_goes_on(
             writer.land((7, 1_000 * (1 + hour) + lsn, 0), hour=hour)
     before = read(lake, 7)
     size = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))[0].value_bytes
-    monkeypatch.setattr(compaction, "_JOINED_BYTES", 3 * size)
-    a_file = compaction._LEAST_BYTES
+    monkeypatch.setattr(maintenance, "_JOINED_BYTES", 3 * size)
+    a_file = maintenance._LEAST_BYTES
     assert join_closed_hours(lake, after_hour(2), most_bytes=1) == Joined(3, 1)
     assert join_closed_hours(lake, after_hour(2), most_bytes=4 * a_file) == Joined(6, 2)
     assert list(held(lake).values()) == [
@@ -239,11 +239,11 @@ def before_its_commit(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
     """Have something else happen, once, right before the next commit."""
 
     def commit(*arguments: Any, **named: Any) -> bool:
-        monkeypatch.setattr(compaction, "replace_files", replace_files)
+        monkeypatch.setattr(maintenance, "replace_files", replace_files)
         what()
         return replace_files(*arguments, **named)
 
-    monkeypatch.setattr(compaction, "replace_files", commit)
+    monkeypatch.setattr(maintenance, "replace_files", commit)
 
 
 def test_a_receiver_may_commit_while_files_are_joined(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,13 +288,13 @@ def test_a_run_ends_when_another_has_changed_the_list(lake: str, monkeypatch: py
             writer.land((7, 1_000 * hour + lsn, 0), hour=hour)
 
     def commit(*arguments: Any, **named: Any) -> bool:
-        monkeypatch.setattr(compaction, "replace_files", replace_files)
+        monkeypatch.setattr(maintenance, "replace_files", replace_files)
         replaced = replace_files(*arguments, **named)
         join_closed_hours(lake, after_hour(1))
         arguments[0].update_incremental()
         return replaced and False
 
-    monkeypatch.setattr(compaction, "replace_files", commit)
+    monkeypatch.setattr(maintenance, "replace_files", commit)
     assert join_closed_hours(lake, after_hour(1)) == Joined(2, 1)
     assert held(lake) == {"04T00": [(100, 110)], "04T01": [(1_100, 1_110)]}
 
@@ -358,7 +358,7 @@ def test_a_storage_that_is_full_is_left_with_nothing_more(lake: str, monkeypatch
         for lsn in (100, 110, 120, 130):
             writer.land((7, 1_000 * (1 + hour) + lsn, 0), hour=hour)
     size = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))[0].value_bytes
-    monkeypatch.setattr(compaction, "_JOINED_BYTES", 2 * size + 2)
+    monkeypatch.setattr(maintenance, "_JOINED_BYTES", 2 * size + 2)
     real, written = parts.PartFolder.write, []
 
     def write(folder: parts.PartFolder, rows: pa.Table, hour: str | None = None) -> parts.Part:

@@ -1,4 +1,4 @@
-"""lake/applying/changelog_source.py: batches of whole commits, as work items; and commits that are gone."""
+"""lake/apply/changelog_source.py: batches of whole commits, as work items; and commits that are gone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import _commit_marker, mark
-from airflow_provider_pgrepl.replication.lake.applying.changelog_source import ChangelogReader
-from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.changelog_source import ChangelogReader
+from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, WorkItem
 from tests.support import wire_bytes as wire
 from tests.support.changelogs import Written, new_changelog
 

@@ -1,4 +1,4 @@
-"""choices.py, and what config.py says of choices: each slip of the pen is named, with its column."""
+"""settings/tables.py, and what settings/pipeline.py says of choices: each slip of the pen is named, with its column."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.choices import LakeType
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import LakeType
 from airflow_provider_pgrepl.replication.values import choice_problems
 from tests.support.changes import column, relation
 

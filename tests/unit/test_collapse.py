@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.merging.collapse import Collapsed, collapse
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge.collapse import Collapsed, collapse
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change
 

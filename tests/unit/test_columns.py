@@ -1,4 +1,4 @@
-"""wire/columns.py: the stamps of a row, and what is refused."""
+"""pgoutput/columns.py: the stamps of a row, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Splitter
+from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, Splitter
 from tests.support import wire_bytes as wire
 
 INSERT = wire.put_insert(7, ["1", None])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, _take
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import FileSize, files_to_compact
+from airflow_provider_pgrepl.replication.lake.files.compaction import FileSize, files_to_compact
 from tests.support.examples import examples
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication import compiled_folder
-from airflow_provider_pgrepl.replication.compiled_folder import FOLDER_VARIABLE, folder
+from airflow_provider_pgrepl.replication.runtime import compiled_folder
+from airflow_provider_pgrepl.replication.runtime.compiled_folder import FOLDER_VARIABLE, folder
 
 FIRST_START = """
 import logging
 import numpy as np
-from airflow_provider_pgrepl.replication import compiled
-from airflow_provider_pgrepl.replication.lake.merging import kernels
+from airflow_provider_pgrepl.replication.runtime import compiled_loops as compiled
+from airflow_provider_pgrepl.replication.lake.merge import kernels
 # Not all that there are: those of other modules are compiled likewise, and before any test by `make setup`.
-compiled._SHARES = (("lake.merging.kernels",),)
+compiled._SHARES = (("lake.merge.kernels",),)
 logging.basicConfig(level=logging.INFO)
 hashes = kernels.hash_texts(np.array([0, 1, 2]), np.frombuffer(b"ab", np.uint8), np.ones(2, bool))
 assert len(set(hashes.tolist())) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.rehearsal.engine import BASE_IMAGES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""config.py: the pipeline file, both ways, and every bad value named."""
+"""settings/pipeline.py: the pipeline file, both ways, and every bad value named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md"
 LEAST: dict[str, Any] = {"name": "shop", "lake": "/data/lake", "tables": ["public.orders"]}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.events.creek.consuming.consumer import Consumer
-from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptTable
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.creek.consumer import Consumer
+from airflow_provider_pgrepl.replication.creek.kept_table import KeptTable
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 NAMES = [TableName("public", name) for name in "abcdefgh"]
 

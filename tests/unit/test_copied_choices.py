@@ -1,10 +1,10 @@
-"""lake/applying/copied_choices.py: which choices hold for a table, its copy's or the pipeline file's."""
+"""settings/copied_choices.py: which choices hold for a table, its copy's or the pipeline file's."""
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, copied_choices
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.copied_choices import changed_choices, copied_choices
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 T = TableName("public", "t")
 

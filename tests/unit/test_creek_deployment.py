@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.creek.deployment import Deployment
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 GIVEN = {
     "PG_URI": "postgres://creek:s%40cret@db:5432/shop?sslmode=require&pool_max_conns=10",

@@ -14,27 +14,18 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, ValueRangeError
-from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType, TableChoices
-from airflow_provider_pgrepl.replication.events.creek.columns import (
-    CreekColumn,
-    avro_name,
-    avro_names,
-    creek_column,
-)
-from airflow_provider_pgrepl.replication.events.creek.encoding import long
-from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope, Unstamped, code_of
-from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
-    crc64,
-    fingerprint_text,
-    to_text,
-)
-from airflow_provider_pgrepl.replication.events.creek.messages import change_of, parsed_schema, row_of
-from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.avro.codec import long
+from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, creek_column
+from airflow_provider_pgrepl.replication.avro.fingerprint import crc64, fingerprint_text, to_text
+from airflow_provider_pgrepl.replication.creek.messages import change_of, parsed_schema, row_of
+from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
 from tests.support.histories import Known
 
 OTHER, WIDE = TableName("public", "other"), TableName("public", "ty")

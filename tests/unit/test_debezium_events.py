@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.events.debezium import encoding
-from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import messages_of
-from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.formats import debezium_types
+from airflow_provider_pgrepl.replication.events.formats.debezium import DebeziumFormat
+from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
-from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.values.family import Unholdable
+from airflow_provider_pgrepl.replication.events.targets.kafka_messages import messages_of
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values.parser import Unholdable
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 
@@ -102,17 +102,17 @@ def test_messages_of_a_key_that_changes_name_each_others_key(schemas: bool):
 @pytest.mark.parametrize(
     ("encode", "text", "expected"),
     [
-        (encoding.zoned_moments(-1), "12024-01-01 00:00:00+00", '"+12024-01-01T00:00:00.000000Z"'),
-        (encoding.zoned_moments(0), "0001-01-01 00:00:00+00 BC", '"0000-01-01T00:00:00Z"'),
-        (encoding.zoned_moments(6), "0044-03-15 00:00:00.5+00 BC", '"-0043-03-15T00:00:00.500000Z"'),
-        (encoding.zoned_times, "24:00:00+00", '"00:00:00Z"'),
-        (encoding.zoned_times, "12:00:00+05:30:15", '"06:29:45Z"'),
-        (encoding.intervals, "00:00:00", "0"),
-        (encoding.intervals, "-00:00:01", "-1000000"),
-        (encoding.decimals(2), "-1.28", '"gA=="'),
-        (encoding.decimals(2), "1.28", '"AIA="'),
-        (encoding.free_decimals, "100", '{"scale":0,"value":"ZA=="}'),
-        (encoding.money, "-$1,234.50", '"/h3G"'),
+        (debezium_types.zoned_moments(-1), "12024-01-01 00:00:00+00", '"+12024-01-01T00:00:00.000000Z"'),
+        (debezium_types.zoned_moments(0), "0001-01-01 00:00:00+00 BC", '"0000-01-01T00:00:00Z"'),
+        (debezium_types.zoned_moments(6), "0044-03-15 00:00:00.5+00 BC", '"-0043-03-15T00:00:00.500000Z"'),
+        (debezium_types.zoned_times, "24:00:00+00", '"00:00:00Z"'),
+        (debezium_types.zoned_times, "12:00:00+05:30:15", '"06:29:45Z"'),
+        (debezium_types.intervals, "00:00:00", "0"),
+        (debezium_types.intervals, "-00:00:01", "-1000000"),
+        (debezium_types.decimals(2), "-1.28", '"gA=="'),
+        (debezium_types.decimals(2), "1.28", '"AIA="'),
+        (debezium_types.free_decimals, "100", '{"scale":0,"value":"ZA=="}'),
+        (debezium_types.money, "-$1,234.50", '"/h3G"'),
     ],
 )
 def test_values_are_written_as_java_does(encode, text, expected):
@@ -120,29 +120,32 @@ def test_values_are_written_as_java_does(encode, text, expected):
 
 
 def test_a_point_that_is_nowhere_is_json():
-    (written,) = encoding.points(pa.array(["(NaN,-Infinity)"], pa.large_string())).to_pylist()
+    (written,) = debezium_types.points(pa.array(["(NaN,-Infinity)"], pa.large_string())).to_pylist()
     found = json.loads(written, parse_constant=pytest.fail)
     assert (found["x"], found["y"]) == ("NaN", "-Infinity")
 
 
 @examples(100)
-@given(st.lists(st.none() | st.integers(encoding._FIRST, encoding._LAST), max_size=20), st.integers(-1, 6))
+@given(
+    st.lists(st.none() | st.integers(debezium_types._FIRST, debezium_types._LAST), max_size=20),
+    st.integers(-1, 6),
+)
 def test_moments_together_are_written_as_each_alone(counts: list[int | None], precision: int):
     step = 10 ** (6 - precision) if precision >= 0 else 1
     whole = [None if count is None else count // step * step for count in counts]
-    kept = [None if count is None or count < encoding._FIRST else count for count in whole]
-    alone = [None if one is None else f'"{encoding._zoned(one, precision)}"' for one in kept]
-    assert encoding._near_moments(pa.array(kept, pa.int64()), precision).to_pylist() == alone
+    kept = [None if count is None or count < debezium_types._FIRST else count for count in whole]
+    alone = [None if one is None else f'"{debezium_types._zoned(one, precision)}"' for one in kept]
+    assert debezium_types._near_moments(pa.array(kept, pa.int64()), precision).to_pylist() == alone
 
 
 @pytest.mark.parametrize(
     ("encode", "text"),
     [
-        (encoding.intervals, "@ 1 day"),
-        (encoding.zoned_times, "12:00"),
-        (encoding.points, "1,2"),
-        (encoding.decimals(2), "NaN"),
-        (encoding.free_decimals, "Infinity"),
+        (debezium_types.intervals, "@ 1 day"),
+        (debezium_types.zoned_times, "12:00"),
+        (debezium_types.points, "1,2"),
+        (debezium_types.decimals(2), "NaN"),
+        (debezium_types.free_decimals, "Infinity"),
     ],
 )
 def test_what_cannot_be_written_is_an_error(encode, text):

@@ -12,18 +12,18 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError, OvertakenError
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     bounded_columns,
     commit_nothing,
     commit_properties,
     narrow_bounds,
 )
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.statistics import MOST_COLUMNS, has_safe_bounds
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 APP = app_id("p", Epoch(1))
 SCHEMA = pa.schema([("id", pa.int64()), ("d", pa.date32()), ("t", pa.string())])

@@ -23,11 +23,11 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     CommitRecord,
     EpochRecord,
 )
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake import points
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.lake import consistent_points
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.state.table_state import TableState, may_follow
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, typed_column
 from airflow_provider_pgrepl.replication.values.registry import _BUILT_IN as FAMILIES
@@ -177,7 +177,11 @@ def test_what_may_follow_a_state_is_listed():
 
 @pytest.mark.parametrize(
     ("heading", "schema"),
-    [("Changelog", TABLE_SCHEMA), ("Consistent points", points.SCHEMA), ("Relations", relation_index.SCHEMA)],
+    [
+        ("Changelog", TABLE_SCHEMA),
+        ("Consistent points", consistent_points.SCHEMA),
+        ("Relations", relation_index.SCHEMA),
+    ],
 )
 def test_the_columns_of_our_own_lake_tables_are_listed(heading, schema):
     page = REFERENCE / "lake-layout.md"

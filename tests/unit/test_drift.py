@@ -8,13 +8,18 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.drift.table_drift import NO_IDENTITY
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType, PublicationStanding, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import (
+    Column,
+    PgType,
+    PublicationStanding,
+    Relation,
+)
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 RECORDED = Relation(
     oid=7,

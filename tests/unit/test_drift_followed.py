@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Partition, PgType, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
+from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 ID = Column("id", 1, 23, -1, "integer", is_key=True, not_null=True, xmin=10)

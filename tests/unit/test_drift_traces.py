@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 CHOICES = Pipeline(name="p", lake="/lake", tables=("public.*",)).choices(TableName("public", "goods"))
 BEFORE = Relation(

@@ -1,4 +1,4 @@
-"""lake/dropping.py: what is dropped is the pipeline's, whatever is in the place of its tables."""
+"""lake/drop.py: what is dropped is the pipeline's, whatever is in the place of its tables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_files, commit_properties
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_files, commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.dropping import (
-    check_droppable,
-    drop_lake_tables,
-    files_of_others,
-)
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, files_of_others
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import delete_files
 from tests.unit.test_table_ownership import (
     NOT_OURS,
@@ -135,7 +131,7 @@ def test_drop_that_was_interrupted_anywhere_can_be_repeated(
     as_replicated(table)
     DeltaTable(table).create_checkpoint()
     as_replicated(table)
-    place = "airflow_provider_pgrepl.replication.lake.dropping.delete_files"
+    place = "airflow_provider_pgrepl.replication.lake.drop.delete_files"
 
     def one_by_one(filesystem: fs.FileSystem, paths: list[str]) -> None:
         for path in paths:

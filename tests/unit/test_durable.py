@@ -18,16 +18,17 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.announced import relation
 from tests.support.changelogs import Written, epoch_record, new_changelog

@@ -11,8 +11,8 @@ import pytest
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, Retry, Scope
-from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.runtime import process_io
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 CLASSES = sorted(
@@ -104,6 +104,6 @@ def test_lines_of_an_error_stay_and_those_of_a_name_do_not():
 
 def test_what_is_logged_shows_none_either():
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "copied %s", ("\x1b]0;title\x07",), None)
-    for name in ("", log_lines.JSON):
-        assert log_lines.formatter(name).format(record).isprintable()
-    assert log_lines.parse("24/01/01 00:00:00 WARN \x1b[2Jgone").text == "\\x1b[2Jgone"
+    for name in ("", process_io.JSON):
+        assert process_io.formatter(name).format(record).isprintable()
+    assert process_io.parse("24/01/01 00:00:00 WARN \x1b[2Jgone").text == "\\x1b[2Jgone"

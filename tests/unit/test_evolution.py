@@ -1,4 +1,4 @@
-"""lake/evolving/translation.py: changes and lake rows from one relation of a table into the next."""
+"""lake/schema_evolution/translation.py: changes and lake rows from one relation of a table into the next."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
-from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
-from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, translated
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.lake.schema_evolution.evolution import Evolution
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
+from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved, translated
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import table_of
 from tests.support.model import Change

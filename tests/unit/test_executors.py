@@ -1,4 +1,4 @@
-"""lake/executors.py without a cluster: what is asked, and how differences are told."""
+"""spark/executors.py without a cluster: what is asked, and how differences are told."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.errors import LakeError, Retry, SourceConnectionError, ToolError
-from airflow_provider_pgrepl.replication.lake import executors
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
+from airflow_provider_pgrepl.replication.spark import executors
+from airflow_provider_pgrepl.replication.spark.failures import spark_error
 from airflow_provider_pgrepl.replication.storage.shared_place import SharedPlace
 
 WANTED = {"ours": "1.0", "pyarrow": "26.0.1", "numba": ""}

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError
-from airflow_provider_pgrepl.replication.lake.applying.table_work import bring_forward
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import bring_forward
 from airflow_provider_pgrepl.replication.lake.delta import live_files as followed
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
-from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
+from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import work_of
 from tests.support.foreign_settings import Settings, clean_log, set_by_another

@@ -1,4 +1,4 @@
-"""lake/vectors/file_rows.py: the rows of files that are written again are those that no vector marks."""
+"""lake/files/row_search.py: the rows of files that are written again are those that no vector marks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from pyroaring import BitMap64
 
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.vectors import file_rows
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.files import row_search
+from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 APP = "p:1"
 
@@ -30,7 +30,7 @@ def mark(uri: str, rows: list[int], lsn: int) -> DeltaTable:
 def test_rows_at_the_ends_of_batches_stay_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_rows: int
 ) -> None:
-    monkeypatch.setattr(file_rows, "_BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(row_search, "_BATCH_ROWS", batch_rows)
     uri = str(tmp_path / "t")
     write_deltalake(
         uri,

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch, cr
 from airflow_provider_pgrepl.replication.events import followed_changelog
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import commit_path, open_storage
 from tests.support.changelogs import Written, epoch_record
 

@@ -1,4 +1,4 @@
-"""app/creek/followed_tables.py: tables join together, else one by one, and leave when others stay."""
+"""creek/followed_tables.py: tables join together, else one by one, and leave when others stay."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.creek import followed_tables
-from airflow_provider_pgrepl.replication.app.creek.followed_tables import FollowedTables
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.creek import followed_tables
+from airflow_provider_pgrepl.replication.creek.followed_tables import FollowedTables
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 A, B, BAD = (TableName("public", name) for name in ("a", "b", "bad"))
 

@@ -11,8 +11,8 @@ from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog, mark
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import RENEW_S, KeepaliveRule
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import RENEW_S, KeepaliveRule
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changelogs import epoch_record
 
 

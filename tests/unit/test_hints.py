@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.__main__ import _parser
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.shipped import split
+from airflow_provider_pgrepl.cli.applications import split
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.support.hint_texts import PACKAGE, VALUE, texts_of_code, texts_of_reference
 
 TEXTS = (*texts_of_code(), *texts_of_reference())
@@ -59,7 +59,7 @@ COMMANDS = dict(commands())
 
 def test_command_lines_are_found_in_code_and_reference() -> None:
     files = {where.partition(":")[0] for where in COMMANDS}
-    assert {"hints.py", "replication/receiving/receiver.py", "docs/reference/errors.md"} <= files
+    assert {"hints.py", "replication/receiver/receiver.py", "docs/reference/errors.md"} <= files
     assert ["skip", "FILE.json", "--lsn", "0/1"] in COMMANDS.values()
 
 

@@ -11,9 +11,6 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeTableError, TruncatedError
-from airflow_provider_pgrepl.replication.choices import TableChoices, TablePolicy
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.range import write_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
@@ -26,10 +23,13 @@ from airflow_provider_pgrepl.replication.lake.history.place import (
 )
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import check_not_hidden, prepare_history
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.snapshot.range import write_files
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices, TablePolicy
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change

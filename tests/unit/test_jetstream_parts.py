@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.events.creek.encoding import decimals
-from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload, unframed
-from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.events.publishing.creek_metrics import CreekMetrics
-from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
-from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
-from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.avro.codec import decimals
+from airflow_provider_pgrepl.replication.creek.framing import framed, largest_payload, unframed
+from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
+from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.stamps import RESERVE, Stamps, above_all
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
+from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import JetStreamReasons
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 
 SERVER = "nats://me:canary@here:4222"
 

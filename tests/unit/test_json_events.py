@@ -1,4 +1,4 @@
-"""events/publishing/json_events.py: a body that is made from columns is what to_json makes of the change."""
+"""events/formats/json.py: a body that is made from columns is what to_json makes of the change."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, ValueRangeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import ColumnChoice, TableChoices
-from airflow_provider_pgrepl.replication.events.json_columns import json_texts
-from airflow_provider_pgrepl.replication.events.json_format import json_value, on_one_line
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents
+from airflow_provider_pgrepl.replication.events.formats.json_format import json_value, on_one_line
+from airflow_provider_pgrepl.replication.events.formats.json_text import json_texts
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.values.writing import DAY_US
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices
+from airflow_provider_pgrepl.replication.values.text_output import DAY_US
 from tests.support.examples import examples
 from tests.support.histories import FIRST_DAY, JSONB, LAST_DAY, TEXT, TYPES, Known, Table, histories
 

@@ -1,4 +1,4 @@
-"""events/publishing/kafka_reasons.py, routes.py: what is refused for good, and what is tried again."""
+"""events/targets/kafka_reasons.py, routes.py: what is refused for good, and what is tried again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from airflow_provider_pgrepl.errors import Retry
-from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import table_key
-from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import KafkaReasons, reason_of_topic
-from airflow_provider_pgrepl.replication.events.publishing.routes import topic_of
+from airflow_provider_pgrepl.replication.events.targets.kafka_messages import table_key
+from airflow_provider_pgrepl.replication.events.targets.kafka_reasons import KafkaReasons, reason_of_topic
+from airflow_provider_pgrepl.replication.events.targets.routing import topic_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.storage.store_probe import check_directory
+from airflow_provider_pgrepl.replication.storage.probe import check_directory
 
 
 def test_directory_that_can_be_made_is_not_made(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""lake_location.py: one place, as Delta, Arrow and Hadoop name it."""
+"""settings/lake.py: one place, as Delta, Arrow and Hadoop name it."""
 
 from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake_location import (
+from airflow_provider_pgrepl.replication.settings.lake import (
     Place,
     canonical,
     fault_of_uri,

@@ -13,18 +13,18 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import FencedError, LakeChangedError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     commit_nothing,
     commit_properties,
     fenced,
 )
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 PLAIN = pa.schema([("id", pa.int64())])
 WITH_TIMESTAMP = pa.schema([("id", pa.string()), ("at", pa.timestamp("us"))])

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from duckdb_extensions import import_extension
 
-from airflow_provider_pgrepl.replication.storage import query_delta
+from airflow_provider_pgrepl.replication.delta.table import query_delta
 from tests.support.marked_table import FILES, MarkedTable, Row
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.library_versions import FLOORS, check_libraries, check_once
-from airflow_provider_pgrepl.replication.storage import open_delta
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.runtime.host import FLOORS, check_libraries, check_once
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from airflow_provider_pgrepl.replication.log_lines import JSON, LogLine, formatter, is_error, level, parse
+from airflow_provider_pgrepl.replication.runtime.process_io import (
+    JSON,
+    LogLine,
+    formatter,
+    is_error,
+    level,
+    parse,
+)
 
 
 def written(form: str, *, fail: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""lsn.py: a byte offset that reads and writes as PostgreSQL shows it."""
+"""postgres/lsn.py: a byte offset that reads and writes as PostgreSQL shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.examples import examples
 
 

@@ -1,4 +1,4 @@
-"""lake/maintenance.py and lake/delta/table_files.py on real Delta tables."""
+"""lake/maintenance.py and lake/delta/vacuum.py on real Delta tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 NOTHING = timedelta(0)
 DAY = timedelta(days=1)

@@ -13,15 +13,15 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
-from airflow_provider_pgrepl.replication.lake.delta import fenced_commits, log_entry
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
+from airflow_provider_pgrepl.replication.lake.delta import commit, fenced_commit
 from airflow_provider_pgrepl.replication.lake.delta import live_files as log
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declaration
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 
 APP = "p:1"
@@ -67,7 +67,7 @@ def mark(table: DeltaTable, gone: list[int], comes: pa.Table, lsn: int = 6) -> N
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[str], Any]) -> None:
     """Done by somebody right behind our next commit."""
-    put, done = getattr(log_entry, "put_version"), list[bool]()  # noqa: B009 - it is not its to export
+    put, done = getattr(commit, "put_version"), list[bool]()  # noqa: B009 - it is not its to export
 
     def put_and_lose(uri: str, *commit: Any) -> bool:
         is_ours = put(uri, *commit)
@@ -76,7 +76,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[str], Any]) -> No
             what(uri)
         return is_ours
 
-    monkeypatch.setattr(log_entry, "put_version", put_and_lose)
+    monkeypatch.setattr(commit, "put_version", put_and_lose)
 
 
 def optimize(uri: str) -> None:
@@ -92,7 +92,7 @@ def test_an_optimize_behind_the_commit_of_bounds_makes_no_row_twice(uri, monkeyp
 def test_an_optimize_behind_the_commit_of_bounds_keeps_compaction_from_its_files(uri, monkeypatch):
     mark(DeltaTable(uri), [3], rows_of(3, day=FAR))
     # As a table of before it was said which columns have bounds.
-    fenced_commits._declare_bounds(DeltaTable(uri), APP, ["id", "d"])
+    fenced_commit._declare_bounds(DeltaTable(uri), APP, ["id", "d"])
     meanwhile(monkeypatch, lambda uri: DeltaTable(uri).optimize.compact())
     compact(DeltaTable(uri), APP, at_least=2, gone_share=0.0)
     assert ids(uri) == list(range(300))
@@ -155,7 +155,7 @@ def test_app_versions_are_those_of_the_version_at_which_the_handle_stands(uri):
 
 
 def test_a_checkpoint_that_fails_is_no_other_writer(uri, monkeypatch, caplog):
-    monkeypatch.setattr(log_entry, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(commit, "CHECKPOINT_EVERY", 1)
 
     def fail(_: DeltaTable) -> None:
         raise OSError("no space left")

@@ -20,15 +20,15 @@ from airflow_provider_pgrepl.errors import (
     TruncatedError,
     ValueRangeError,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.merging import slice_commit
-from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import quote_identifier
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge import slice_commit
+from airflow_provider_pgrepl.replication.lake.merge.merge import Applied, apply_changes, slices
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change, Row

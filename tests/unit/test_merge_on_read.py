@@ -18,21 +18,21 @@ from duckdb_extensions import import_extension
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.delta.log import put_commit
+from airflow_provider_pgrepl.replication.lake.delta.commit import commit_actions
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import narrow_bounds
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import narrow_bounds
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, live_files
-from airflow_provider_pgrepl.replication.lake.delta.log_entry import commit_actions
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lake.vectors import marking
-from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustered
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, withdraw_vectors
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import put_commit
+from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
+from airflow_provider_pgrepl.replication.lake.files import merge_on_read
+from airflow_provider_pgrepl.replication.lake.files.clustering import clustered
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact, withdraw_vectors
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change
@@ -183,7 +183,7 @@ def test_a_commit_by_somebody_else_is_seen_and_the_places_are_looked_up_again(
             DeltaTable(lake.uri).optimize.compact()
         real(*arguments)
 
-    monkeypatch.setattr(marking, "commit_actions", commit_late)
+    monkeypatch.setattr(merge_on_read, "commit_actions", commit_late)
     lake.update(1, 2, 3, value="newest")
     assert by_datafusion(lake.uri) == lake.expected
     assert by_duckdb(lake.uri) == lake.expected

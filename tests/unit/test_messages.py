@@ -1,11 +1,11 @@
-"""wire/logical_messages.py: Relation, Truncate and Message as PostgreSQL sends them."""
+"""pgoutput/messages.py: Relation, Truncate and Message as PostgreSQL sends them."""
 
 from __future__ import annotations
 
 import pytest
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.wire.logical_messages import (
+from airflow_provider_pgrepl.replication.pgoutput.messages import (
     LogicalMessage,
     RelationMessage,
     TruncateMessage,

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
+from airflow_provider_pgrepl.replication.lake.merge.keyless import NetRows, net_rows
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change, Row
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 AMID = EventPosition(Epoch(1), LSN(500), 3)
 AFTER = EventPosition.after_transaction(Epoch(1), LSN(500))

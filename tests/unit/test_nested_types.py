@@ -12,14 +12,14 @@ import pytest
 from deltalake import QueryBuilder
 
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 from tests.support.changes import table_of
 from tests.support.model import Change

@@ -16,9 +16,8 @@ from airflow_provider_pgrepl.errors import (
     OvertakenError,
     Scope,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta import snapshot_commit
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     commit_nothing,
     commit_properties,
     fenced,
@@ -26,8 +25,9 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, relation, table_of
 from tests.support.foreign_settings import Settings, commit_by_another, set_by_another

@@ -1,4 +1,4 @@
-"""lake/delta/fenced_commits.py: a handle that has taken in another writer's commit is not used again."""
+"""lake/delta/fenced_commit.py: a handle that has taken in another writer's commit is not used again."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     commit_nothing,
     commit_properties,
     fenced,
 )
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 APP = app_id("p", Epoch(1))
 IDS = pa.schema([("id", pa.int64())])

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
+from airflow_provider_pgrepl.replication.app.epoch import known_tables
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
 from airflow_provider_pgrepl.replication.app.process import exit_code
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
@@ -28,17 +28,18 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherLog,
     PublisherRecord,
     publisher_uri,
 )
 from airflow_provider_pgrepl.replication.lake import point_files
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points, points_uri
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 
 RECORD = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))

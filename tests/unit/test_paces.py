@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying import merge_job
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, make_shares, run_share
-from airflow_provider_pgrepl.replication.lake.applying.merge_lanes import MergeLanes
-from airflow_provider_pgrepl.replication.lake.applying.pace import FREE_BYTES_PER_S, Cadence, TablePace
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply import merge_task
+from airflow_provider_pgrepl.replication.lake.apply.merge_lanes import MergeLanes
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, make_shares, run_share
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import FREE_BYTES_PER_S, Cadence, TablePace
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changes import work_of
 
 CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10, points_bytes=2)
@@ -218,8 +218,8 @@ def test_shares_are_even_and_keep_the_order():
 
 
 def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
-    monkeypatch.setattr(merge_job, "SHARE_S", -1.0)
-    monkeypatch.setattr(merge_job, "bring_forward", lambda work, *_: TableResult(work.relation.oid))
+    monkeypatch.setattr(merge_task, "SHARE_S", -1.0)
+    monkeypatch.setattr(merge_task, "bring_forward", lambda work, *_: TableResult(work.relation.oid))
     lanes = MergeLanes(2)
     for oid in (1, 2, 3, 4):
         lanes.add(job(oid))
@@ -230,7 +230,7 @@ def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
     assert begun(lanes, {}) == [[first[1].oid]]
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 3), (merge_job._SMALL_BYTES, 1)])
+@pytest.mark.parametrize(("size", "most"), [(1, 3), (merge_task._SMALL_BYTES, 1)])
 def test_small_merges_of_a_share_wait_for_a_store_beside_each_other(monkeypatch, size, most):
     """Large ones take their memory one after the other: in one thread."""
     beside, threads = threading.Barrier(most), set()
@@ -240,7 +240,7 @@ def test_small_merges_of_a_share_wait_for_a_store_beside_each_other(monkeypatch,
         beside.wait(120)
         return TableResult(work.relation.oid)
 
-    monkeypatch.setattr(merge_job, "bring_forward", bring)
+    monkeypatch.setattr(merge_task, "bring_forward", bring)
     share = [
         replace(job(oid), bytes=size, work=replace(work_of(oid), lake_root="s3://bucket/lake"))
         for oid in (1, 2, 3)

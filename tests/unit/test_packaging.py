@@ -18,14 +18,14 @@ DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
 # Spark calls these: its streaming source, and the applications that it runs.
 CALLED_BY_SPARK = (
-    "lake.applying.changelog_source",
-    "lake.applying.merge_job",
-    "lake.applying.applier",
-    "lake.applying.merge_rounds",
-    "lake.applying.share_runner",
-    "lake.spark_failures",
-    "lake.copying.range_copies",
-    "lake.copying.snapshot_copy",
+    "lake.apply.applier",
+    "lake.apply.changelog_source",
+    "lake.apply.merge_task",
+    "lake.apply.scheduler",
+    "lake.apply.share_runner",
+    "lake.snapshot.range_copy",
+    "lake.snapshot.snapshot_copy",
+    "spark.failures",
     "app.",
 )
 
@@ -34,7 +34,7 @@ PROGRAMS = (
     "airflow_provider_pgrepl.replication.app.replicate",
     "airflow_provider_pgrepl.replication.app.snapshot",
     "airflow_provider_pgrepl.replication.app.try_events",
-    "airflow_provider_pgrepl.replication.app.creek.service",
+    "airflow_provider_pgrepl.replication.creek.service",
 )
 CLIENTS = ("pyspark", "py4j", "delta", "nats", "pika", "confluent_kafka", "fastavro", "prometheus_client")
 
@@ -162,7 +162,7 @@ def test_a_program_imports_without_spark_and_the_client_of_any_broker(program: s
 
 
 def test_the_guard_of_programs_would_see_a_client() -> None:
-    needs_nats = "airflow_provider_pgrepl.replication.events.publishing.jetstream_link"
+    needs_nats = "airflow_provider_pgrepl.replication.events.targets.nats"
     assert "import of nats halted" in import_without(CLIENTS, needs_nats).stderr
 
 

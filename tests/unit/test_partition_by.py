@@ -9,18 +9,13 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, copied_choices
-from airflow_provider_pgrepl.replication.partition_by import PartitionBy
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.values import (
-    PARTITION,
-    choice_problems,
-    lake_schema,
-    partitioning,
-)
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.copied_choices import changed_choices, copied_choices
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION, PartitionBy
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema, partitioning
 from tests.support.changes import column, relation
 
 OF = relation(

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.delta import partitioned_files
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitioned_files import PartitionedFiles
-from airflow_provider_pgrepl.replication.values import PARTITION
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 
 SCHEMA = pa.schema([("n", pa.int64()), (PARTITION, pa.string())])
 

@@ -15,21 +15,22 @@ from duckdb_extensions import import_extension
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.range import write_files
-from airflow_provider_pgrepl.replication.lake.delta import fenced_commits
+from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
-from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
-from airflow_provider_pgrepl.replication.lake.merging import slice_commit
-from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, withdraw_vectors
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import PARTITION, lake_schema
+from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact, withdraw_vectors
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.merge import slice_commit
+from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.schema_evolution.evolution import Evolution
+from airflow_provider_pgrepl.replication.lake.snapshot.range import write_files
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change
 from tests.support.partitioned import check_partitions, files_by_partition
@@ -346,7 +347,7 @@ def test_how_a_table_is_partitioned_is_not_changed_where_its_protocol_is_beyond_
     lake = Lake(tmp_path, "rewrite")
     plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",)).choices(OF.table)
     snapshot(lake, [(1, "a", "x")], plain, 10)
-    monkeypatch.setattr(fenced_commits, "can_commit", lambda table: False)
+    monkeypatch.setattr(fenced_commit, "can_commit", lambda table: False)
     with pytest.raises(LakeTableError, match="how it is partitioned cannot be changed"):
         snapshot(lake, [(1, "a", "x")], lake.choices, 20)
     assert open_table(lake.uri).metadata().partition_columns == []

@@ -6,16 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
-from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable
-from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
-from airflow_provider_pgrepl.replication.lake.applying.point_writer import PointWriter
-from airflow_provider_pgrepl.replication.lake.applying.table_schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.apply.batch_ends import BatchEnd
+from airflow_provider_pgrepl.replication.lake.apply.caught_up_tables import CaughtUpTable
+from airflow_provider_pgrepl.replication.lake.apply.point_writer import PointWriter
+from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, TableSchedule
+from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 SNAPSHOT = LSN(5)

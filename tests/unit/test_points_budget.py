@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.maintenance import HOLD, Maintenance
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lake.points_budget import left_for_points, within_budget
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 NOW = datetime(2026, 1, 2, 12, 0, 30, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

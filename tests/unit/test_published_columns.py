@@ -1,4 +1,4 @@
-"""events/published_columns.py: what a rule hides is in no event, whatever column and table are called."""
+"""events/columns.py: what a rule hides is in no event, whatever column and table are called."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, TargetError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType, TableChoices
-from airflow_provider_pgrepl.replication.column_rules import ColumnRules
-from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
-from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
-from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
+from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
-from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation
-from airflow_provider_pgrepl.replication.row_filter import RowFilter
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
+from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules
+from airflow_provider_pgrepl.replication.settings.row_filter import RowFilter
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherLog,
     PublisherRecord,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import RabbitMQLink
-from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
-from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.events.publish.stopped_table import StoppedTable
+from airflow_provider_pgrepl.replication.events.targets.base import Refusal, Sending
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.examples import examples
 
 BASE = {"name": "shop", "lake": "/lake", "tables": ["public.*"]}

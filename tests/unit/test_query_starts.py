@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import SparkError
 from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 TOO_LATE = "[STREAM_FAILED] terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
 

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     UnsendableError,
 )
-from airflow_provider_pgrepl.replication.receiving.receiver import _outranks
+from airflow_provider_pgrepl.replication.receiver.receiver import _outranks
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 
 LOST, UNSENDABLE = SourceConnectionError("lost"), UnsendableError("no", "hint")

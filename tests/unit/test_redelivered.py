@@ -1,4 +1,4 @@
-"""receiving/redelivered.py: what was sent before is dropped, and a source that was set back is noticed."""
+"""receiver/redelivery.py: what was sent before is dropped, and a source that was set back is noticed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
-from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
-from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
-from airflow_provider_pgrepl.replication.wire.columns import Splitter
+from airflow_provider_pgrepl.replication.pgoutput.columns import Splitter
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiver.changelog_rows import VersionTagger
+from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up
 

@@ -1,4 +1,4 @@
-"""relation.py: names as people, SQL and the lake write them; a relation's text and version."""
+"""postgres/relation.py: names as people, SQL and the lake write them; a relation's text and version."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from tests.support.examples import examples
 
 NAMES = st.text(st.sampled_from('aZ0_ ."%/*ü漢-\\+U&\n\r\t\x1b\x7f\u202e\U000e0001'), min_size=1, max_size=8)

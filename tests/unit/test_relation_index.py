@@ -13,10 +13,10 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 
 
 def announced(name: str) -> RelationRecord:

@@ -12,11 +12,11 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.receiving.relation_tracker import RelationTracker
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.ddl_capture.seal import seal_of
-from airflow_provider_pgrepl.replication.wire.logical_messages import DDL_PREFIX, LogicalMessage
+from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, LogicalMessage
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.receiver.relation_tracker import RelationTracker
+from airflow_provider_pgrepl.replication.source.event_trigger.seal import seal_of
 from tests.support.announced import relation
 
 KEY = b"k" * 32

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.app.requested_tables import file_differences, left_out
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.app.tables import file_differences, left_out
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.retention import Dropped, drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.files.row_equality import row_codes
 
 ODD_NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000123))[0]
 STRUCT = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))])

@@ -1,4 +1,4 @@
-"""lake/session.py without a JVM."""
+"""spark/session.py without a JVM."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.session import check_java
-from airflow_provider_pgrepl.replication.lake.session_settings import session_settings, with_spare_slot
-from airflow_provider_pgrepl.replication.lake.spark_jars import (
+from airflow_provider_pgrepl.replication.spark.connectors import (
     CONNECTORS,
     DELTA_ARTIFACTS,
     JARS_VARIABLE,
     Connector,
     delta_jars,
 )
+from airflow_provider_pgrepl.replication.spark.session import check_java
+from airflow_provider_pgrepl.replication.spark.session_settings import session_settings, with_spare_slot
 
 
 @pytest.fixture

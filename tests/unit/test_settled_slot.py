@@ -1,12 +1,12 @@
-"""source/slot/permanent.py: from where a new slot must decode."""
+"""source/permanent.py: from where a new slot must decode."""
 
 from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.slot.permanent import _is_settled
-from airflow_provider_pgrepl.replication.source.slot.record import Slot
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.source.permanent import _is_settled
+from airflow_provider_pgrepl.replication.source.slot import Slot
 
 
 @pytest.mark.parametrize(

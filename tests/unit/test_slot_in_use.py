@@ -1,4 +1,4 @@
-"""source/slot/slot_in_use.py: how often the slot is used, and its end."""
+"""source/slot_in_use.py: how often the slot is used, and its end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.slot import slot_in_use
-from airflow_provider_pgrepl.replication.source.slot.record import Slot
-from airflow_provider_pgrepl.replication.source.slot.slot_in_use import SlotInUse
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.source import slot_in_use
+from airflow_provider_pgrepl.replication.source.slot import Slot
+from airflow_provider_pgrepl.replication.source.slot_in_use import SlotInUse
 
 DAY_S = 86400.0
 SLOT = Slot("s", "pgoutput", "d", False, None, LSN(16), LSN(8), "reserved", None)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.applications import SMALL_JVM, small_jvm
-from airflow_provider_pgrepl.replication.lake.session_settings import session_settings
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM, small_jvm
+from airflow_provider_pgrepl.replication.spark.session_settings import session_settings
 
 NAME = "SPARK_SUBMIT_OPTS"
 

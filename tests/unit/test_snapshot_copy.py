@@ -13,9 +13,9 @@ from airflow_provider_pgrepl.errors import (
     TableError,
     TableSnapshotError,
 )
-from airflow_provider_pgrepl.replication.lake.copying import table_queue
-from airflow_provider_pgrepl.replication.lake.copying.table_queue import copy_tables
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.snapshot import table_queue
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import copy_tables
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 TABLES = [TableName("public", f"t{number}") for number in range(9)]
 LIMIT_S = 120

@@ -1,4 +1,4 @@
-"""lake/copying/snapshot_copy.py: the position at which a snapshot's rows are."""
+"""lake/snapshot/snapshot_copy.py: the position at which a snapshot's rows are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changelogs import epoch_record
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

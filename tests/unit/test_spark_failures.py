@@ -1,4 +1,4 @@
-"""lake/spark_failures.py: the words in which Spark fails, as this package's errors; no Spark runs."""
+"""spark/failures.py: the words in which Spark fails, as this package's errors; no Spark runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from airflow_provider_pgrepl.errors import (
     SparkError,
     ToolError,
 )
-from airflow_provider_pgrepl.replication.lake.copying.range_copies import RangeCopies
-from airflow_provider_pgrepl.replication.lake.session_settings import DAEMON_MODULE
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error, spark_errors
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies
+from airflow_provider_pgrepl.replication.spark.failures import spark_error, spark_errors
+from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
 
 NO_WORKER = (
     "org.apache.spark.SparkException: Job aborted due to stage failure\n"

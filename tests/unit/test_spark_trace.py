@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error, text_of, trace_in_words
+from airflow_provider_pgrepl.replication.spark.failures import spark_error, text_of, trace_in_words
 from tests.support.canary import CANARY, UnexpectedError, logged, raise_unexpected
 
 # ruff: noqa: E501 - lines as Spark writes them

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 
 APP = app_id("p", Epoch(1))
 NAN = float("nan")

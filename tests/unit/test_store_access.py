@@ -1,4 +1,4 @@
-"""store_variables.py: how a store is reached, from a driver's environment to Spark's tasks."""
+"""settings/store_variables.py: how a store is reached, from a driver's environment to Spark's tasks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ import pytest
 from pyarrow import fs
 from pyspark import cloudpickle  # type: ignore[attr-defined]
 
-from airflow_provider_pgrepl.replication import store_variables as variables
-from airflow_provider_pgrepl.replication.lake_location import Place
-from airflow_provider_pgrepl.replication.storage import open_delta
-from airflow_provider_pgrepl.replication.storage.object_store import (
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.settings import store_variables as variables
+from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.store_variables import (
+    reaching_store,
+    store_variables,
+    use_store,
+)
+from airflow_provider_pgrepl.replication.storage.stores import amazon, base
+from airflow_provider_pgrepl.replication.storage.stores.object_store import (
     access_to,
     open_filesystem,
     open_store,
     store_options,
 )
-from airflow_provider_pgrepl.replication.storage.stores import access, amazon
-from airflow_provider_pgrepl.replication.store_variables import reaching_store, store_variables, use_store
 
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGION": "eu-west-1"}
 
@@ -74,8 +78,8 @@ def busy_store(answers: int) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("verb", ["GET", "HEAD", "PUT"])
 def test_a_store_is_asked_again_for_as_long_as_is_documented(verb, monkeypatch):
     """The libraries give up after ten tries, which took them two seconds."""
-    monkeypatch.setattr(access, "_FIRST_PAUSE", timedelta(milliseconds=1))
-    monkeypatch.setattr(access, "_LONGEST_PAUSE", timedelta(milliseconds=2))
+    monkeypatch.setattr(base, "_FIRST_PAUSE", timedelta(milliseconds=1))
+    monkeypatch.setattr(base, "_LONGEST_PAUSE", timedelta(milliseconds=2))
     with busy_store(50) as (url, asked):
         use_store({**KEYS, "AWS_ENDPOINT_URL_S3": url})
         store = open_store(access_to(Place("s3", "bucket", "")))
@@ -102,7 +106,7 @@ def test_requests_at_once_do_not_use_up_each_others_tries():
 
 def test_arrow_asks_again_for_as_long_as_the_others():
     """Before its n-th try it waits 25 ms * 2^(n - 1), but not before the second."""
-    assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= access.PATIENCE.seconds
+    assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= base.PATIENCE.seconds
 
 
 def test_what_was_given_stands_for_the_whole_environment(monkeypatch):

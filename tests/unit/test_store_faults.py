@@ -1,11 +1,10 @@
-"""storage/store_faults.py: what a store refused, from the texts of three libraries."""
+"""storage/errors.py: what a store refused, from the texts of three libraries."""
 
 from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.storage.refusal import is_away, refusal
-from airflow_provider_pgrepl.replication.storage.store_faults import (
+from airflow_provider_pgrepl.replication.storage.errors import (
     FAULTS,
     SLOW,
     code_in,
@@ -13,6 +12,7 @@ from airflow_provider_pgrepl.replication.storage.store_faults import (
     facts_in,
     fault_of,
 )
+from airflow_provider_pgrepl.replication.storage.refusal import is_away, refusal
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""hosting/supervise.py in the foreground: a stop goes to the driver, and its exit code comes back."""
+"""spark_driver/supervisor.py in the foreground: a stop goes to the driver, and its exit code comes back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from airflow_provider_pgrepl.hosting import supervise
+from airflow_provider_pgrepl.spark_driver import supervisor
 
 DRIVER = """
 import signal, sys, time
@@ -28,7 +28,7 @@ def test_a_stop_goes_to_the_driver_alone_and_its_exit_code_comes_back(tmp_path: 
     driver = tmp_path / "app.py"
     driver.write_text(DRIVER)
     submit = ["sh", "-c", f"{sys.executable} {driver} 7; exit $?"]
-    command = [sys.executable, "-P", supervise.__file__, "--application", str(driver), "--", *submit]
+    command = [sys.executable, "-P", supervisor.__file__, "--application", str(driver), "--", *submit]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "at work\n"
@@ -39,7 +39,7 @@ def test_a_stop_goes_to_the_driver_alone_and_its_exit_code_comes_back(tmp_path: 
 
 def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
     missing = str(tmp_path / "spark-submit")
-    command = [sys.executable, "-P", supervise.__file__, "--application", "app.py", "--", missing]
+    command = [sys.executable, "-P", supervisor.__file__, "--application", "app.py", "--", missing]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ended.returncode == 127
     assert f"{missing} cannot be started: No such file" in ended.stderr

@@ -13,8 +13,8 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_nothing, commit_properties
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
     check_former,
@@ -23,11 +23,12 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, relation_marks
-from airflow_provider_pgrepl.replication.lake.dropping import check_droppable
+from airflow_provider_pgrepl.replication.lake.drop import check_droppable
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.unit.test_table_ownership import ROWS, ours, tree
 
 T, BACKUP = TableName("public", "t"), TableName("public", "t_backup")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import OvertakenError
-from airflow_provider_pgrepl.replication.lake.applying import table_work
-from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
-from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
-from airflow_provider_pgrepl.replication.lake.applying.table_outcomes import TableOutcomes
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.applying.table_schedule import TableSchedule
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply import table_merge
+from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
+from airflow_provider_pgrepl.replication.lake.apply.schedule import TableSchedule
+from airflow_provider_pgrepl.replication.lake.apply.table_outcomes import TableOutcomes
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 
 TABLE = 7
@@ -26,8 +26,8 @@ def test_merge_that_another_program_prevented_is_done_again_and_is_no_error(monk
     def overtake(*_: Any) -> None:
         raise OvertakenError("another program has committed version 3 meanwhile")
 
-    monkeypatch.setattr(table_work, "open_newest", overtake)
-    result = table_work.bring_forward(work_of(TABLE), [], LSN(9))
+    monkeypatch.setattr(table_merge, "open_newest", overtake)
+    result = table_merge.bring_forward(work_of(TABLE), [], LSN(9))
     assert (result.error, result.stops_pipeline) == (None, False)
     assert result.overtaken == "another program has committed version 3 meanwhile"
 

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, open_newest
 from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, is_written_name, read_ownership
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
 UUID = uuid.UUID("0b29a5a2-6c1f-4f0e-9d3b-5d4e8f7a6c10")

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_pgrepl.errors import StateError
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.state.progress import Progress, lag
 from airflow_provider_pgrepl.replication.state.table_state import (
     TableState,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeError, ToolError
-from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 NAME = TableName("public", "t")
 

@@ -1,4 +1,4 @@
-"""lake/vectors/thorough_compaction.py: a table as few files as can be, beside whoever writes it."""
+"""lake/files/thorough_compaction.py: a table as few files as can be, beside whoever writes it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, read_position
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.vectors import thorough_compaction
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
-from airflow_provider_pgrepl.replication.lake.vectors.thorough_compaction import (
+from airflow_provider_pgrepl.replication.lake.files import thorough_compaction
+from airflow_provider_pgrepl.replication.lake.files.compaction import compact
+from airflow_provider_pgrepl.replication.lake.files.thorough_compaction import (
     Compaction,
     FilesOf,
     compact_thoroughly,
 )
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from tests.support.model import Change
 from tests.unit.test_merge_on_read import APP, Lake, by_datafusion
 

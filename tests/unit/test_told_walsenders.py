@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.source.slot import walsender
+from airflow_provider_pgrepl.replication.source import walsender
 
 
 @pytest.mark.parametrize(

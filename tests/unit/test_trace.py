@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_pgrepl import trace
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
-from airflow_provider_pgrepl.replication import log_lines
+from airflow_provider_pgrepl.replication.runtime import process_io
 from airflow_provider_pgrepl.trace import frame, log_unexpected, trace_of, traced
 from tests.support.canary import CANARY, check, raise_unexpected
 
@@ -135,7 +135,7 @@ def written(work: Any, *loggers: str) -> str:
     """What the programs' formatter writes of what is logged meanwhile."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(log_lines.formatter(log_lines.JSON))
+    handler.setFormatter(process_io.formatter(process_io.JSON))
     for name in loggers:
         logging.getLogger(name).addHandler(handler)
     try:
@@ -172,7 +172,7 @@ def test_command_line_ends_with_a_trace() -> None:
     program = """
 import sys
 from airflow_provider_pgrepl import __main__ as main
-from airflow_provider_pgrepl.replication import compiled
+from airflow_provider_pgrepl.replication.runtime import compiled_loops as compiled
 from tests.support.canary import raise_unexpected
 compiled.ensure_compiled = raise_unexpected
 sys.exit(main.main(["warm-up"]))

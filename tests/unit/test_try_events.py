@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.app import try_events
-from airflow_provider_pgrepl.replication.events.creek import messages
+from airflow_provider_pgrepl.replication.creek import messages
 
 
 def test_event_in_avro_without_fastavro_raises_tool_error(monkeypatch):

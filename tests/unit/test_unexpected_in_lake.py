@@ -13,26 +13,21 @@ import pytest
 from deltalake.exceptions import DeltaError
 from obstore.exceptions import GenericError
 
-from airflow_provider_pgrepl.errors import (
-    LakeError,
-    LakeTableError,
-    PgReplError,
-    TableError,
-)
-from airflow_provider_pgrepl.replication.lake.applying import table_work, worker_daemon
-from airflow_provider_pgrepl.replication.lake.applying.table_outcomes import TableOutcomes
-from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.copying import range_copies
-from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeOutcome
-from airflow_provider_pgrepl.replication.lake.delta import fenced_commits
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.errors import LakeError, LakeTableError, PgReplError, TableError
+from airflow_provider_pgrepl.replication.lake.apply import table_merge, worker_daemon
+from airflow_provider_pgrepl.replication.lake.apply.table_outcomes import TableOutcomes
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.history import rows as history_rows
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
-from airflow_provider_pgrepl.replication.lake.reading import table_version
-from airflow_provider_pgrepl.replication.lake.reading.spark_task import told
-from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeOutcome
+from airflow_provider_pgrepl.replication.lake.time_travel import table_version
+from airflow_provider_pgrepl.replication.lake.time_travel.spark_task import told
+from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.canary import (
     CANARY,
@@ -52,11 +47,11 @@ stub: Any = SimpleNamespace
 
 
 def test_merge_that_raises_leaves_its_trace_in_log_result_and_record(monkeypatch, caplog):
-    monkeypatch.setattr(table_work, "open_newest", raise_unexpected)
-    result = table_work.bring_forward(work_of(7), [], LSN(9))
+    monkeypatch.setattr(table_merge, "open_newest", raise_unexpected)
+    result = table_merge.bring_forward(work_of(7), [], LSN(9))
     assert result.error == "unexpected UnexpectedError"
     assert not result.stops_pipeline
-    check(result.trace, " in _apply", "airflow_provider_pgrepl/replication/lake/applying/table_work.py:")
+    check(result.trace, " in _apply", "airflow_provider_pgrepl/replication/lake/apply/table_merge.py:")
     check_log(caplog, " in _apply", "applying changes to public.t")
     caplog.clear()
     recorded = record_of(result)
@@ -72,8 +67,8 @@ def test_merge_that_raises_an_error_of_ours_keeps_the_trace_of_its_cause(monkeyp
     def read(*_: Any) -> None:
         told(raise_unexpected)
 
-    monkeypatch.setattr(table_work, "open_newest", read)
-    result = table_work.bring_forward(work_of(7), [], LSN(9))
+    monkeypatch.setattr(table_merge, "open_newest", read)
+    result = table_merge.bring_forward(work_of(7), [], LSN(9))
     assert result.error_kind == "LakeTableError"
     check(result.trace, " in told")
     check(record_of(result).trace, " in told")
@@ -83,8 +78,8 @@ def test_storage_error_of_a_merge_leaves_its_trace(monkeypatch, caplog):
     def read(*_: Any) -> None:
         raise OSError(5, CANARY)
 
-    monkeypatch.setattr(table_work, "open_newest", read)
-    result = table_work.bring_forward(work_of(7), [], LSN(9))
+    monkeypatch.setattr(table_merge, "open_newest", read)
+    result = table_merge.bring_forward(work_of(7), [], LSN(9))
     assert result.trace.startswith("OSError\n")
     assert " in _apply" in result.trace
     assert CANARY not in result.trace
@@ -100,8 +95,8 @@ def test_text_of_an_unexpected_error_is_not_taken_for_that_of_a_store(monkeypatc
     def read(*_: Any) -> None:
         raise kind("value of a row: HTTP status 503, error sending request")
 
-    monkeypatch.setattr(table_work, "open_newest", read)
-    result = table_work.bring_forward(work_of(7), [], LSN(9))
+    monkeypatch.setattr(table_merge, "open_newest", read)
+    result = table_merge.bring_forward(work_of(7), [], LSN(9))
     assert result.error == f"unexpected {kind.__name__}"
     assert not result.stops_pipeline
 
@@ -113,8 +108,8 @@ def test_error_of_a_store_that_is_away_stops_the_pipeline(monkeypatch, kind):
     def read(*_: Any) -> None:
         raise kind("Generic S3 error: error sending request")
 
-    monkeypatch.setattr(table_work, "open_newest", read)
-    assert table_work.bring_forward(work_of(7), [], LSN(9)).stops_pipeline
+    monkeypatch.setattr(table_merge, "open_newest", read)
+    assert table_merge.bring_forward(work_of(7), [], LSN(9)).stops_pipeline
 
 
 def record_of(result: TableResult) -> PgReplError:
@@ -132,7 +127,7 @@ def record_of(result: TableResult) -> PgReplError:
 
 
 def test_copy_that_raises_leaves_its_trace_in_log_and_outcome(monkeypatch, caplog):
-    monkeypatch.setattr(range_copies, "write_range", raise_unexpected)
+    monkeypatch.setattr(range_copy, "write_range", raise_unexpected)
     work = work_of(7)
     job = CopyJob("", "", work.relation, work.choices, "/lake", LSN(5), datetime.now(UTC))
     outcome = job.copy(0, stub())
@@ -145,7 +140,7 @@ def test_copy_that_raises_leaves_its_trace_in_log_and_outcome(monkeypatch, caplo
 
 
 def test_copy_that_raises_an_error_of_ours_keeps_the_trace_of_its_cause(monkeypatch):
-    monkeypatch.setattr(range_copies, "write_range", lambda *_: told(raise_unexpected))
+    monkeypatch.setattr(range_copy, "write_range", lambda *_: told(raise_unexpected))
     work = work_of(7)
     job = CopyJob("", "", work.relation, work.choices, "/lake", LSN(5), datetime.now(UTC))
     error = job.copy(0, stub()).error
@@ -216,7 +211,7 @@ def test_query_that_fails_at_its_rows_leaves_a_trace(monkeypatch, caplog):
 def test_commit_that_fails_leaves_a_trace(caplog):
     table: Any = stub(version=lambda: 1, table_uri="/lake/t", update_incremental=lambda: None)
     with pytest.raises(LakeTableError, match="Delta failed with UnexpectedError") as found:
-        fenced_commits.fenced(table, "app", LSN(5), raise_unexpected)
+        fenced_commit.fenced(table, "app", LSN(5), raise_unexpected)
     check(found.value.trace, " in try_commit")
     check_log(caplog, " in try_commit")
 

@@ -13,31 +13,25 @@ import fastavro
 import nats.errors
 import pytest
 
-from airflow_provider_pgrepl.errors import (
-    LakeUnavailableError,
-    PgReplError,
-    TransformError,
-)
-from airflow_provider_pgrepl.replication.app import consume
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.events.business.transforms import imported
-from airflow_provider_pgrepl.replication.events.creek import messages
-from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, TransformError
+from airflow_provider_pgrepl.replication.creek import consume_app, messages, snapshot_sender
+from airflow_provider_pgrepl.replication.creek.jetstream_requests import Requests
+from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
+from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.business import transformed
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.lake_values import LakeValues
-from airflow_provider_pgrepl.replication.events.publishing import jetstream_snapshot
-from airflow_provider_pgrepl.replication.events.publishing.business_events import transformed
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import _quietly as quietly
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Requests
-from airflow_provider_pgrepl.replication.events.publishing.kafka_link import KafkaLink
-from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import KafkaReasons
-from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import RabbitMQLink
-from airflow_provider_pgrepl.replication.events.publishing.schema_registry import SchemaRegistry
-from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import JetStreamReasons
+from airflow_provider_pgrepl.replication.events.targets.kafka_link import KafkaLink
+from airflow_provider_pgrepl.replication.events.targets.kafka_reasons import KafkaReasons
+from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamLink
+from airflow_provider_pgrepl.replication.events.targets.nats import _quietly as quietly
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.events.targets.schema_registry import SchemaRegistry
+from airflow_provider_pgrepl.replication.events.transforms import imported
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.canary import (
     CANARY,
     UnexpectedError,
@@ -68,7 +62,7 @@ def test_thread_of_kafka_leaves_its_trace(caplog):
 
 
 def test_thread_of_rabbitmq_leaves_its_trace(monkeypatch, caplog):
-    from airflow_provider_pgrepl.replication.events.publishing import rabbitmq_link
+    from airflow_provider_pgrepl.replication.events.targets import rabbitmq_link
 
     monkeypatch.setattr(rabbitmq_link, "GatheringConnection", raise_unexpected)
     made: RabbitMQLink = rabbitmq()
@@ -137,7 +131,7 @@ def test_message_that_cannot_be_read_keeps_its_trace(monkeypatch, read):
 
 
 def test_consumers_of_several_databases_all_leave_their_traces(monkeypatch, caplog):
-    from airflow_provider_pgrepl.replication.events.creek import client
+    from airflow_provider_pgrepl.replication.creek import client
 
     class Client:
         def __init__(self, *_: Any) -> None:
@@ -149,13 +143,13 @@ def test_consumers_of_several_databases_all_leave_their_traces(monkeypatch, capl
         async def __aexit__(self, *_: object) -> None:
             """Closes nothing."""
 
-    from airflow_provider_pgrepl.replication.events.creek.consuming import copy_database
+    from airflow_provider_pgrepl.replication.creek import copy_database
 
     monkeypatch.setattr(client, "CreekClient", Client)
     monkeypatch.setattr(copy_database, "CopyDatabase", lambda *_: stub(close=lambda: None))
     settings: Any = stub(name="copy", tables={"a": {}, "b": {}}, namespace="", wire="v2")
     with pytest.raises(UnexpectedError):
-        asyncio.run(consume._consume(settings, "", "", stub(), set(), is_limited=True))
+        asyncio.run(consume_app._consume(settings, "", "", stub(), set(), is_limited=True))
     check_log(caplog, "consuming another database: unexpected")
 
 
@@ -204,9 +198,9 @@ def test_answer_to_a_request_leaves_its_trace(caplog):
 
 
 def test_snapshot_that_cannot_be_sent_leaves_a_trace(monkeypatch, caplog):
-    monkeypatch.setattr(jetstream_snapshot._Sender, "send", raise_unexpected)
+    monkeypatch.setattr(snapshot_sender._Sender, "send", raise_unexpected)
     with pytest.raises(PgReplError) as found:
-        jetstream_snapshot.send_snapshot(["nats://host:4222"], SETTINGS, "subject", stub())
+        snapshot_sender.send_snapshot(["nats://host:4222"], SETTINGS, "subject", stub())
     assert CANARY not in str(found.value)
     check_log(caplog, " in send_snapshot")
 

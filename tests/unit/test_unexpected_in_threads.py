@@ -15,32 +15,28 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import (
-    LakeError,
-    SourceConnectionError,
-    SparkError,
-)
+from airflow_provider_pgrepl.errors import LakeError, SourceConnectionError, SparkError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.replication import Replication
-from airflow_provider_pgrepl.replication.app.status import reading
+from airflow_provider_pgrepl.replication.app.status import status
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake import executors
-from airflow_provider_pgrepl.replication.lake.applying import share_runner
-from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
-from airflow_provider_pgrepl.replication.lake.applying.share_runner import ShareRunner
-from airflow_provider_pgrepl.replication.lake.copying.table_queue import copy_tables
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
-from airflow_provider_pgrepl.replication.source.copy.stream import _CopyBytes as CopyBytes
-from airflow_provider_pgrepl.replication.source.ddl_capture import message, seal
-from airflow_provider_pgrepl.replication.source.slot.creation import SlotCreation
+from airflow_provider_pgrepl.replication.delta import checkpoints
+from airflow_provider_pgrepl.replication.delta.checkpoints import Checkpoints
+from airflow_provider_pgrepl.replication.lake.apply import share_runner
+from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
+from airflow_provider_pgrepl.replication.lake.apply.share_runner import ShareRunner
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import copy_tables
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import _CopyBytes as CopyBytes
+from airflow_provider_pgrepl.replication.source.event_trigger import message, seal
+from airflow_provider_pgrepl.replication.source.slot_creation import SlotCreation
+from airflow_provider_pgrepl.replication.spark import executors
 from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.storage import checkpoints
-from airflow_provider_pgrepl.replication.storage.checkpoints import Checkpoints
 from tests.support.canary import (
     CANARY,
     LIMIT_S,
@@ -219,9 +215,9 @@ def test_message_of_the_event_trigger_that_cannot_be_read_leaves_a_trace(monkeyp
 
 
 def test_status_that_cannot_read_the_changelog_leaves_a_trace(monkeypatch, caplog):
-    monkeypatch.setattr(reading, "open_changelog", raise_unexpected)
+    monkeypatch.setattr(status, "open_changelog", raise_unexpected)
     pipeline = Pipeline(name="shop", tables=("public.*",), lake="/lake/shop")
-    found = reading._read_lake(pipeline)
+    found = status._read_lake(pipeline)
     assert found.problems == ("the changelog cannot be read: UnexpectedError",)
     check_log(caplog, " in _read_lake")
 
@@ -234,7 +230,7 @@ def test_status_shows_the_trace_of_a_table():
         reason="unexpected KeyError", hint="h", lsn=None, trace="KeyError\n  a.py:1 in f",
     )  # fmt: skip
     pipeline = Pipeline(name="shop", tables=("public.*",), lake="/lake/shop")
-    table = reading._table(pipeline, record, reading._Lake(), LSN(9), None)
+    table = status._table(pipeline, record, status._Lake(), LSN(9), None)
     shown = json.loads(json.dumps(text._plain(asdict(table))))
     assert shown["trace"] == ["KeyError", "  a.py:1 in f"]
     assert replace(table, trace=()).trace == ()

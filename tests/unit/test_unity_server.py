@@ -1,4 +1,4 @@
-"""lake/unity_server.py: what a server may answer becomes a sentence that helps; the token stays with it."""
+"""catalogs/unity_client.py: what a server may answer becomes a sentence that helps; the token stays with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.lake.unity_server import (
+from airflow_provider_pgrepl.replication.catalogs.unity_client import (
     NoUnityError,
     UnityRefusalError,
     UnityServer,

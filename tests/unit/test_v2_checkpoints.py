@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgrepl.replication.delta.recovery import find_torn
 from airflow_provider_pgrepl.replication.lake.delta import live_files as followed
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, read_ownership
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
-from airflow_provider_pgrepl.replication.storage.torn import find_torn
+from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
 from tests.support.foreign_settings import clean_log, write_v2_checkpoint
 from tests.support.model import Change
 from tests.unit.test_obstacles import Lake

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError, ValueRangeError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.t",))

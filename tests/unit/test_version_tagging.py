@@ -1,4 +1,4 @@
-"""receiving/version_tagging.py: relation versions in place, rows for Relations, Truncates and Messages."""
+"""receiver/changelog_rows.py: relation versions in place, rows for Relations, Truncates and Messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.receiving.version_tagging import Ddl, VersionTagger
-from airflow_provider_pgrepl.replication.wire.columns import Splitter
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
+from airflow_provider_pgrepl.replication.pgoutput.columns import Splitter
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.receiver.changelog_rows import Ddl, VersionTagger
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up, relation
 

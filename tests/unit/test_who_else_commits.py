@@ -18,7 +18,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.remains import read_remains
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, mark
-from airflow_provider_pgrepl.replication.storage import app_log, durable, put_version
+from airflow_provider_pgrepl.replication.delta import single_writer_log
+from airflow_provider_pgrepl.replication.delta.log import put_version
+from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.changelogs import Written, new_changelog
 from tests.support.recorded_disk import RecordedDisk, opened_path
 
@@ -40,7 +42,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) 
             once.pop()()
         return is_done
 
-    monkeypatch.setattr(app_log, "put_version", put_and_be_interrupted)
+    monkeypatch.setattr(single_writer_log, "put_version", put_and_be_interrupted)
 
 
 def refuse(_: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.state.store import Store
 

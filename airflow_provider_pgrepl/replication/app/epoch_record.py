@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError
-from airflow_provider_pgrepl.replication.app.requested_tables import Records
+from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
 def find_epoch(pipeline: Pipeline) -> EpochRecord | None:

@@ -11,10 +11,10 @@ from airflow_provider_pgrepl.replication.app.publisher_thread import PublisherTh
 from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
 from airflow_provider_pgrepl.replication.app.table_watch import TableWatch
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.runtime.memory import release_unused_memory
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.unused_memory import release_unused_memory
 
 log = logging.getLogger(__name__)
 

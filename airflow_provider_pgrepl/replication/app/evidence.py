@@ -15,11 +15,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_ours
 from airflow_provider_pgrepl.replication.changelog import writer
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    LAYOUT_VERSION,
-    EpochRecord,
-    changelog_uri,
-)
+from airflow_provider_pgrepl.replication.changelog.layout import LAYOUT_VERSION, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     is_torn_down,
     lake_id,
@@ -27,15 +23,15 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_token,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import slot_error
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.continuity import slot_error
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
-from airflow_provider_pgrepl.replication.state.pipelines import find_lake_at_source
+from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord, find_lake_at_source
 from airflow_provider_pgrepl.replication.state.source_tokens import token_error
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from airflow_provider_pgrepl.errors import BusyError, RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import is_at_rest, open_changelog, read_sequence
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import RENEW_S
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import RENEW_S
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)

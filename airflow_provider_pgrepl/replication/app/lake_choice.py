@@ -9,11 +9,12 @@ import json
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import BusyError, ConfigError
-from airflow_provider_pgrepl.replication.app.requested_tables import Records
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.app.tables import Records
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 _NAMED = 5
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
-from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
-from airflow_provider_pgrepl.replication.lake.executors import await_executors
-from airflow_provider_pgrepl.replication.lake.session import build_session, runs_on_cluster
-from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers, spark_error, text_of
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.spark.executors import await_executors
+from airflow_provider_pgrepl.replication.spark.failures import is_of_workers, spark_error, text_of
+from airflow_provider_pgrepl.replication.spark.session import build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 if TYPE_CHECKING:

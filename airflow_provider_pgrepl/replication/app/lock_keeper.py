@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError
-from airflow_provider_pgrepl.replication.block_thread import BlockThread
+from airflow_provider_pgrepl.replication.runtime.block_thread import BlockThread
 from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 
 

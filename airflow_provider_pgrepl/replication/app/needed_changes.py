@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import SourceError
 from airflow_provider_pgrepl.replication.changelog import own_tables
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
-from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
 

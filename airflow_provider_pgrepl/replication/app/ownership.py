@@ -15,14 +15,14 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import history_error, missing_slot, slot_error
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import quote_literal
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import quote_literal
+from airflow_provider_pgrepl.replication.receiver.continuity import history_error, missing_slot, slot_error
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.known_source import KnownSource, known_source, source_of
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, Slot
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+from airflow_provider_pgrepl.replication.source.slot import PLUGIN, Slot
+from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord
 
 _START = LSN(0)
 _UNCHANGED = "Nothing was changed"

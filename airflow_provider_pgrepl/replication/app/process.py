@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn, Self
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
-from airflow_provider_pgrepl.replication import log_lines
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.library_versions import check_libraries
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.runtime import process_io
+from airflow_provider_pgrepl.replication.runtime.host import check_libraries
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.trace import log_unexpected
 
 DONE = 0
@@ -165,9 +165,9 @@ def _log_to_stderr() -> None:
         # Where each thread was when a library crashes: names of files and functions, no values.
         faulthandler.enable(2)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(log_lines.formatter(os.environ.get(log_lines.FORMAT_VARIABLE, "")))
+    handler.setFormatter(process_io.formatter(os.environ.get(process_io.FORMAT_VARIABLE, "")))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    log.setLevel(log_lines.level(os.environ.get(log_lines.LEVEL_VARIABLE, "")))
+    log.setLevel(process_io.level(os.environ.get(process_io.LEVEL_VARIABLE, "")))
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from datetime import datetime
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.receiving.changelog_feed import ReceiverProgress
+from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.trace import log_unexpected
 

@@ -32,35 +32,32 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_epoch_number,
 )
-from airflow_provider_pgrepl.replication.compiled import begin_compiling
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.creek.lake_snapshots import LakeSnapshots
+from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests, Snapshots
+from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.events.beginning import begin_after
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.lake_snapshots import LakeSnapshots
-from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
+from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherLog,
     PublisherRecord,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import (
-    SnapshotRequests,
-    Snapshots,
-)
-from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.events.publishing.target import Target
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
-from airflow_provider_pgrepl.replication.run_result import leave_result
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.targets.base import Target
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
+from airflow_provider_pgrepl.replication.runtime.run_result import leave_result
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
+    from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 
 log = logging.getLogger(__name__)
 
-_PUBLISHING = "airflow_provider_pgrepl.replication.events.publishing"
+_PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
 _TARGETS = {
     "rabbitmq": ("rabbitmq", "RabbitMQ", "pika"),
     "nats": ("jetstream", "JetStream", "nats-py"),
@@ -188,7 +185,7 @@ def publish(
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
-    module = "airflow_provider_pgrepl.replication.app.publish_snapshot"
+    module = "airflow_provider_pgrepl.replication.creek.snapshot_app"
     given = ("--pipeline", arguments.pipeline, "--publisher", arguments.publisher)
     return [sys.executable, "-m", module, *given]
 
@@ -197,11 +194,11 @@ def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
 def _metrics(
     pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher, target: Target
 ) -> Iterator[None]:
-    from airflow_provider_pgrepl.replication.events.publishing.metrics import serve_metrics
+    from airflow_provider_pgrepl.replication.events.publish.metrics import serve_metrics
 
     more = []
     if settings.format == "creek":
-        from airflow_provider_pgrepl.replication.events.publishing.creek_metrics import CreekMetrics
+        from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
 
         more.append(CreekMetrics(cast("JetStream", target), lambda: publisher.progress))
     ours = logging.getLogger("airflow_provider_pgrepl")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 DurableWith = Callable[[LSN], LSN | None]
 """Given an LSN: the changelog's durable LSN once all that committed at or before it is durable; None before,

@@ -9,13 +9,13 @@ from airflow_provider_pgrepl.errors import ConfigError, SourceError, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.store import Store
 

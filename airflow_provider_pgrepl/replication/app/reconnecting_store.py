@@ -10,9 +10,9 @@ from functools import wraps
 from typing import Any, cast
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.receiving.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from airflow_provider_pgrepl.replication.state.pipeline_locks import Session
-from airflow_provider_pgrepl.replication.state.store import Purpose, Store
+from airflow_provider_pgrepl.replication.receiver.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from airflow_provider_pgrepl.replication.state.locks import Purpose, Session
+from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
 

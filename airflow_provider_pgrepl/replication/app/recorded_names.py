@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from airflow_provider_pgrepl.replication.app.requested_tables import Records
+from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord
 
 
 def recorded_names(

@@ -11,25 +11,25 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.app_arguments import of_replicate
+from airflow_provider_pgrepl.replication.app.epoch import begun_epoch, known_tables
 from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lake_choice import check_lake_choice
-from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch, known_tables
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
+from airflow_provider_pgrepl.replication.app.recovery import settle_lake
 from airflow_provider_pgrepl.replication.app.replication import Replication
-from airflow_provider_pgrepl.replication.app.requested_tables import file_differences
-from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
+from airflow_provider_pgrepl.replication.app.tables import file_differences
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.compiled import begin_compiling
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.storage.store_probe import check_store
+from airflow_provider_pgrepl.replication.storage.probe import check_store
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.drift_check.source_protection import SourceProtection
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
+from airflow_provider_pgrepl.replication.app.source_protection import SourceProtection
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

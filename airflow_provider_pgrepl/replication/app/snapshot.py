@@ -24,19 +24,15 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.app_arguments import of_snapshot
-from airflow_provider_pgrepl.replication.app.requested_tables import (
-    left_out,
-    retire_unknown_tables,
-    unrecorded,
-)
-from airflow_provider_pgrepl.replication.app.snapshotting.snapshot_run import opened
-from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_addable, check_known
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome
-from airflow_provider_pgrepl.replication.compiled import begin_compiling
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.run_result import leave_result
+from airflow_provider_pgrepl.replication.app.snapshot_run import opened
+from airflow_provider_pgrepl.replication.app.snapshot_tables import Outcome
+from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known
+from airflow_provider_pgrepl.replication.app.tables import left_out, retire_unknown_tables, unrecorded
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
+from airflow_provider_pgrepl.replication.runtime.run_result import leave_result
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 

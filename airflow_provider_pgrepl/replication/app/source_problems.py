@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from airflow_provider_pgrepl.replication.app.requested_tables import requested_of
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.app.tables import requested_of
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import all_tables_warning
 from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
-from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.refused_tables import (
     others_published,
     refused_tables,
 )
 from airflow_provider_pgrepl.replication.source.preflight.selection import left_out_warnings, select_tables
-from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.source.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 
 def source_problems(

@@ -30,27 +30,29 @@ from airflow_provider_pgrepl.replication.app import evidence, process
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
-from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
-from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_columns
-from airflow_provider_pgrepl.replication.events.publishing.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.lake.copying.csv import read_texts
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.events.publish.delivery import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_columns
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import read_texts
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy
-from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
-from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.keeper import keep
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.temporary import temporary_name
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.values import copied_part
 
@@ -96,10 +98,7 @@ class SourceSnapshots:
         """Return False if it was over before. Raises SourceError, TargetError, TableError, DriftError, and
         what contradicts that source and state are those of the lake."""
         # With a client that is known to be there.
-        from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import (
-            Wanted,
-            send_snapshot,
-        )
+        from airflow_provider_pgrepl.replication.creek.snapshot_sender import Wanted, send_snapshot
 
         epoch = read_epoch(changelog_uri(self._pipeline.lake_root)).epoch
         with tempfile.TemporaryFile(prefix="pgrepl-snapshot-") as file:

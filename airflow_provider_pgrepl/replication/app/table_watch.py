@@ -14,28 +14,25 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
 from airflow_provider_pgrepl.replication.app.definition_rows import definition_rows
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    STANDING_ORDINAL,
-    EpochRecord,
-    changelog_uri,
-)
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     read_durable_lsn,
     read_epoch_number,
     read_floor_lsn,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
-from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import relation_timeline
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.schema_evolution.relation_cache import RelationCache
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import relation_timeline
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
 

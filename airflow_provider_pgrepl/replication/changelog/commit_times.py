@@ -10,7 +10,7 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import ChangelogFileGoneError
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet
 
 _TIME = pa.timestamp("us", "UTC")

@@ -17,10 +17,10 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import GapError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, read_rows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage
-from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 
 GAP = "G"
 NO_RELATION = 0

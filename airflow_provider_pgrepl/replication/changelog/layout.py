@@ -10,7 +10,7 @@ from functools import cache
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ChangelogError
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 LAYOUT_VERSION = 2
 """2 adds to the epoch's record which database it is of, and which record in the state is the pipeline's."""

@@ -17,11 +17,11 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
     read_rows,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values.binary import Binary
-from airflow_provider_pgrepl.replication.wire.logical_messages import DDL_PREFIX
 
 MESSAGE_SCHEMA = pa.schema(
     [

@@ -22,7 +22,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     own_table_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.reader import Transactions, open_changelog
-from airflow_provider_pgrepl.replication.storage import is_refusal, open_delta, refusal
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.storage import is_refusal, refusal
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 log = logging.getLogger(__name__)

@@ -33,9 +33,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     floor_app,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
-    open_delta,
     open_file,
     open_parquet,
     open_storage,

@@ -18,18 +18,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS, own_table_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import (
-    append_delta,
-    delta_errors,
-    has_commit,
-    open_delta,
-    query_delta,
-    refusal,
-    storage_errors,
-)
+from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta, query_delta
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.storage import delta_errors, has_commit, refusal, storage_errors
 
 SCHEMA = pa.schema(
     [

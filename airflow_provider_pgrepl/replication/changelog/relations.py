@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding, Relation
 
 
 @dataclass(frozen=True)

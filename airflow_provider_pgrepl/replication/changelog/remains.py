@@ -13,14 +13,13 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP, SHARED_APP, EpochRecord
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.delta.checkpoint_files import read_checkpoint, whole_checkpoints
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
-    read_checkpoint,
     read_commit_actions,
     storage_errors,
-    whole_checkpoints,
 )
 
 

@@ -13,14 +13,10 @@ from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ChangelogError
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    PARTITION,
-    changelog_uri,
-    floor_app,
-    hour_of,
-)
+from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri, floor_app, hour_of
 from airflow_provider_pgrepl.replication.changelog.upkeep import removal, replace_files
-from airflow_provider_pgrepl.replication.storage import open_delta, raise_if_away
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.storage import raise_if_away
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"

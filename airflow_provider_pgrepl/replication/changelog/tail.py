@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     live_files,
     read_epoch_number,
 )
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 
 @dataclass

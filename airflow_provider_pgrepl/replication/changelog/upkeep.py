@@ -12,7 +12,8 @@ from deltalake.transaction import RemoveAction
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, UPKEEP_APP
 from airflow_provider_pgrepl.replication.changelog.parts import Part
-from airflow_provider_pgrepl.replication.storage import commit_token, committing, durable, raise_if_away
+from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.storage import durable, raise_if_away
 
 
 def removal(path: str, size: int, hour: str) -> RemoveAction:

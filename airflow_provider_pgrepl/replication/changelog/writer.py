@@ -30,24 +30,14 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EpochRecord,
 )
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
-from airflow_provider_pgrepl.replication.changelog.reader import (
-    open_changelog,
-    read_sequence,
-    read_token,
-)
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import (
-    AppLog,
-    TakenOverError,
-    added_action,
-    commit_token,
-    committing,
-    create_delta,
-    durable,
-    is_refusal,
-    refusal,
-    torn,
-)
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_sequence, read_token
+from airflow_provider_pgrepl.replication.delta import recovery
+from airflow_provider_pgrepl.replication.delta.log import added_action
+from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
+from airflow_provider_pgrepl.replication.delta.table import create_delta
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import durable, is_refusal, refusal
 
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
 # 86,400 commits a day: checkpoints are for opening the table, which reads all commits since the last one,
@@ -190,15 +180,15 @@ def _commit_marker(uri: str, table: DeltaTable, apps: list[Transaction] | None =
     durable.flush_newest(uri)
 
 
-def find_torn_changelog(uri: str) -> torn.Torn:
+def find_torn_changelog(uri: str) -> recovery.Torn:
     """What the receiver was committing when the machine stopped: the slot keeps it.
 
     Raises LakeError, LakeUnavailableError.
     """
-    return torn.find_torn(uri, RECEIVER_APP, _is_whole)
+    return recovery.find_torn(uri, RECEIVER_APP, _is_whole)
 
 
-def _is_whole(actions: torn.Actions) -> bool:
+def _is_whole(actions: recovery.Actions) -> bool:
     """Of a receiver's commit the durable LSN is written last."""
     about: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if METADATA_KEY not in about:

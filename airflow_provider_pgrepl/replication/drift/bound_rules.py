@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import COLUMN_FIELDS
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns, Records
-from airflow_provider_pgrepl.replication.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns, Records
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import COLUMN_FIELDS
 
 TABLE_FIELDS = ("per_table", "insert_only")
 _EXCLUDE = "exclude_columns"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.names import show_identifier
-from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
+from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
+from airflow_provider_pgrepl.replication.postgres.names import show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 
 _MOST_GONE = 8
 """More columns that went since are not tried in all ways."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.errors import ConfigError, Remedy, TableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.drift.column_drift import (
-    ColumnJudge,
-    is_of_other_type,
-    type_change,
-)
 from airflow_provider_pgrepl.replication.drift.column_matching import (
     MatchedColumn,
     highest_attnum,
     unknown_attnums,
 )
-from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
-from airflow_provider_pgrepl.replication.names import show_identifier
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.drift.columns import ColumnJudge, is_of_other_type, type_change
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
+from airflow_provider_pgrepl.replication.postgres.names import show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import CHANGE_IT, choice_problems, lake_schema, partitioning
 
 

@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.drift.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.drift.column_matching import UnclearLayoutError, place_columns
-from airflow_provider_pgrepl.replication.drift.file_drift import (
-    file_findings,
-    new_partitions,
-    place_findings,
-)
+from airflow_provider_pgrepl.replication.drift.columns import ColumnJudge
+from airflow_provider_pgrepl.replication.drift.files import file_findings, new_partitions, place_findings
 from airflow_provider_pgrepl.replication.drift.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
 from airflow_provider_pgrepl.replication.drift.table_drift import (
     key_findings,
     standing_findings,
     table_findings,
 )
-from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 
 @dataclass(frozen=True)

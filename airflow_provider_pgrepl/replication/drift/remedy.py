@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import Remedy
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 __all__ = ["DriftFinding", "Remedy"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
-from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
-from airflow_provider_pgrepl.replication.names import TableName, show_identifier
-from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding, Relation
 
 MADE_AGAIN = "the table was dropped and another made under its name"
 

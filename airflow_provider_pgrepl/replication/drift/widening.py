@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import typed_column
-from airflow_provider_pgrepl.replication.values.numeric import precision_and_scale
+from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
 _INTEGERS = {21: 0, 23: 1, 20: 2}
 _REAL, _DOUBLE = 700, 701

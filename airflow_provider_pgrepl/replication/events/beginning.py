@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import LETTERS
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.filtered_rows import FilteredRows
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 ChoicesOf = Callable[[TableName], TableChoices]
 Made = TypeVar("Made")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}

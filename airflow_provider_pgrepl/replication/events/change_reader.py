@@ -6,13 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.changes import TypedChanges
 from airflow_provider_pgrepl.replication.events.fault import for_readers
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
 class ChangeReader(OrderedReader[Change]):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile, live_files, open_changelog
-from airflow_provider_pgrepl.replication.events.ordered_rows import ordered_rows
+from airflow_provider_pgrepl.replication.events.changelog_rows import ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 
 def rows_before(uri: str, rows: pa.Table, value_bytes: int) -> Iterator[pa.Table]:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, replaced
+from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, replaced
 
 _PIECE_BYTES = 16 << 20
 

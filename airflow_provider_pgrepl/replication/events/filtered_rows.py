@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import DriftError, one_line
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools
-from airflow_provider_pgrepl.replication.names import ColumnName
-from airflow_provider_pgrepl.replication.row_filter import RowFilter, Values
+from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName
+from airflow_provider_pgrepl.replication.settings.row_filter import RowFilter, Values
 
 _ByPlace = Mapping[int, Values]
 

@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.tail import ChangelogTail
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit, read_commit_actions
 
 _SURE_S = 60.0

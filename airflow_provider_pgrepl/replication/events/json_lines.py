@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.json_format import to_json
+from airflow_provider_pgrepl.replication.events.formats.json_format import to_json
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
 def json_lines(

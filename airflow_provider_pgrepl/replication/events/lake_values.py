@@ -10,19 +10,19 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.filled_rows import Key, Values
-from airflow_provider_pgrepl.replication.events.json_columns import TEXT
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.reading.moment import find_moment
-from airflow_provider_pgrepl.replication.lake.reading.rows_by_key import RowsByKey
-from airflow_provider_pgrepl.replication.lake.reading.table_plan import Planner
-from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
+from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner
+from airflow_provider_pgrepl.replication.lake.time_travel.rows_by_key import RowsByKey
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import typed_column
-from airflow_provider_pgrepl.replication.values.writing import texts_of
+from airflow_provider_pgrepl.replication.values.text_output import texts_of
 from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 _LAST = 1 << 62
 """Above every ordinal."""

@@ -26,10 +26,9 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_epoch_number,
 )
 from airflow_provider_pgrepl.replication.changelog.tail import ChangelogTail
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After, begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Made
+from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch, ordered_rows
 from airflow_provider_pgrepl.replication.events.earlier_rows import rows_before
 from airflow_provider_pgrepl.replication.events.fault import (
     Fault,
@@ -38,18 +37,19 @@ from airflow_provider_pgrepl.replication.events.fault import (
     too_many_changes,
 )
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations, known_selection
 from airflow_provider_pgrepl.replication.events.lake_values import LakeValues
-from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch, ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, known_selection
 from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
-from airflow_provider_pgrepl.replication.events.unchanged_values import UnchangedValues
+from airflow_provider_pgrepl.replication.events.unchanged_toast import UnchangedValues
 from airflow_provider_pgrepl.replication.events.whole_transactions import (
     TooManyChangesError,
     whole_transactions,
 )
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.publisher_settings import Unchanged
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import Unchanged
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 _OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
 MESSAGES = "logical messages"

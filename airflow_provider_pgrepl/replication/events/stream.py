@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
 def stream(

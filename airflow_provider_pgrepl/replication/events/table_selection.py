@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 _ALL_OF_SCHEMA = ".*"
 _ALL_PREFIXES, _MESSAGES = "*", 0

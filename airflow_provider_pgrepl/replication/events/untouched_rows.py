@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.events.filled_rows import Key
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 _MOST = 1_000_000
 """Rows that are known to have changed."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 
 class TooManyChangesError(Exception):

@@ -15,15 +15,8 @@ from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS
-from airflow_provider_pgrepl.replication.storage import (
-    create_delta,
-    open_delta,
-    open_storage,
-    parse_parquet,
-    read_file,
-    storage_errors,
-    write_file,
-)
+from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
+from airflow_provider_pgrepl.replication.storage import open_storage, parse_parquet, read_file, storage_errors
 
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
 SCHEMA = pa.schema(

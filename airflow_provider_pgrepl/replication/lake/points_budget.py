@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 
 RECENT = timedelta(minutes=1)
 """So long the newest point of every minute is kept, whatever it costs."""

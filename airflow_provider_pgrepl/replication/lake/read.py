@@ -18,11 +18,11 @@ from deltalake import DeltaTable, QueryBuilder
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.reading.as_of import (
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     ArrowAsOf,
     SparkAsOf,
     arrow_as_of,
@@ -31,14 +31,15 @@ from airflow_provider_pgrepl.replication.lake.reading.as_of import (
     read_as_of,
     verified,
 )
-from airflow_provider_pgrepl.replication.lake.reading.history import HistoryAt
-from airflow_provider_pgrepl.replication.lake.reading.moment import parse_lsn
-from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
-from airflow_provider_pgrepl.replication.lake.reading.verification import UnverifiedWarning
-from airflow_provider_pgrepl.replication.lake.reading.views import create_views
-from airflow_provider_pgrepl.replication.lake.session import check_delta
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.lake.time_travel.history import HistoryAt
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import parse_lsn
+from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
+from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.spark.session import check_delta
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 if TYPE_CHECKING:

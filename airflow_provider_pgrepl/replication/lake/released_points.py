@@ -12,9 +12,9 @@ from typing import Any
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake.consistent_points import points_uri
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
 from airflow_provider_pgrepl.replication.lake.point_files import read_rows
-from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,

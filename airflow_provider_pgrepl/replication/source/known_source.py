@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.record import Slot
+from airflow_provider_pgrepl.replication.source.slot import Slot
 
 
 class SourceRecord(Protocol):

@@ -11,12 +11,12 @@ from functools import partial
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, PublicationError, SnapshotError
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.catalog.relations import (
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.partitions import read_leaves
+from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,
-    read_leaves,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
 from airflow_provider_pgrepl.replication.source.copy.table_locks import Mode, lock_command, lock_errors

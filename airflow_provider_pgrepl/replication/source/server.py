@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, row
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 

@@ -17,7 +17,9 @@ from types import TracebackType
 from psycopg import OperationalError, pq
 
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError, WireError
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.pgoutput.columns import HEADER, POSTGRES_EPOCH_US
+from airflow_provider_pgrepl.replication.pgoutput.messages import without_content
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import (
     CONNECT_TIMEOUT_S,
     pin_statement,
@@ -26,8 +28,6 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.stream_errors import refusal, unsendable
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
-from airflow_provider_pgrepl.replication.wire.columns import HEADER, POSTGRES_EPOCH_US
-from airflow_provider_pgrepl.replication.wire.logical_messages import without_content
 
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")

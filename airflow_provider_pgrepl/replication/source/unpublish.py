@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits

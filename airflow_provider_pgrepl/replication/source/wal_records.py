@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 import psycopg2
 
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.server_errors import describe
 from airflow_provider_pgrepl.replication.source.time_limit import patience

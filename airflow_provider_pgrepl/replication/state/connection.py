@@ -11,7 +11,7 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import StateError
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import ConfigError, StateError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges

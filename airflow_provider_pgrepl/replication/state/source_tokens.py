@@ -19,12 +19,10 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundError, StateError
-from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import (
-    all_tables_publications,
-)
+from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import all_tables_publications
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership
 
 log = logging.getLogger(__name__)
@@ -214,7 +212,7 @@ def forget_tokens(source: Connection, slot: str) -> None:
                     source.cursor().execute("DROP TABLE _pgrepl.source_tokens")
         except _CannotWriteError as error:
             raise PrivilegeError(f"deleting tokens: {error.message}", _what_lets_it(source)) from None
-    migrations.remove_schema(source)
+    schema.remove_schema(source)
 
 
 class _CannotWriteError(PgReplError):

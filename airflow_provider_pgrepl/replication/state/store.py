@@ -9,9 +9,9 @@ from datetime import datetime
 
 from airflow_provider_pgrepl.replication.source.catalog import all_tables_publications
 from airflow_provider_pgrepl.replication.source.connection import row
-from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.connection import state_errors
-from airflow_provider_pgrepl.replication.state.pipeline_locks import PipelineLocks, Purpose
+from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
 from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord, PipelineRecords
 from airflow_provider_pgrepl.replication.state.progress_records import ProgressRecords
 from airflow_provider_pgrepl.replication.state.selected_relations import SelectedRelations
@@ -34,7 +34,7 @@ class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, Pro
 
     def migrate(self) -> None:
         """Set the schema up, or bring it to this version; see `migrations.migrate`."""
-        migrations.migrate(self._connection)
+        schema.migrate(self._connection)
 
     def check_unsent(self, slot: str, used: str) -> None:
         """Raises PublicationError where subscribers would be sent the tables that `migrate` creates.
@@ -46,11 +46,11 @@ class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, Pro
 
     def is_set_up(self) -> bool:
         """Whether the schema is there, of whatever version. Raises StateError for a newer one."""
-        return migrations.is_set_up(self._connection)
+        return schema.is_set_up(self._connection)
 
     def remove_schema(self) -> bool:
         """Take the schema away when no pipeline is recorded in it any more; whether there is none now."""
-        return migrations.remove_schema(self._connection)
+        return schema.remove_schema(self._connection)
 
     def now(self) -> datetime:
         """The clock of the state database, by which everything in it is dated."""

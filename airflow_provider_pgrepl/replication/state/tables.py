@@ -8,16 +8,12 @@ from datetime import datetime
 from typing import Any, Literal
 
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, StateError
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.table_state import (
-    TableState,
-    check_transition,
-    states_before,
-)
+from airflow_provider_pgrepl.replication.state.table_state import TableState, check_transition, states_before
 
 _SET_STATE = """
 UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.filesystem import delete_files, open_storage
-from airflow_provider_pgrepl.replication.storage.object_store import is_store
+from airflow_provider_pgrepl.replication.storage.stores.object_store import is_store
 
 UNKNOWN_MARGIN = timedelta(minutes=15)
 """How far a clock may be ahead where the storage takes no file that would tell."""

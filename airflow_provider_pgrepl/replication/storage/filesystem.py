@@ -13,10 +13,14 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake_location import EXAMPLES, SCHEMES, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, SCHEMES, place_in_store
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.object_store import access_to, is_store, open_filesystem
+from airflow_provider_pgrepl.replication.storage.stores.object_store import (
+    access_to,
+    is_store,
+    open_filesystem,
+)
 
 _LOCAL = fs.LocalFileSystem()
 _COMMIT = re.compile(r"(\d{20})\.json")

@@ -16,8 +16,8 @@ import pyarrow as pa
 from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.storage.object_store import store_behind
-from airflow_provider_pgrepl.replication.storage.store_faults import facts_in, fault_of
+from airflow_provider_pgrepl.replication.storage.errors import facts_in, fault_of
+from airflow_provider_pgrepl.replication.storage.stores.object_store import store_behind
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage import objects
-from airflow_provider_pgrepl.replication.storage.object_store import is_store
+from airflow_provider_pgrepl.replication.storage.stores.object_store import is_store
 
 _WHOLE_BYTES = 1 << 20
 """What is not larger is read by one request: its bytes take less time than a second one."""

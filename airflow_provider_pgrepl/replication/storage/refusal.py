@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 from obstore.exceptions import BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.storage.store_faults import explanation_of, fault_of, status_in
+from airflow_provider_pgrepl.replication.storage.errors import explanation_of, fault_of, status_in
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (PermissionError, NotADirectoryError, FileExistsError)

@@ -10,7 +10,7 @@ from typing import Self
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.storage.durable import local_path
-from airflow_provider_pgrepl.replication.storage.store_probe import check_store
+from airflow_provider_pgrepl.replication.storage.probe import check_store
 
 _HINT = (
     "mount one directory under this path on all hosts, which their users may write, or keep the lake in an"

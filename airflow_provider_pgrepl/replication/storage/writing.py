@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage import objects
-from airflow_provider_pgrepl.replication.storage.object_store import is_store
+from airflow_provider_pgrepl.replication.storage.stores.object_store import is_store
 
 _IN_MEMORY_BYTES = 4 << 20
 

@@ -3,12 +3,7 @@
 Lossless or loud: what a column's `parse` returns is exactly the value whose text it was given, or it raises.
 """
 
-from airflow_provider_pgrepl.replication.partition_by import PARTITION
-from airflow_provider_pgrepl.replication.values.partition import (
-    CHANGE_IT,
-    Partitioning,
-    partitioning,
-)
+from airflow_provider_pgrepl.replication.values.columns import CHANGE_IT, Partitioning, partitioning
 from airflow_provider_pgrepl.replication.values.schema import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -26,7 +21,6 @@ __all__ = [
     "COMMIT_LSN",
     "COMMIT_TS",
     "DELETED",
-    "PARTITION",
     "Partitioning",
     "TypedColumn",
     "choice_problems",

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
-from airflow_provider_pgrepl.replication.values.family import not_output_of_type
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.values.parser import not_output_of_type
 
 _PREFIX = "\\x"
 _INT32_MAX = 2**31 - 1

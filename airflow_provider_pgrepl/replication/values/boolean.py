@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
-from airflow_provider_pgrepl.replication.values.family import not_output_of_type
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.values.parser import not_output_of_type
 
 
 class Boolean:

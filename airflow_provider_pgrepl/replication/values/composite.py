@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
-from airflow_provider_pgrepl.replication.values.family import Parser, ParserOf
-from airflow_provider_pgrepl.replication.values.parts import split_record
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.values.nested import split_record
+from airflow_provider_pgrepl.replication.values.parser import Parser, ParserOf
 from airflow_provider_pgrepl.replication.values.text import Text
 
 

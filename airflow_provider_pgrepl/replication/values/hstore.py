@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
-from airflow_provider_pgrepl.replication.values.parts import split_pairs
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.values.nested import split_pairs
 
 
 class HStore:

@@ -7,7 +7,7 @@ and how many parts and bytes there are. What PostgreSQL does not write is found,
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.compiled import (
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import (
     BYTES,
     BYTES_OUT,
     FLAG,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
-from airflow_provider_pgrepl.replication.values.family import Parser, not_output_of_type
-from airflow_provider_pgrepl.replication.values.numeric import Decimal
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.values.parser import Parser, not_output_of_type
+from airflow_provider_pgrepl.replication.values.scalars import Decimal
 
 # What lc_monetary C gives, with a currency and marks that mean nothing: the source knows no currency.
 _AMOUNT = r"^-?\$\d{1,3}(?:,\d{3})*\.\d\d$"

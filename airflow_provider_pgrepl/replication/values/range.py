@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values.array import list_array
-from airflow_provider_pgrepl.replication.values.family import Parser, ParserOf, Unholdable
-from airflow_provider_pgrepl.replication.values.parts import split_multirange, split_record
+from airflow_provider_pgrepl.replication.values.nested import split_multirange, split_record
+from airflow_provider_pgrepl.replication.values.parser import Parser, ParserOf, Unholdable
 
 _EMPTY = "empty"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
+from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values.array import array
 from airflow_provider_pgrepl.replication.values.binary import binary
 from airflow_provider_pgrepl.replication.values.boolean import boolean
 from airflow_provider_pgrepl.replication.values.composite import composite
-from airflow_provider_pgrepl.replication.values.family import Family, NestedFamily, Parser
+from airflow_provider_pgrepl.replication.values.extensions import vector
 from airflow_provider_pgrepl.replication.values.fixed_width import (
     bigint,
     double,
@@ -22,12 +22,12 @@ from airflow_provider_pgrepl.replication.values.fixed_width import (
 )
 from airflow_provider_pgrepl.replication.values.hstore import hstore
 from airflow_provider_pgrepl.replication.values.money import money
-from airflow_provider_pgrepl.replication.values.numeric import numeric, xid8
+from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser
 from airflow_provider_pgrepl.replication.values.range import multirange, range_
+from airflow_provider_pgrepl.replication.values.scalars import numeric, xid8
 from airflow_provider_pgrepl.replication.values.spatial import spatial
 from airflow_provider_pgrepl.replication.values.temporal import date, timestamp, timestamptz
 from airflow_provider_pgrepl.replication.values.text import text
-from airflow_provider_pgrepl.replication.values.vector import vector
 
 # By pg_type.oid, which is fixed for built-in types.
 _BUILT_IN: dict[int, Family] = {

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.names import TableName, show_identifier
-from airflow_provider_pgrepl.replication.partition_by import PARTITION
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.values.partition import partitioning
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values.columns import partitioning
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 COMMIT_LSN = "_pgrepl_commit_lsn"

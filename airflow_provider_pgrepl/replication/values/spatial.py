@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values.binary import Binary
 
 

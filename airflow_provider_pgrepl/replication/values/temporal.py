@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.replication.choices import ColumnChoice, Infinity
-from airflow_provider_pgrepl.replication.relation import PgType
-from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable, cast, not_output_of_type
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, Infinity
 from airflow_provider_pgrepl.replication.values.gregorian import (
     SECONDS_PER_DAY,
     Integers,
     days_since_epoch,
     is_month_and_day,
 )
+from airflow_provider_pgrepl.replication.values.parser import Parser, Unholdable, cast, not_output_of_type
 from airflow_provider_pgrepl.replication.values.text import Text
 
 # Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.

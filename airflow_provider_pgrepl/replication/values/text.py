@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 
 
 class Text:

@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError, one_line
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.names import TableName, show_identifier
-from airflow_provider_pgrepl.replication.relation import Column
-from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Column
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values.parser import Parser, Unholdable
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
 

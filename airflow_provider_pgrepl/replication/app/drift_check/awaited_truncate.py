@@ -7,12 +7,12 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.file_drift import new_partitions
+from airflow_provider_pgrepl.replication.drift.files import new_partitions
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 
 WAIT_S = 75.0

@@ -16,32 +16,33 @@ from airflow_provider_pgrepl.replication.app.drift_check.awaited_truncate import
     wait_until_applied,
 )
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
-from airflow_provider_pgrepl.replication.app.drift_check.source_protection import protect_source
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
-from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
 from airflow_provider_pgrepl.replication.app.source_problems import (
     published_refused,
     source_problems,
     source_warnings,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.app.source_protection import protect_source
+from airflow_provider_pgrepl.replication.app.tables import new_tables
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     find_relation,
     read_relation,
     read_relations,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.preflight.table_problems import right_problems
+from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
 from airflow_provider_pgrepl.replication.source.server import written_lsn
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 _IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)

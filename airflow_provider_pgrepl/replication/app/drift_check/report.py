@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.replication.choices import NewTables
 from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.settings.tables import NewTables
 
 _NEW_TABLES = {
     "add": "copied by the next snapshot",

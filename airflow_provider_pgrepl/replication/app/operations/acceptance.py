@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.epoch import known_tables
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
 from airflow_provider_pgrepl.replication.app.ownership import check_acceptable, check_ours
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import continuity
 from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app.access import not_recorded
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 Refusal = Callable[[TableRecord], PgReplError | None]
 """Why a table cannot be had as it is now; None when it can."""

@@ -15,8 +15,8 @@ from airflow_provider_pgrepl.errors import LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.app_arguments import MAINTENANCE_LIMIT_S
+from airflow_provider_pgrepl.replication.app.epoch import begun_epoch
 from airflow_provider_pgrepl.replication.app.lake_choice import refuse_without_lake
-from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.needed_changes import (
     Retention,
     needed_above,
@@ -25,19 +25,20 @@ from airflow_provider_pgrepl.replication.app.needed_changes import (
 )
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import choose, recorded
 from airflow_provider_pgrepl.replication.app.operations.maintained import Maintained, MaintainedTable
-from airflow_provider_pgrepl.replication.changelog.compaction import join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
+from airflow_provider_pgrepl.replication.delta.table import has_delta
+from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
+from airflow_provider_pgrepl.replication.lake.files.thorough_compaction import compact_thoroughly
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.vectors.thorough_compaction import compact_thoroughly
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.storage import has_delta
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 _JOINED_AT_A_TIME = 256 << 20
 _COPIED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED, TableState.ERRORED)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_count
+from airflow_provider_pgrepl.replication.lake.files.thorough_compaction import Compaction
 from airflow_provider_pgrepl.replication.lake.maintenance import MaintenanceResult
-from airflow_provider_pgrepl.replication.lake.vectors.thorough_compaction import Compaction
 
 
 @dataclass(frozen=True)

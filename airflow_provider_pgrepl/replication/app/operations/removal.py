@@ -9,18 +9,19 @@ from airflow_provider_pgrepl.errors import BusyError, ConfigError, NoChangelogEr
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
-from airflow_provider_pgrepl.replication.app.operations import waiting
+from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake import dropping
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.lake import drop
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.publication import reason_to_keep
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,13 @@ def remove_tables(
     source: run it again then; LakeError for a lake table that the pipeline has not written; PrivilegeError.
     """
     name = access.pipeline.name
-    deadline = waiting.Deadline(timeout_s)
+    deadline = selection.Deadline(timeout_s)
     with access.store("remove") as store:
         evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
         records = _removable(access, store, tables, drop_lake_tables)
         chosen = [record.table for record in records]
         if drop_lake_tables or _being_copied(records):
-            waiting.lock(store, name, "snapshot", deadline)
+            selection.lock(store, name, "snapshot", deadline)
         if drop_lake_tables:
             check_no_foreign_receiver(store, access.pipeline)
         # A snapshot that takes a table again waits for this, or has taken it before the states are read.
@@ -86,7 +87,7 @@ def _removable(
 def _check_droppable(access: Access, store: Store, tables: Sequence[TableName]) -> None:
     name, root = access.pipeline.name, access.pipeline.lake_root
     copied = {table for table, one in store.read_tables(name).items() if one.position_lsn is not None}
-    dropping.check_droppable(root, tables, name, copied)
+    drop.check_droppable(root, tables, name, copied)
 
 
 def _being_copied(records: Iterable[TableRecord]) -> bool:
@@ -154,12 +155,12 @@ def _renamed(
     return table_names(source, oids) - {record.table for record in others}
 
 
-def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: waiting.Deadline) -> None:
+def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: selection.Deadline) -> None:
     root, since = access.pipeline.lake_root, store.now()
     # Whether there are changes or not, a batch begins that knows the new states.
     writer.mark(changelog_uri(root))
     try:
-        waiting.wait_until_let_go(store, access.pipeline.name, since, deadline)
+        selection.wait_until_let_go(store, access.pipeline.name, since, deadline)
     except BusyError as busy:
         raise BusyError(
             "the tables are removed, but their lake tables not dropped: the replication app did not end its"
@@ -168,7 +169,7 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: w
         ) from None
     # Again: another program may have written there while the batch was awaited.
     _check_droppable(access, store, tables)
-    for path in dropping.files_of_others(root, tables):
+    for path in drop.files_of_others(root, tables):
         log.warning("%s was not written by this pipeline, and is kept", path)
-    for table in dropping.drop_lake_tables(root, tables):
+    for table in drop.drop_lake_tables(root, tables):
         log.info("lake table %s is dropped", table)

@@ -18,21 +18,21 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lake.applying.copied_choices import copied_choices
-from airflow_provider_pgrepl.replication.lake.applying.table_position import read_table_position
+from airflow_provider_pgrepl.replication.lake.apply.table_position import read_table_position
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, no_position, open_table
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
+from airflow_provider_pgrepl.replication.settings.copied_choices import copied_choices
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.preflight.table_problems import right_problems
-from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 

@@ -17,21 +17,22 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import choose, recorded
-from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
+from airflow_provider_pgrepl.replication.app.recovery import settle_lake
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps, record_gap
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.skipping import pass_gaps, record_gap
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
 

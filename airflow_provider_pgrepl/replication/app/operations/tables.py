@@ -25,10 +25,11 @@ from airflow_provider_pgrepl.replication.app.operations.removal import remove_ta
 from airflow_provider_pgrepl.replication.app.operations.retry import Continuation
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 from airflow_provider_pgrepl.trace import trace_of
 
 __all__ = ["Retried", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]

@@ -10,14 +10,13 @@ from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, Priv
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
-from airflow_provider_pgrepl.replication.app.operations import waiting
+from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.ownership import check_teardown, has_begun
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import slot_error
-from airflow_provider_pgrepl.replication.lake.dropping import (
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.drop import (
     check_droppable,
     drop_lake_tables,
     drop_system_folder,
@@ -25,16 +24,16 @@ from airflow_provider_pgrepl.replication.lake.dropping import (
     present_tables,
 )
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
-from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver.continuity import slot_error
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source import publication, slot
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot import record as slot
-from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
-from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
+from airflow_provider_pgrepl.replication.source.slot import Slot, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.temporary import check_none_lingers
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import Store
 
@@ -78,7 +77,7 @@ def teardown(
     """
     pipeline = access.pipeline
     with access.source("teardown") as source, Store(access.state_dsn, f"teardown {pipeline.name}") as store:
-        deadline, given_up = waiting.Deadline(timeout_s), frozenset(give_up)
+        deadline, given_up = selection.Deadline(timeout_s), frozenset(give_up)
         work = _Teardown(pipeline, source, store, drop_lake, deadline, given_up)
         return work.run(dry_run=dry_run)
 
@@ -89,7 +88,7 @@ class _Teardown:
     source: Connection
     store: Store
     drop_lake: bool
-    deadline: waiting.Deadline
+    deadline: selection.Deadline
     give_up: frozenset[str] = frozenset()
     result: TornDown = field(default_factory=TornDown)
     _unmarked: str = ""
@@ -98,7 +97,7 @@ class _Teardown:
         # Before the locks: those of another state database keep no app of this pipeline out.
         self._check_place()
         if not dry_run:
-            waiting.lock_all(self.store, self.pipeline.name, self.deadline)
+            selection.lock_all(self.store, self.pipeline.name, self.deadline)
             self._check_place()
             if self._epoch is not None:
                 check_no_receiver(self.pipeline)
@@ -180,8 +179,8 @@ class _Teardown:
 
     def _event_trigger(self, dry_run: bool) -> None:
         former = [record.publication for record in (self._recorded, self._epoch) if record is not None]
-        was_there = event_trigger.is_present(self.source, self.pipeline, former)
-        for name, function in event_trigger.read_foreign(self.source, self.pipeline, former):
+        was_there = trigger.is_present(self.source, self.pipeline, former)
+        for name, function in trigger.read_foreign(self.source, self.pipeline, former):
             self.result.kept.append(
                 f"event trigger {name}, which this pipeline has not made: it calls {function}"
             )
@@ -191,7 +190,7 @@ class _Teardown:
             return
         if not dry_run:
             try:
-                event_trigger.uninstall(self.source, self.pipeline, former)
+                trigger.uninstall(self.source, self.pipeline, former)
             except PrivilegeError:
                 self.result.kept.append(
                     "the event trigger: it takes event-trigger-sql --remove, and a superuser"

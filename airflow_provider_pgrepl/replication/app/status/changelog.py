@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, start_of_hour
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
-from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.events.publish.record import read_record
+from airflow_provider_pgrepl.replication.events.publish.stopped_table import StoppedTable
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.app.status import budgets
 from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus
-from airflow_provider_pgrepl.replication.app.status.reading import PipelineStatus, SlotStatus, TableStatus
+from airflow_provider_pgrepl.replication.app.status.status import PipelineStatus, SlotStatus, TableStatus
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 _WIDTH = 100
 _LABEL = 10

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties, fenced
-from airflow_provider_pgrepl.replication.lake.delta.log_entry import commit_actions
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.delta.log import can_commit, metadata_action
+from airflow_provider_pgrepl.replication.lake.delta.commit import commit_actions
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties, fenced
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog.comments import Comments
-from airflow_provider_pgrepl.replication.storage import can_commit, metadata_action
 
 log = logging.getLogger(__name__)
 

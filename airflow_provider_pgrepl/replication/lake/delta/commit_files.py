@@ -12,6 +12,8 @@ from dataclasses import replace
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.delta.checkpoint_files import whole_checkpoints
+from airflow_provider_pgrepl.replication.delta.recovery import find_torn
 from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, read_ownership
 from airflow_provider_pgrepl.replication.storage import (
     commit_mark,
@@ -19,10 +21,8 @@ from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
     storage_errors,
-    whole_checkpoints,
 )
 from airflow_provider_pgrepl.replication.storage.durable import local_path
-from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""

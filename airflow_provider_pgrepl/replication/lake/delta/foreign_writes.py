@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeChangedError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions, storage_errors
 
 log = logging.getLogger(__name__)

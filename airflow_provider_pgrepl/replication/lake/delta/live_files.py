@@ -18,18 +18,17 @@ from deltalake import DeltaTable
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.delta.checkpoint_files import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord
 from airflow_provider_pgrepl.replication.lake.delta.ownership import TRANSACTION_RETENTION
-from airflow_provider_pgrepl.replication.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
-    read_checkpoint,
     read_commit_actions,
     requests_at_once,
     storage_errors,
-    whole_checkpoints,
 )
 
 # What an `add` may hold (PROTOCOL.md, "Add File and Remove File").

@@ -18,19 +18,18 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP
+from airflow_provider_pgrepl.replication.delta.checkpoint_files import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.lake.delta.table_marks import copied_from, path_mark, reason_of_lake
-from airflow_provider_pgrepl.replication.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,
     open_storage,
-    read_checkpoint,
     read_commit_actions,
     storage_errors,
-    whole_checkpoints,
 )
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
+from airflow_provider_pgrepl.replication.storage.errors import fault_of
 
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN = re.compile(

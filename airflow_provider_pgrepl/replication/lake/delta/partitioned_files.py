@@ -8,8 +8,8 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
-from airflow_provider_pgrepl.replication.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 
 SPLIT_BYTES = 32 << 20
 """So much is told apart at once: with thousands of partitions each time costs as many small copies."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.partitioned_files import PartitionedFiles
-from airflow_provider_pgrepl.replication.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 
 LakeFiles = ParquetFiles | PartitionedFiles
 

@@ -9,25 +9,20 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
-from airflow_provider_pgrepl.errors import (
-    FencedError,
-    LakeError,
-    OvertakenError,
-)
+from airflow_provider_pgrepl.errors import FencedError, LakeError, OvertakenError
+from airflow_provider_pgrepl.replication.delta.table import create_delta, has_delta
+from airflow_provider_pgrepl.replication.lake.delta.commit import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
-from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
-    declaration,
-)
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declaration
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     bounded,
     commit_properties,
     replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import warn_of_foreign_rows
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     BEFORE_APP,
@@ -41,9 +36,9 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     read_position,
 )
 from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
-from airflow_provider_pgrepl.replication.lake_location import is_object_store
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.lake import is_object_store
+from airflow_provider_pgrepl.replication.storage import is_refusal, refusal
 
 _ATTEMPTS = 3
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import (
-    FencedError,
-    LakeTableError,
-)
+from airflow_provider_pgrepl.errors import FencedError, LakeTableError
+from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, has_retention
 from airflow_provider_pgrepl.replication.lake.delta.ownership import TRANSACTION_RETENTION
 from airflow_provider_pgrepl.replication.lake.delta.table_marks import path_mark, table_marks
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_delta, raise_if_away
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import raise_if_away
 
 CLOSED = 2**63 - 1
 """The version under which the app id of an epoch that is over stands in a table."""

@@ -8,24 +8,15 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    RELATION_APP,
-    epoch_of,
-    read_position,
-)
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, epoch_of, read_position
 from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
 from airflow_provider_pgrepl.replication.lake.history.table import append_versions, snapshot_app
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.merging.merge import (
-    Applied,
-    apply_changes,
-    check_columns,
-    slices,
-)
-from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
+from airflow_provider_pgrepl.replication.lake.merge.merge import Applied, apply_changes, check_columns, slices
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 

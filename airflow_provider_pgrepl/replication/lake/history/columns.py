@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import typed_columns
 
 FROM_EPOCH, FROM_LSN, FROM_TS = "_pgrepl_from_epoch", "_pgrepl_from_lsn", "_pgrepl_from_ts"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_provider_pgrepl.replication.compiled import BYTES, FLAG, INT, INTS, inner, loop
-from airflow_provider_pgrepl.replication.lake.merging.kernels import DELETE, INSERT, NONE
+from airflow_provider_pgrepl.replication.lake.merge.kernels import DELETE, INSERT, NONE
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import BYTES, FLAG, INT, INTS, inner, loop
 
 _UNDECIDED = 0
 _GONE, _CHANGED, _TRUNCATED = ord("D"), ord("U"), ord("T")

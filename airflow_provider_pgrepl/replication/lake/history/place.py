@@ -5,7 +5,7 @@ The lake table holds the version of each row that is valid now; its history hold
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 HISTORY_SUFFIX = "~history"
 """No table's own path ends so: there `~` stands before two hexadecimal digits, and `hi` is none."""

@@ -13,15 +13,15 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
 from airflow_provider_pgrepl.replication.lake.history import columns as history
 from airflow_provider_pgrepl.replication.lake.history.versions import EndedVersions, ended_versions
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
-from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import quote_identifier
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Ints
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,

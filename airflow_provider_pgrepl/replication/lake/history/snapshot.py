@@ -9,10 +9,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import check_ours
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table
+from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
 from airflow_provider_pgrepl.replication.lake.history import columns as layout
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.history.rows import closed, current_rows
@@ -22,11 +23,11 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     snapshot_app,
     snapshot_marks,
 )
-from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import has_delta
-from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, PARTITION
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 _BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED, PARTITION)
 

@@ -14,16 +14,17 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     allow_timestamp_without_tz,
     commit_files,
     commit_properties,
     try_commit,
 )
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     CLOSED,
@@ -35,14 +36,10 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
 from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_uri
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import (
-    commit_token,
-    committing,
-    has_delta,
-)
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 _KIND = "history"

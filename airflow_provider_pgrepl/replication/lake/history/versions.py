@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.lake.history.kernels import end_versions
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.merging.followed_rows import FollowedRows, follow
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
+from airflow_provider_pgrepl.replication.lake.merge.followed_rows import FollowedRows, follow
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 
 
 @dataclass(frozen=True)

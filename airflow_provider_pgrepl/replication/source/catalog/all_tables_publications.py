@@ -7,7 +7,7 @@ https://www.postgresql.org/docs/current/logical-replication-subscription.html
 from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import PublicationError, one_line
-from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
+from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 

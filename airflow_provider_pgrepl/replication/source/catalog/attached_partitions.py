@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import psycopg2
 
 from airflow_provider_pgrepl.errors import BusyError, SourceError
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Partition, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Partition, Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import OwnerCode, shut_owners_out
 from airflow_provider_pgrepl.replication.source.connection import Connection, limit_idleness, rows
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psycopg2
 
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 

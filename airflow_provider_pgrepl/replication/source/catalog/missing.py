@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 

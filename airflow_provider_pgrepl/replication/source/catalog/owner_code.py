@@ -16,7 +16,7 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import BusyError, TableError, one_line
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 

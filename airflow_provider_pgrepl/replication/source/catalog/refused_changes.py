@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier, show_identifier
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier, show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,

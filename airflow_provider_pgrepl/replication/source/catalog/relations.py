@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.catalog.attached_partitions import with_had_rows
 from airflow_provider_pgrepl.replication.source.catalog.missing import read_missing, with_missing
 from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, leaves_of, read_leaves

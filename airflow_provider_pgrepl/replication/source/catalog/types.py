@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_pgrepl.replication.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
+from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 
 # Plain reads, like those of relations: they obey the transaction's snapshot.

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from airflow_provider_pgrepl.errors import PublicationError
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
-from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
     Shape,
     check_as_selected,
     check_unaltered,
@@ -19,8 +20,7 @@ from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
-from airflow_provider_pgrepl.replication.source.copy.stream import open_copy
-from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper, keep_table
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper, keep_table
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 __all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]

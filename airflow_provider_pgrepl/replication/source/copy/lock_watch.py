@@ -11,12 +11,8 @@ import psycopg2
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.source.connection import Connection, row
-from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Gate, lost
-from airflow_provider_pgrepl.replication.source.copy.lock_waiters import (
-    LockWaiter,
-    end_copies,
-    read_waiters,
-)
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Gate, lost
+from airflow_provider_pgrepl.replication.source.copy.lock_waiters import LockWaiter, end_copies, read_waiters
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S
 from airflow_provider_pgrepl.trace import log_unexpected

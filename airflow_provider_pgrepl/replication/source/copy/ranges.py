@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.catalog.relations import COLUMN_LISTS_SINCE, Leaf, read_leaves
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, read_leaves
+from airflow_provider_pgrepl.replication.source.catalog.publication_membership import COLUMN_LISTS_SINCE
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 

@@ -9,8 +9,8 @@ from typing import Literal
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import SnapshotError, one_line
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.partitions import read_leaves
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.preflight.server_problems import
     slot_problems,
 )
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
-from airflow_provider_pgrepl.replication.source.preflight.table_problems import (
+from airflow_provider_pgrepl.replication.source.preflight.tables import (
     code_problems,
     lock_problems,
     publication_problems,

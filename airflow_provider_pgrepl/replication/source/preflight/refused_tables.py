@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
-    RefusedChanges,
-    read_refused,
-)
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges, read_refused
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.publication import read_publication

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
-from airflow_provider_pgrepl.replication.choices import COLUMN_FIELDS
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import COLUMN_FIELDS
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import (
     SlotError,
     SourceConnectionError,
 )
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     address,
@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
-from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, read_slot, why_invalidated
+from airflow_provider_pgrepl.replication.source.slot import PLUGIN, read_slot, why_invalidated
 
 OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000

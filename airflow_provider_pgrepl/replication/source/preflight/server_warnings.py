@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from airflow_provider_pgrepl.errors import one_line
-from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.synchronous_standbys import synchronous_problem
 
 # The second is there since PostgreSQL 18.
 _SLOT_LIMITS = """

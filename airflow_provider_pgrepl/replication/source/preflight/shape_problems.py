@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow_provider_pgrepl.errors import one_line
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier, show_identifier
-from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA, Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier, show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection
 

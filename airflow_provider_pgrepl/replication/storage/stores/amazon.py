@@ -9,9 +9,8 @@ from typing import Any
 from obstore.store import S3Store
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.lake_location import Place
-from airflow_provider_pgrepl.replication.storage.stores.access import Access, said
-from airflow_provider_pgrepl.replication.store_variables import (
+from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.store_variables import (
     ENDPOINT,
     KEY_ID,
     REGION,
@@ -19,6 +18,7 @@ from airflow_provider_pgrepl.replication.store_variables import (
     TOKEN,
     store_variable,
 )
+from airflow_provider_pgrepl.replication.storage.stores.base import Access, said
 
 _DEFAULT_REGION = "us-east-1"
 _ATTEMPTS = 13

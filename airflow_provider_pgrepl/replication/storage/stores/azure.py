@@ -9,9 +9,8 @@ from typing import Any
 from obstore.store import AzureStore
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.lake_location import Place
-from airflow_provider_pgrepl.replication.storage.stores.access import Access, said
-from airflow_provider_pgrepl.replication.store_variables import (
+from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_CLIENT,
     AZURE_ENDPOINT,
     AZURE_KEY,
@@ -21,6 +20,7 @@ from airflow_provider_pgrepl.replication.store_variables import (
     AZURE_TOKEN_FILE,
     store_variable,
 )
+from airflow_provider_pgrepl.replication.storage.stores.base import Access, said
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import Any
 from obstore.store import GCSStore
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.lake_location import Place
-from airflow_provider_pgrepl.replication.storage.stores.access import PATIENCE, Access, said
-from airflow_provider_pgrepl.replication.store_variables import (
+from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.store_variables import (
     GOOGLE_ENDPOINT,
     GOOGLE_KEY,
     store_variable,
 )
+from airflow_provider_pgrepl.replication.storage.stores.base import PATIENCE, Access, said
 
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _environment = Lock()

@@ -1,0 +1,165 @@
+"""What the package brings along for who has no checkout: applications to run, example DAGs to copy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow_provider_pgrepl.errors import ConfigError, ToolError
+from airflow_provider_pgrepl.replication.app.app_arguments import (
+    AddArguments,
+    as_given,
+    of_publish,
+    of_replicate,
+    of_snapshot,
+)
+from airflow_provider_pgrepl.replication.app.process import source_dsn
+from airflow_provider_pgrepl.replication.runtime import spark_submit
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.spark_driver import supervisor
+
+_APPLICATIONS: tuple[tuple[str, str, AddArguments], ...] = (
+    ("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
+    ("replicate", "keep the lake current, until stopped or caught up", of_replicate),
+    ("publish", "supply a broker with change events, until stopped or caught up", of_publish),
+)
+_EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://host:7077"
+
+
+def add_commands(commands: Any) -> None:
+    """The commands `snapshot`, `replicate`, `publish` and `dags`, each with its `work`."""
+    for name, purpose, add_arguments in _APPLICATIONS:
+        command = commands.add_parser(name, help=purpose, description=purpose, epilog=_EPILOG)
+        command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
+        add_arguments(command)
+        command.set_defaults(work=_run, application=name)
+    purpose = "copy the example DAGs of this version to where Airflow finds them"
+    command = commands.add_parser("dags", help=purpose, description=purpose)
+    command.add_argument("--copy-to", type=Path, required=True, metavar="DIR", help="a folder of DAGs")
+    command.set_defaults(pipeline=None, work=_copy)
+
+
+def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
+    ours = ("application", "pipeline", "work", "spark")
+    own = as_given({name: value for name, value in vars(arguments).items() if name not in ours})
+    run_application(arguments.application, arguments.pipeline, own, arguments.spark)
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    copied = copy_dags(arguments.copy_to)
+    sys.stdout.write("".join(f"{file}\n" for file in copied))
+    sys.stdout.write(
+        "their pipeline is in pipeline.json there, or in the file that PGREPL_PIPELINE_FILE names\n"
+    )
+    return 0
+
+
+def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
+    """Become the parent of spark-submit with an application, its own options and those of Spark.
+
+    spark-submit is a JVM, which ends at once by SIGTERM while its driver goes on: the parent tells the driver
+    alone. In cluster mode, where the driver is elsewhere, this process becomes spark-submit itself.
+
+    Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
+    """
+    if not Pipeline.read(pipeline_file).has_lake_tables:
+        _run_without_spark(name, pipeline_file, own, spark)
+    is_here = _value(spark, "--deploy-mode") != "cluster"
+    if is_here:
+        source_dsn()
+    spark_submit.java()
+    spark_submit.allow_open_files()
+    submit = spark_submit.spark_submit()
+    more = _driver_python(spark) if is_here else []
+    # What is given comes behind ours, and so counts.
+    application = spark_submit.application(name)
+    command = [submit, *more, *spark, application, "--pipeline", pipeline_file, *own]
+    if is_here:
+        parent = [sys.executable, "-P", supervisor.__file__, "--application", application, "--"]
+        command = [*parent, *command]
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment = {**python, **spark_submit.quiet_logging(), **os.environ}
+    sys.stdout.flush()
+    environment |= spark_submit.small_jvm(environment) | spark_submit.readable_names(command)
+    os.execve(command[0], command, environment)  # noqa: S606 - the app itself, in our place
+
+
+def _run_without_spark(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
+    """Become the application itself. Raises ConfigError for options of Spark."""
+    if spark:
+        raise ConfigError(
+            f"pgrepl {name}: nothing is for spark-submit: the pipeline has no lake tables",
+            "leave -- out, and what follows it",
+        )
+    source_dsn()
+    command = spark_submit.without_spark(spark_submit.application(name), pipeline_file, own)
+    sys.stdout.flush()
+    os.execve(command[0], command, spark_submit.small_process(os.environ))  # noqa: S606 - the app itself, in our place
+
+
+def _driver_python(spark: Sequence[str]) -> list[str]:
+    """Options that keep the driver with this Python where there is a cluster, whose executors have theirs."""
+    given = [*_values(spark, "--conf"), *_values(spark, "-c")]
+    conf = dict(part.split("=", 1) for part in given if "=" in part)
+    if (_value(spark, "--master") or conf.get("spark.master") or "local").startswith("local"):
+        return []
+    settings = spark_submit.driver_python(conf, os.environ.get("PYSPARK_DRIVER_PYTHON"))
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
+def _value(arguments: Sequence[str], option: str) -> str | None:
+    """The last one given."""
+    return next(reversed(_values(arguments, option)), None)
+
+
+def _values(arguments: Sequence[str], option: str) -> list[str]:
+    """As `--option VALUE` or `--option=VALUE`, both of which spark-submit takes."""
+    joined = [part.removeprefix(f"{option}=") for part in arguments if part.startswith(f"{option}=")]
+    pairs = pairwise(arguments)
+    return [*joined, *(value for name, value in pairs if name == option)]
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command's arguments, and those of spark-submit, which follow `--`."""
+    given = list(arguments)
+    if "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
+def copy_dags(folder: Path) -> list[Path]:
+    """Copy the example DAGs and their pipeline file; what is there is never overwritten.
+
+    Raises ConfigError, with nothing copied, when a file or link of that name is there, or the folder is a
+    link or none can be made; ToolError without examples.
+    """
+    examples = spark_submit.shipped_folder("example_dags", "pipeline.json", "dags")
+    if examples is None:
+        raise ToolError("the example DAGs are missing", "reinstall the wheel of airflow-provider-pgrepl")
+    sources = [*sorted(examples.glob("*.py")), examples / "pipeline.json"]
+    targets = [folder / source.name for source in sources]
+    if taken := [str(target) for target in targets if os.path.lexists(target)]:
+        raise ConfigError(
+            f"already there: {', '.join(taken)}",
+            "name a folder of their own, as dags/pgrepl, or move these away",
+        )
+    if folder.is_symlink():
+        raise ConfigError(
+            f"{folder} is a symbolic link: nothing was copied", f"name {folder.resolve()} itself"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be made: {error.strerror}", "name another folder"
+        ) from None
+    for source, target in zip(sources, targets, strict=True):
+        with target.open("xb") as copy:  # neither through a link, nor over what came meanwhile
+            copy.write(source.read_bytes())
+    return targets

@@ -1,0 +1,86 @@
+"""The arguments `pipeline=`, `tables=` and flags: what an author may give, and what templates make of it."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+_TEMPLATE_MARKS = ("{{", "{%", "{#")
+
+PipelineArgument = Pipeline | dict[str, Any] | str | os.PathLike[str]
+
+
+def read_pipeline(value: PipelineArgument) -> Pipeline:
+    """The Pipeline given as such, as a dict, as JSON text, or as the path of a file. Raises ConfigError."""
+    if isinstance(value, Pipeline):
+        return value
+    if isinstance(value, dict):
+        return Pipeline.from_dict(value)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return Pipeline.from_json(value)
+    if isinstance(value, str | os.PathLike):
+        return Pipeline.read(os.fspath(value))
+    raise ConfigError(f"pipeline: cannot be a {type(value).__name__}", "a Pipeline, a dict, or a path")
+
+
+def check_at_parse_time(value: object) -> None:
+    """Refuse fields that no template can mend, so that the DAG is not imported. Raises ConfigError.
+
+    What holds a template or comes from another task is looked at when the task runs, and so is a file.
+    """
+    if isinstance(value, dict) and _is_literal(value):
+        Pipeline.from_dict(value)
+
+
+def _is_literal(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(_is_literal(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_is_literal, value))
+    if isinstance(value, str):
+        return not any(mark in value for mark in _TEMPLATE_MARKS)
+    return value is None or isinstance(value, bool | int | float)
+
+
+def read_tables(value: Sequence[str] | str | None) -> list[str]:
+    """Table names from a list, a comma list, or a list as a template prints it. Raises ConfigError."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = _literal(value) if value.lstrip().startswith("[") else value.split(",")
+    names = [name.strip() if isinstance(name, str) else name for name in value]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError("tables: must be a list of strings")
+    return [name for name in names if name and name != "None"]
+
+
+def parse_tables(names: Sequence[str]) -> list[TableName]:
+    """The tables that these names stand for. Raises ConfigError."""
+    try:
+        return [TableName.parse(name) for name in names]
+    except ValueError as error:
+        raise ConfigError(f"tables: {error}", "one name each, as public.orders") from None
+
+
+def read_flag(name: str, value: bool | str) -> bool:
+    """A flag, also as a template prints it. Raises ConfigError: a guess could start a whole new epoch."""
+    known = {"true": True, "false": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).strip().lower() in known:
+        return known[str(value).strip().lower()]
+    raise ConfigError(f"{name}: {value!r} must be true or false")
+
+
+def _literal(text: str) -> list[Any]:
+    try:
+        found = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        raise ConfigError(f"tables: {text!r} is not a list") from None
+    return list(found)

@@ -1,0 +1,171 @@
+"""The recorded states of the tables of a run: snapshotting while they are copied, and what they end as."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from contextlib import closing
+from types import TracebackType
+from typing import Self
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
+from airflow_provider_pgrepl.replication.app.tables import membership_of
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.trace import traced
+
+log = logging.getLogger(__name__)
+
+_MENDED_HINT = f"fix the cause, then {hints.SNAPSHOT}: that copies errored tables again; or remove the table"
+
+
+class CopyStates:
+    """A context manager that leaves no table `snapshotting` when its block raises.
+
+    Until `copying` is called, nothing was written to the lake: tables go back to the state that they had, new
+    ones are forgotten, and those that joined the publication leave it. Afterwards they are errored.
+    """
+
+    def __init__(self, dsn: str, pipeline: Pipeline, store: Store) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._store = store
+        self._before: dict[TableName, TableRecord | None] = {}
+        self._joined: set[TableName] = set()
+        self._is_copying = False
+
+    def join(self, tables: Iterable[TableName]) -> None:
+        """Note that these tables joined the publication for this run."""
+        self._joined.update(tables)
+
+    def begin(self, relations: Iterable[Relation]) -> None:
+        """Record that these tables are requested, and set them to `snapshotting`."""
+        name, records = self._pipeline.name, self._store.read_tables(self._pipeline.name)
+        for table in (relation.table for relation in relations):
+            record = records.get(table)
+            self._before.setdefault(table, record)
+            if record is None or record.state is TableState.REMOVED:
+                self._store.set_state(name, table, TableState.PENDING)
+            elif record.state is TableState.PAUSED:
+                self._store.set_state(name, table, TableState.CATCHING_UP)
+            self._record_membership(table, record)
+            self._store.set_state(name, table, TableState.SNAPSHOTTING)
+
+    def copying(self) -> None:
+        """Note that lake tables may be written from now on."""
+        self._is_copying = True
+
+    def mark_errored(self, table: TableName, error: PgReplError) -> None:
+        """Stop this table, and only this one."""
+        log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
+        record = self._store.read_tables(self._pipeline.name).get(table)
+        if record is None or record.state is TableState.REMOVED:
+            self._store.set_state(self._pipeline.name, table, TableState.PENDING)
+        self._record_membership(table, record)
+        self._store.set_state(
+            self._pipeline.name,
+            table,
+            TableState.ERRORED,
+            error=type(error).__name__,
+            reason=error.message,
+            hint=error.hint or _MENDED_HINT,
+            remedy=error.remedy,
+            trace=error.trace,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """What fails here is logged: the error of the block is the one that is raised."""
+        try:
+            records = self._store.read_tables(self._pipeline.name)
+            begun = {table for table in self._before if self._is_begun(records.get(table), table)}
+            restored = set() if self._is_copying else set(filter(self._is_restorable, begun))
+            if not self._is_copying:
+                self.withdraw(self._joined - (begun - restored) | set(filter(self._was_out, restored)))
+            for table in sorted(begun):
+                if table in restored:
+                    self._restore(table)
+                else:
+                    self.mark_errored(table, _cause(error))
+        except PgReplError as failure:
+            log.warning("the states of tables that were not copied could not be recorded: %s", failure)
+
+    def _is_begun(self, now: TableRecord | None, table: TableName) -> bool:
+        before = self._before[table]
+        # A paused table is not set to `snapshotting` in one step.
+        is_resumed = before is not None and before.state is TableState.PAUSED and not self._is_copying
+        return _is_under_way(now) or (is_resumed and now is not None and now.state is TableState.CATCHING_UP)
+
+    def _is_restorable(self, table: TableName) -> bool:
+        before = self._before[table]
+        return before is None or not _is_under_way(before)
+
+    def _was_out(self, table: TableName) -> bool:
+        """Return True for a table that was not replicated, which a killed run may have published."""
+        before = self._before[table]
+        return before is None or before.state is TableState.REMOVED
+
+    def withdraw(self, tables: Collection[TableName]) -> None:
+        """Take tables that this run published out of the publication again. What fails is logged."""
+        pipeline = self._pipeline
+        if not tables or pipeline.publication_mode != "create":
+            return
+        try:
+            # The error may have been that of the connection that published them.
+            with closing(connect(self._dsn, "unpublish")) as source:
+                drop_tables(source, pipeline.publication, tables, pipeline.lock_timeout_s)
+        except PgReplError as failure:
+            names = ", ".join(map(str, sorted(tables)))
+            log.warning("tables stay in the publication: %s; remove them: %s", failure, names)
+
+    def _restore(self, table: TableName) -> None:
+        name, before = self._pipeline.name, self._before[table]
+        if before is None:
+            self._store.remove_table(name, table)
+            return
+        state = TableState.CATCHING_UP if before.state is TableState.STREAMING else before.state
+        self._store.set_state(
+            name,
+            table,
+            state,
+            error=before.error,
+            reason=before.reason,
+            hint=before.hint,
+            remedy=before.remedy,
+            lsn=before.lsn,
+            trace=before.trace,
+        )
+        self._store.set_membership(name, table, before.membership)
+
+    def _record_membership(self, table: TableName, record: TableRecord | None) -> None:
+        wanted = membership_of(self._pipeline, table)
+        if (record.membership if record else "configured") != wanted:
+            self._store.set_membership(self._pipeline.name, table, wanted)
+
+
+def _is_under_way(record: TableRecord | None) -> bool:
+    """Return True for a table that waits for its copy, or is copied, or was when a run was killed."""
+    return record is not None and record.state in (TableState.PENDING, TableState.SNAPSHOTTING)
+
+
+def _cause(error: BaseException) -> PgReplError:
+    if isinstance(error, PgReplError):
+        return error
+    return traced(
+        SnapshotError(f"the snapshot was stopped before the table was copied ({type(error).__name__})"), error
+    )

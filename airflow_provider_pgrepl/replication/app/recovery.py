@@ -1,0 +1,116 @@
+"""What a crash of the machine left half written in a pipeline's own tables is set aside at the next start.
+
+Of the changelog only what the slot was not told of: that comes again. A file that is not there although the
+slot was told of its commit may only be out of sight, behind a mount or while a copy is under way. So may one
+of the points or of the index of relations that a crash cannot have left so. A changelog that cannot be opened
+is identified by its last whole commit: unless source and state are its pipeline's, nothing is set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import BusyError, LakeError
+from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_new_epoch, check_ours
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
+from airflow_provider_pgrepl.replication.changelog.remains import Remains, read_remains
+from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog
+from airflow_provider_pgrepl.replication.delta.recovery import Torn, find_torn_by_crash
+from airflow_provider_pgrepl.replication.lake.consistent_points import find_torn_points
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.state.source_tokens import token_error
+from airflow_provider_pgrepl.replication.state.store import Store
+
+_LOOK = "see that the lake's storage shows all its files (a mount, a copy that is still under way)"
+
+
+def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
+    """Set aside what a crash tore, for a caller that holds the lock of replication.
+
+    `evidence` may lack the changelog's. `give_up`: the names that a requested new epoch gives up, None if
+    none was requested. A new epoch gives up what the slot was told, too. Raises LakeError,
+    LakeUnavailableError, SourceError, and what contradicts that source, lake and state are the pipeline's.
+    """
+    changelog, *others = found = _find(evidence.pipeline.lake_root)
+    if not any(found):
+        return
+    remains = read_remains(changelog.uri, min(changelog.commits, default=None))
+    complete = _completed(evidence, remains, dsn)
+    if give_up is None:
+        check_ours(complete)
+    else:
+        check_new_epoch(complete, frozenset(give_up))
+    if remains.record is None:
+        _check_never_whole(complete, changelog, others)
+    elif changelog.commits and give_up is None:
+        _check_untold(complete, remains)
+    for torn in found:
+        torn.set_aside()
+
+
+def settle_idle_lake(
+    store: Store, evidence: Evidence, dsn: str, give_up: Collection[str] | None = None
+) -> None:
+    """Likewise for who does not hold it: a replication app that runs has done it itself."""
+    name = evidence.pipeline.name
+    if not any(_find(evidence.pipeline.lake_root)):
+        return
+    with suppress(BusyError):
+        store.lock(name, "replicate")
+        try:
+            settle_lake(evidence, dsn, give_up)
+        finally:
+            store.unlock(name, "replicate")
+
+
+def _find(lake: str) -> list[Torn]:
+    return [
+        find_torn_changelog(changelog_uri(lake)),
+        find_torn_points(lake),
+        find_torn_by_crash(relations_uri(lake)),
+    ]
+
+
+def _completed(evidence: Evidence, remains: Remains, dsn: str) -> Evidence:
+    """The evidence with what a changelog that could not be opened says."""
+    record, is_copy = remains.record, evidence.is_copy
+    if record is None:
+        return evidence
+    with closing(connect(dsn, f"settle {evidence.pipeline.name}", read_only=True)) as source:
+        slot = read_slot(source, record.slot)
+        if remains.token:
+            is_recorded = evidence.recorded is not None
+            is_copy = token_error(source, record.slot, remains.token, is_recorded=is_recorded) or is_copy
+    slots = {**evidence.slots, **({} if slot is None else {slot.name: slot})}
+    return replace(evidence, epoch=record, lake_id=remains.lake_id, slots=slots, is_copy=is_copy)
+
+
+def _check_never_whole(evidence: Evidence, changelog: Torn, others: Collection[Torn]) -> None:
+    """Raise LakeError unless all there is of the changelog is a first commit that was never whole."""
+    if evidence.recorded is not None and changelog.commits == (0,) and not any(others):
+        return
+    raise LakeError(
+        f"no commit of the changelog {changelog.uri} can be read, so whose it is cannot be determined."
+        " Nothing was changed",
+        f"{_LOOK}, check the connections of source and state, and start again; if the changelog is lost, move"
+        " its folder away first",
+    )
+
+
+def _check_untold(evidence: Evidence, remains: Remains) -> None:
+    assert remains.record is not None
+    slot, left = evidence.slots.get(remains.record.slot), remains.durable_lsn
+    if slot is not None and left is not None and (slot.confirmed_flush_lsn or 0) <= left:
+        return
+    name = f"the slot {remains.record.slot}"
+    told = f"{name} does not exist" if slot is None else f"{name} was told {slot.confirmed_flush_lsn}"
+    raise LakeError(
+        f"commit {remains.version + 1} of the changelog, or a file that it names, is not whole. Without it"
+        f" the changelog ends at {left}, but {told}. Nothing was changed",
+        f"{_LOOK}, and start again; if they are lost, {hints.NEW_EPOCH}",
+    )

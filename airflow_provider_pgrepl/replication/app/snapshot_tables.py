@@ -1,0 +1,283 @@
+"""TableSnapshotter: takes tables into an epoch that runs, at a temporary slot's snapshot; others go on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.copy_states import CopyStates
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
+from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.tables import Records
+from airflow_provider_pgrepl.replication.app.tables_without_lake import record_tables
+from airflow_provider_pgrepl.replication.changelog import own_tables, writer
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.copy import keeper
+from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
+    Selected,
+    select_tables,
+)
+from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_in_use import SlotInUse
+from airflow_provider_pgrepl.replication.source.temporary import temporary_name
+from airflow_provider_pgrepl.replication.source.unpublish import table_names
+from airflow_provider_pgrepl.replication.source.walsender import renew_walsender
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How many snapshots are tried until one has brought a table into the lake."""
+_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
+"""Seconds before tables are copied again under a new snapshot, as after they gave way to statements of the
+source; as often as there are pauses, and again after a table was finished."""
+
+_MENDED_HINT = f"mend it, then {hints.SNAPSHOT}: that copies errored tables again; or remove the table"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has done: tables that were copied, and those that are errored now, with why."""
+
+    copied: tuple[TableName, ...] = ()
+    failed: dict[TableName, PgReplError] = field(default_factory=dict)
+
+
+@dataclass
+class TableSnapshotter:
+    """One run's connections, and what it does with them. `spark` gives the session when it is needed."""
+
+    access: Access
+    source: Connection
+    store: Store
+    spark: Callable[[], SparkSession]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.access.pipeline
+
+    def records(self) -> Records:
+        return self.store.read_tables(self.pipeline.name)
+
+    def take(self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord) -> Outcome:
+        """Copy these tables, whatever state they are in; one that cannot be is marked errored, and only that.
+
+        Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
+        not be used several times over. If nothing was copied yet, tables and publication are then as before;
+        otherwise the tables that are left are errored with the cause. Tables that have given way to
+        statements of the source again and again are errored, and TableSnapshotError is raised at the end.
+        """
+        with self.copy_states() as states:
+            return self._take(states, set(tables), requested, record)
+
+    def copy_states(self) -> CopyStates:
+        """What records the states of tables while they are copied."""
+        return CopyStates(self.access.dsn, self.pipeline, self.store)
+
+    def _take(
+        self, states: CopyStates, left: set[TableName], requested: RequestedTables, record: EpochRecord
+    ) -> Outcome:
+        copied, attempt, given_way = list[TableName](), 1, 0
+        failed: dict[TableName, PgReplError] = {}
+        added: dict[TableName, int] = {}
+        ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
+        ownership.check_publication(record.publication_oid)
+        while left:
+            relations, unfit = self.examine(left, requested, record)
+            failed |= unfit
+            left -= unfit.keys()
+            # Published without a key, say, a table refuses the application's updates. By oid: it may have
+            # another name now. Nothing is in the lake of it.
+            if withdrawn := [added[table] for table in unfit if table in added]:
+                states.withdraw(table_names(self.source, withdrawn))
+            if not relations:
+                break
+            self.index_selected(record.epoch, relations)
+            joined = self._begin(states, ownership, relations)
+            added |= {relation.table: relation.oid for relation in joined}
+            exported = export_snapshot(
+                self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
+            )
+            try:
+                result = self._copy_at(states, exported, relations, record)
+            except (SnapshotError, PrivilegeError) as error:
+                lost: PgReplError = error
+            else:
+                copied += result.done
+                failed |= result.failed
+                left -= result.done.keys() | result.failed.keys()
+                if result.unusable is None:
+                    break
+                attempt, given_way = 0, 0 if result.done else given_way
+                self._wait_or_stop(states, result, given_way)
+                given_way += 1
+                lost = result.unusable
+            if attempt >= ATTEMPTS:
+                raise lost
+            attempt += 1
+            log.warning(
+                "the snapshot cannot be used any more: %s. Under a new one these are copied from their"
+                " beginning: %s",
+                lost.message,
+                ", ".join(map(str, sorted(left))),
+            )
+        return Outcome(tuple(copied), failed)
+
+    def _begin(
+        self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]
+    ) -> list[Relation]:
+        """Publish the tables, record that they are copied now, and return those that were not published."""
+        # Who removes a table meanwhile sees that it is taken again, or has removed it before.
+        with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
+            joined = ownership.publish(relations)
+            states.join(relation.table for relation in joined)
+            records = self.records()
+            # Also for a table that is published already: a run may have been killed between the two.
+            if joined or any(_is_new(records.get(relation.table)) for relation in relations):
+                renew_walsender(self.source, self.pipeline.slot)
+            # Recorded first: the applier's batches hold nothing of these tables that is not in the
+            # snapshot.
+            states.begin(relations)
+        return joined
+
+    def _wait_or_stop(self, states: CopyStates, result: Copied, times: int) -> None:
+        """Leave the source's statements time; after several times mark displaced tables errored and raise."""
+        assert result.unusable is not None
+        if times < len(_PAUSES_S):
+            time.sleep(_PAUSES_S[times])
+            return
+        for table, error in result.displaced.items():
+            states.mark_errored(table, error)
+        raise result.unusable
+
+    def examine(
+        self, tables: Collection[TableName], requested: RequestedTables, epoch: EpochRecord | None
+    ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
+        """Select them as they are now: those that can be copied, and why the others, which are errored then,
+        cannot."""
+        requested = replace(requested, recorded=self._recorded_names(epoch))
+        selected = select_tables(self.source, self.pipeline, requested)
+        relations = [relation for relation in selected.relations if relation.table in tables]
+        unfit: dict[TableName, PgReplError] = {
+            table: selected.problems.get(table) or _gone(table)
+            for table in set(tables) - selected_tables(selected)
+        }
+        unfit |= table_faults(self.source, self.pipeline, relations) if relations else {}
+        states = self.copy_states()
+        for table, fault in unfit.items():
+            states.mark_errored(table, fault)
+        return [relation for relation in relations if relation.table not in unfit], unfit
+
+    def _recorded_names(self, epoch: EpochRecord | None) -> BoundRules | None:
+        """As they are known now: each selection adds to them."""
+        name = self.pipeline.name
+        recorded, selected = self.store.read_pipeline(name), self.store.read_selected(name)
+        return recorded_names(self.source, self.pipeline, epoch, self.records(), recorded, selected)
+
+    def record_selected(self, relations: Iterable[Relation]) -> None:
+        """Record the tables in the state, for as long as there is no epoch: settings are bound to them."""
+        self.store.record_selected(self.pipeline.name, self._bare(relations))
+
+    def index_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
+        """Record the tables in the lake before they are published: the receiver hides their columns by it."""
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add_selected(epoch, self._bare(relations))
+
+    def _bare(self, relations: Iterable[Relation]) -> list[Relation]:
+        return [without_excluded_defaults(relation, self.pipeline) for relation in relations]
+
+    def _copy_at(
+        self,
+        states: CopyStates,
+        exported: ExportedSnapshot,
+        relations: list[Relation],
+        record: EpochRecord,
+    ) -> Copied:
+        with exported:
+            keeper = self.keep(exported, relations)
+        with keeper:
+            states.copying()
+            return self.copy(keeper, exported, record, states)
+
+    def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
+        """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
+        return keeper.keep(
+            self.access.dsn,
+            exported.snapshot,
+            relations,
+            self.pipeline.publication,
+            self.pipeline.lock_timeout_s,
+            trusts_owners=self.pipeline.trust_table_owners,
+        )
+
+    def copy(
+        self,
+        keeper: keeper.Keeper,
+        exported: ExportedSnapshot,
+        record: EpochRecord,
+        states: CopyStates,
+        *,
+        begins_epoch: bool = False,
+    ) -> Copied:
+        """Copy the keeper's tables, or record them where there are no lake tables, and have the applier look
+        at what is new."""
+        for warning in table_warnings(keeper.relations, self.pipeline):
+            log.warning("%s", warning)
+        if self.pipeline.has_lake_tables:
+            copied = self._copy_rows(keeper, exported, record, begins_epoch=begins_epoch)
+        else:
+            copied = record_tables(self.pipeline, self.store, states, record, keeper, exported)
+        own_tables.record(self.pipeline.lake_root)
+        writer.mark(changelog_uri(self.pipeline.lake_root))
+        return copied
+
+    def _copy_rows(
+        self, keeper: keeper.Keeper, exported: ExportedSnapshot, record: EpochRecord, *, begins_epoch: bool
+    ) -> Copied:
+        # It needs Spark, which need not be installed where there are no lake tables.
+        from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+
+        copy = SnapshotCopy(
+            self.spark(), self.access.dsn, self.pipeline, self.store, record, keeper, exported
+        )
+        with SlotInUse(self.access.dsn, self.pipeline.slot):
+            copied = copy.run()
+        if begins_epoch:
+            copy.write_point()
+        return copied
+
+
+def selected_tables(selected: Selected) -> set[TableName]:
+    """The tables that can be replicated."""
+    return {relation.table for relation in selected.relations}
+
+
+def _gone(table: TableName) -> PgReplError:
+    return TableError(f"{table}: cannot be replicated, or is no longer there")
+
+
+def _is_new(record: TableRecord | None) -> bool:
+    return record is None or record.state is TableState.REMOVED

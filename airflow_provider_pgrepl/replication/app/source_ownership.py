@@ -1,0 +1,228 @@
+"""SourceOwnership: what of the source is the pipeline's own (slot, publication), and what is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SlotError, StateError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.known_source import known_source
+from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
+from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord
+from airflow_provider_pgrepl.replication.state.store import Store
+
+log = logging.getLogger(__name__)
+
+_ALL_CHANGES = "insert, update, delete, truncate"
+
+
+@dataclass
+class SourceOwnership:
+    """Nothing is dropped or altered that another pipeline, or a person, has made."""
+
+    dsn: str
+    source: Connection
+    pipeline: Pipeline
+    store: Store
+
+    def claim(self, server: Server, last: EpochRecord | None, *, replace_record: bool = False) -> None:
+        """Record slot and publication as ours, the publication before it exists; refuse what is not ours.
+
+        `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost.
+        `replace_record`: also where another source, slot or lake is recorded; what of it was ours here, under
+        other names, is dropped before. Raises SlotError or PublicationError.
+        """
+        pipeline = self.pipeline
+        known = None if last is None or known_source(last, server).differs(server) else last
+        recorded = self.store.read_pipeline(pipeline.name)
+        ours = None if recorded is None or known_source(recorded, server).differs(server) else recorded
+        found = read_slot(self.source, pipeline.slot)
+        slot_ours = (
+            ours.slot_owned and ours.slot == pipeline.slot
+            if ours is not None
+            else known is not None and known.slot == pipeline.slot
+        )
+        reason = None if found is None else reason_to_keep(self.source, found)
+        if found is not None and (not slot_ours or reason):
+            raise SlotError(
+                f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}"
+                f"{f': {reason}' if reason else ''}",
+                "set `slot` to a name that is free, or drop that slot if nobody needs it",
+            )
+        found_publication = publication.read_identity(self.source, pipeline.publication)
+        creates = pipeline.publication_mode == "create"
+        publication_ours = (
+            ours.publication_owned and ours.publication == pipeline.publication
+            if ours is not None
+            else known is not None
+            and found_publication is not None
+            and (known.publication, known.publication_oid) == (pipeline.publication, found_publication[0])
+        )
+        oid = None if known is None else known.publication_oid
+        reason = publication.reason_to_keep(self.source, pipeline.publication, pipeline.name, oid)
+        if creates and found_publication is not None and (not publication_ours or reason):
+            raise PublicationError(
+                f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}"
+                f"{f': {reason}' if reason else ''}",
+                'set `publication` to a name that is free, or `publication_mode` to "use"; or drop that'
+                " publication, if nobody needs it: DROP PUBLICATION"
+                f" {quote_identifier(pipeline.publication)}",
+            )
+        if replace_record:
+            for text in {_what_stays(former, server) for former in (last, recorded)} - {""}:
+                log.warning("%s", text)
+            self._drop_former(ours, known)
+        self.store.register(
+            pipeline,
+            server.system_identifier,
+            # Another program may make one of this name while we wait for transactions that are open.
+            slot_owned=found is not None,
+            publication_owned=creates,
+            database=server.database,
+            database_oid=server.database_oid,
+            # Until the changelog is there: which it is follows from the path.
+            lake_id="",
+            replace=replace_record,
+        )
+
+    def _drop_former(self, recorded: PipelineRecord | None, known: EpochRecord | None) -> None:
+        """Drop slot and publication that were ours under other names: nothing would name them any more."""
+        pipeline, former = self.pipeline, recorded or known
+        if former is None:
+            return
+        slot = read_slot(self.source, former.slot) if former.slot != pipeline.slot else None
+        is_owned = recorded is None or recorded.slot_owned
+        if slot is not None and is_owned and reason_to_keep(self.source, slot) is None:
+            drop_slot(self.source, slot.name)
+            log.info("dropped the slot of the epoch that is given up: %s", slot.name)
+        if former.publication == pipeline.publication or not (recorded and recorded.publication_owned):
+            return
+        oid = None if known is None else known.publication_oid
+        kept = publication.reason_to_keep(self.source, former.publication, pipeline.name, oid)
+        if kept is None and publication.read_identity(self.source, former.publication) is not None:
+            publication.drop_publication(self.source, former.publication, self.pipeline.lock_timeout_s)
+            log.info("dropped the publication of the epoch that is given up: %s", former.publication)
+
+    def drop_slot(self) -> None:
+        """Drop the slot if the pipeline has made it. Raises BusyError while it is read."""
+        recorded = self.store.read_pipeline(self.pipeline.name)
+        if recorded is not None and recorded.slot_owned:
+            drop_slot(self.source, self.pipeline.slot)
+            self.store.record_slot(self.pipeline.name, is_owned=False)
+
+    def record_slot(self) -> None:
+        """Record that the pipeline has made its slot."""
+        self.store.record_slot(self.pipeline.name, is_owned=True)
+
+    @contextmanager
+    def slot_noted(self) -> Iterator[None]:
+        """Record that the slot is gone, if the block fails and has dropped it: the next of its name would be
+        another program's."""
+        try:
+            yield
+        except BaseException:
+            with suppress(PgReplError):
+                if read_slot(self.source, self.pipeline.slot) is None:
+                    self.store.record_slot(self.pipeline.name, is_owned=False)
+            raise
+
+    def pipeline_id(self) -> str:
+        """The id of the pipeline's record in the state."""
+        recorded = self.store.read_pipeline(self.pipeline.name)
+        if recorded is None:
+            raise StateError(
+                f"pipeline {self.pipeline.name} was forgotten by another process at the same time"
+            )
+        return recorded.id
+
+    def prepare_publication(self, relations: list[Relation]) -> None:
+        """Make the publication, or check the one that is to be used. Raises PublicationError."""
+        pipeline = self.pipeline
+        found = publication.read_publication(self.source, pipeline.publication)
+        if pipeline.publication_mode == "create":
+            if found is not None:
+                publication.drop_publication(self.source, pipeline.publication, pipeline.lock_timeout_s)
+            publication.create_publication(
+                self.source,
+                pipeline.publication,
+                relations,
+                pipeline.lock_timeout_s,
+                made_for=pipeline.name,
+            )
+            return
+        if found is None:
+            raise PublicationError(
+                f"the publication {pipeline.publication} does not exist",
+                'create it, or set `publication_mode` to "create"',
+            )
+        missing = [str(relation.table) for relation in relations if relation.table not in found.tables]
+        if missing:
+            raise PublicationError(
+                f"the publication {pipeline.publication} lacks {', '.join(missing)}",
+                f"ALTER PUBLICATION {quote_identifier(pipeline.publication)} ADD TABLE {', '.join(missing)}",
+            )
+        if not (found.insert and found.update and found.delete and found.truncate):
+            raise PublicationError(
+                f"the publication {pipeline.publication} does not publish all of {_ALL_CHANGES}",
+                f"ALTER PUBLICATION {quote_identifier(pipeline.publication)}"
+                f" SET (publish = '{_ALL_CHANGES}')",
+            )
+
+    def publication_oid(self) -> int:
+        found = publication.read_identity(self.source, self.pipeline.publication)
+        if found is None:
+            raise PublicationError(f"the publication {self.pipeline.publication} was dropped meanwhile")
+        return found[0]
+
+    def check_publication(self, oid: int) -> None:
+        """Raises PublicationError when the epoch's publication is gone, or was created again."""
+        found = publication.read_identity(self.source, self.pipeline.publication)
+        if found is None or found[0] != oid:
+            fate = "no longer exists" if found is None else "was dropped and created again"
+            raise PublicationError(
+                f"the publication {self.pipeline.publication} {fate}",
+                hints.NEW_EPOCH,
+            )
+
+    def publish(self, relations: Sequence[Relation]) -> list[Relation]:
+        """Add to the publication the tables that it lacks, and return these.
+
+        Raises PublicationError, PrivilegeError; SnapshotError when a table could not be locked. The
+        publication is as it was then.
+        """
+        name = self.pipeline.publication
+        if self.pipeline.publication_mode == "create":
+            added = publication.add_tables(self.dsn, name, relations, self.pipeline.lock_timeout_s)
+            if added:
+                names = ", ".join(str(relation.table) for relation in added)
+                log.info("added to the publication %s: %s", name, names)
+            return added
+        found = publication.read_publication(self.source, name)
+        held = found.tables if found else frozenset()
+        missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
+        if missing:
+            raise PublicationError(
+                f"the publication {name} lacks {missing}",
+                f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {missing}",
+            )
+        return []
+
+
+def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> str:
+    """Return a sentence about the slot and publication that a new epoch leaves at another source, or ""."""
+    if former is None or not (source := known_source(former, server)).differs(server):
+        return ""
+    return (
+        f"slot {former.slot} and publication {former.publication} of the epoch that is given up stay in"
+        f" {source}, and the slot holds its WAL: drop them there"
+    )

@@ -1,0 +1,355 @@
+"""The status of a pipeline, whether its apps run or not: gathered from source, state and lake."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, NoChangelogError, PgReplError, StateError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.epoch import lost_lake
+from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.lake_choice import check_lake_choice
+from airflow_provider_pgrepl.replication.app.ownership import differences
+from airflow_provider_pgrepl.replication.app.source_problems import (
+    published_refused,
+    source_problems,
+    source_warnings,
+)
+from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
+from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
+from airflow_provider_pgrepl.replication.app.tables import file_differences
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
+from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
+from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
+from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
+
+_NEEDING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+"""States of tables that have a right to changes."""
+
+
+@dataclass(frozen=True)
+class SourceStatus:
+    """The source as it answered: where it is, its version, and how far its WAL has come."""
+
+    address: str
+    server_version_num: int
+    wal_lsn: LSN
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """The slot; `held_bytes` is the WAL that the server keeps for it."""
+
+    name: str
+    active: bool
+    active_pid: int | None
+    held_bytes: int | None
+    wal_status: str | None
+    invalidation: str | None
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """The last words of the replicate app about itself."""
+
+    holder: str
+    reported_at: datetime | None
+    changes_per_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far one step of the way is, and how many bytes of WAL lie between it and the source's end."""
+
+    lsn: LSN | None
+    lag_bytes: int | None
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """A table. All that was committed at or before `position_lsn` is in the lake, and at or before
+    `whole_lsn`, the last consistent point where that is later and holds the table; `lag_bytes` is the
+    source's WAL after it. `error`: the class of its error, `error_lsn` where it happened. `trace`: lines with
+    classes and frames of the unexpected exception that was its cause."""
+
+    table: str
+    state: TableState
+    since: datetime
+    position_lsn: LSN | None
+    lag_bytes: int | None
+    rows_copied: int | None
+    error: str
+    reason: str
+    hint: str
+    error_lsn: LSN | None
+    bytes: TableBytes | None = None
+    merges: TableMerges | None = None
+    whole_lsn: LSN | None = None
+    trace: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PipelineStatus:
+    """`problems` says what could not be looked at. `steps`: received, durable, confirmed, applied. `tables`:
+    without those that were removed.
+
+    `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
+    `is_ours`: source, lake and state do not contradict each other; else `problems` says what is where.
+    """
+
+    pipeline: str
+    lake: str
+    source: SourceStatus
+    set_up: bool
+    recorded: bool = True
+    epoch: int | None = None
+    slot: SlotStatus | None = None
+    app: AppStatus | None = None
+    steps: dict[str, Step] = field(default_factory=dict)
+    last_applied_commit_age_s: float | None = None
+    consistent_point: ConsistentPoint | None = None
+    tables: tuple[TableStatus, ...] = ()
+    publishers: tuple[PublisherStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+    changelog: ChangelogStatus | None = None
+    is_ours: bool = True
+    has_lake_tables: bool = True
+
+
+@dataclass(frozen=True)
+class _Lake:
+    """What the lake itself knows, which is the truth about positions."""
+
+    epoch: EpochRecord | None = None
+    durable_lsn: LSN | None = None
+    point: ConsistentPoint | None = None
+    problems: tuple[str, ...] = ()
+    changelog: DeltaTable | None = None
+
+
+def read_status(pipeline: Pipeline) -> PipelineStatus:
+    """Ask source, state database (both named by the environment) and lake.
+
+    Raises ConfigError, SourceConnectionError, PrivilegeError. What else cannot be looked at is a problem in
+    the result.
+    """
+    dsn = process.source_dsn()
+    with closing(connect(dsn, f"status {pipeline.name}")) as connection:
+        end = wal_lsn(connection)
+        source = SourceStatus(address(dsn), read_server(connection).version_num, end)
+        slot = read_slot(connection, pipeline.slot)
+        recorded, progress, tables, problems = _read_state(pipeline)
+        contradictions = _contradictions(pipeline, connection)
+        suffered = _source_problems(connection, pipeline, tables)
+    lake = _read_lake(pipeline)
+    if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
+        away = lost_lake(pipeline)
+        problems = (*problems, f"{away.message}: {away.hint}")
+    differences = file_differences(pipeline, {record.table: record for record in tables}) if tables else ()
+    problems = (*problems, *_lake_choice(pipeline, tables), *differences, *suffered)
+    applied = _applied(pipeline, lake, progress)
+    statuses = tuple(
+        _table(pipeline, record, lake, end, progress)
+        for record in tables
+        if record.state is not TableState.REMOVED
+    )
+    return PipelineStatus(
+        pipeline=pipeline.name,
+        lake=pipeline.lake_root,
+        source=source,
+        set_up=recorded or lake.epoch is not None,
+        recorded=recorded,
+        epoch=lake.epoch.epoch if lake.epoch else None,
+        slot=_slot(slot, end) if slot else None,
+        app=AppStatus(progress.holder, progress.updated_at, progress.changes_per_s) if progress else None,
+        steps={
+            "received": _step(progress.received_lsn if progress else None, end),
+            "durable": _step(lake.durable_lsn, end),
+            "confirmed": _step(slot.confirmed_flush_lsn if slot else None, end),
+            "applied": Step(applied, _lag(applied, end)),
+        },
+        last_applied_commit_age_s=_age(lake.point),
+        consistent_point=lake.point,
+        tables=statuses,
+        publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
+        problems=(*problems, *contradictions, *lake.problems),
+        is_ours=not contradictions,
+        changelog=_changelog(lake, statuses),
+        has_lake_tables=pipeline.has_lake_tables,
+    )
+
+
+def _lake_choice(pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+    try:
+        check_lake_choice(pipeline, {record.table: record for record in tables})
+    except ConfigError as error:
+        return (_sentence(error),)
+    return ()
+
+
+def _applied(pipeline: Pipeline, lake: _Lake, progress: Progress | None) -> LSN | None:
+    """Without lake tables: up to where it is known that the changelog has all of each table's changes."""
+    if not pipeline.has_lake_tables:
+        return progress.applied_lsn if progress else None
+    return LSN(lake.point.lsn) if lake.point else None
+
+
+def _sentence(error: PgReplError) -> str:
+    return f"{error.message}: {error.hint}" if error.hint else error.message
+
+
+def _source_problems(
+    source: Connection, pipeline: Pipeline, tables: Iterable[TableRecord]
+) -> tuple[str, ...]:
+    records = {record.table: record for record in tables}
+    try:
+        refused = published_refused(source, pipeline, records)
+        return (*source_problems(source, pipeline, refused), *source_warnings(source, pipeline, records))
+    except PgReplError as error:
+        return (f"the source could not be looked at: {error.message}",)
+
+
+def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:
+    with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+        if not store.is_set_up():
+            return False, None, [], ()  # Its schema is made by the first snapshot.
+        try:
+            if store.read_pipeline(pipeline.name) is None:
+                return False, None, [], ()
+            tables = list(store.read_tables(pipeline.name).values())
+            return True, store.read_progress(pipeline.name), tables, _left_behind(pipeline, store, tables)
+        except StateError as error:
+            return True, None, [], (_sentence(error),)
+
+
+def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+    """Tables that a snapshot app left `snapshotting` when it was killed."""
+    left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
+    if not left or store.is_locked(pipeline.name, "snapshot"):
+        return ()
+    return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {hints.SNAPSHOT}",)
+
+
+def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:
+    """What says that source, lake or state is not this pipeline's."""
+    with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+        try:
+            found = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
+        except StateError:
+            return ()  # An older version's, which reading the state has said.
+    return tuple(_sentence(each.error) for each in differences(found))
+
+
+def _read_lake(pipeline: Pipeline) -> _Lake:
+    try:
+        changelog = open_changelog(changelog_uri(pipeline.lake_root))
+    except NoChangelogError:
+        return _Lake()
+    except Exception as error:  # noqa: BLE001 - status says of anything that it cannot be read
+        log_unexpected(log, "reading the changelog", error, logging.WARNING)
+        return _Lake(problems=(f"the changelog cannot be read: {type(error).__name__}",))
+    try:
+        epoch = EpochRecord.from_json(changelog.metadata().description)
+    except PgReplError as error:
+        return _Lake(problems=(error.message,))
+    problems: tuple[str, ...] = ()
+    point = None
+    try:
+        points = Points(pipeline.lake_root)
+        points.check_lake()
+        point = points.latest()
+    except LakeError as error:
+        problems = (*problems, error.message)
+    if point is not None:
+        positions: dict[str, int] = {key: LSN(position) for key, position in point.positions.items()}
+        shown = replace(point, lsn=LSN(point.lsn), positions=positions)
+        point = shown if point.epoch == epoch.epoch else None
+    return _Lake(epoch, read_durable_lsn(changelog), point, problems, changelog)
+
+
+def _changelog(lake: _Lake, tables: Iterable[TableStatus]) -> ChangelogStatus | None:
+    if lake.changelog is None or lake.epoch is None:
+        return None
+    needing = {table.table: table.whole_lsn for table in tables if table.state in _NEEDING}
+    positions = {table: lsn for table, lsn in needing.items() if lsn is not None}
+    return changelog_status(lake.changelog, lake.epoch.epoch, positions)
+
+
+def _table(
+    pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN, progress: Progress | None
+) -> TableStatus:
+    standing = _standing(pipeline, record, lake) if pipeline.has_lake_tables else None
+    own, whole = (None, None) if standing is None else (standing.own, standing.whole)
+    if not pipeline.has_lake_tables:
+        own = whole = record.position_lsn
+    in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
+    return TableStatus(
+        table=str(record.table),
+        state=record.state,
+        since=record.since,
+        position_lsn=own,
+        whole_lsn=whole,
+        lag_bytes=_lag(whole, end) if in_lake else None,
+        rows_copied=record.rows_copied if pipeline.has_lake_tables else None,
+        error=record.error,
+        reason=record.reason,
+        hint=record.hint,
+        error_lsn=record.lsn,
+        trace=tuple(record.trace.splitlines()),
+        bytes=progress.table_bytes.get(record.table.path) if progress else None,
+        merges=progress.table_merges.get(record.table.path) if progress else None,
+    )
+
+
+def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> TablePosition | None:
+    if lake.epoch is None:
+        return None
+    key, point = str(record.table), lake.point
+    try:
+        table = open_table(f"{pipeline.lake_root}/{record.table.path}")
+        named = point if point and key in point.tables else None
+        return read_table_position(table, app_id(pipeline.name, lake.epoch.epoch), key, named)
+    except PgReplError:
+        return None
+
+
+def _slot(slot: Slot, end: LSN) -> SlotStatus:
+    held = slot.held_bytes(end)
+    return SlotStatus(slot.name, slot.active, slot.active_pid, held, slot.wal_status, slot.invalidation)
+
+
+def _step(lsn: LSN | None, end: LSN) -> Step:
+    """Of an LSN before which all is done."""
+    return Step(lsn or None, max(0, end - lsn) if lsn else None)
+
+
+def _lag(position: LSN | None, end: LSN) -> int | None:
+    """Of a position, at which, too, all is done: the end of the WAL is not."""
+    return None if position is None else max(0, end - position - 1)
+
+
+def _age(point: ConsistentPoint | None) -> float | None:
+    if point is None or point.commit_ts is None:
+        return None
+    return max(0.0, (datetime.now(UTC) - point.commit_ts).total_seconds())

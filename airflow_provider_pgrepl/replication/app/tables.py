@@ -1,0 +1,128 @@
+"""The tables of a pipeline: those of its file less what operators removed, and what they added."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RecordedTables,
+    RequestedTables,
+    Selected,
+    lists,
+    select_tables,
+)
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import Membership, TableRecord
+
+log = logging.getLogger(__name__)
+
+Records = Mapping[TableName, TableRecord]
+
+
+def requested_of(records: Records, recorded: RecordedTables | None = None) -> RequestedTables:
+    """What the recorded tables say of who belongs to the pipeline."""
+    return RequestedTables(
+        recorded=recorded,
+        added=frozenset(table for table, record in records.items() if record.membership == "added"),
+        removed=frozenset(table for table, record in records.items() if record.membership == "removed"),
+        replicated=frozenset(
+            table
+            for table, record in records.items()
+            if record.membership != "removed" and record.state is not TableState.REMOVED
+        ),
+    )
+
+
+def belongs(pipeline: Pipeline, table: TableName, record: TableRecord | None) -> bool:
+    """Whether a table is to be replicated; a pattern holds also those that have yet to be made."""
+    if record is not None and record.membership != "configured":
+        return record.membership == "added"
+    return lists(pipeline, table)
+
+
+def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
+    """The record of a table that is requested."""
+    return "configured" if lists(pipeline, table) else "added"
+
+
+def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> list[TableName]:
+    """Tables that a pattern of the pipeline matches now and that are not recorded. Raises SourceError."""
+    return unrecorded(select_tables(connection, pipeline, requested_of(records)), records)
+
+
+def unrecorded(selected: Selected, records: Records) -> list[TableName]:
+    """Those among what patterns stand for that are not recorded."""
+    return sorted(selected.matched - records.keys())
+
+
+def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableName]:
+    """Which of the new tables a run is not to take, by the pipeline's `new_tables`.
+
+    Raises ConfigError, naming them, where there must be none.
+    """
+    found = sorted(set(new))
+    if not found or pipeline.new_tables == "add":
+        return frozenset()
+    names = ", ".join(map(str, found))
+    if pipeline.new_tables == "error":
+        raise ConfigError(
+            f"new tables match the patterns of the pipeline: {names}",
+            f"{hints.add(','.join(map(str, found)))}; or set new_tables to add or ignore. The others go on",
+        )
+    log.info("new tables are left out (new_tables: ignore; pgrepl snapshot --add adds them): %s", names)
+    return frozenset(found)
+
+
+def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) -> None:
+    """Tables that neither file nor operator wants any more stop here; what is in the lake of them stays."""
+    for table, record in records.items():
+        if record.state is TableState.REMOVED or record.membership == "removed":
+            continue
+        if not belongs(pipeline, table, record):
+            store.set_state(pipeline.name, table, TableState.REMOVED)
+            log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
+
+
+def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
+    """Say in sentences which tables the file and the records do not both have, and what settles it.
+
+    A replication goes on with the recorded tables; snapshot, add and remove change these. What becomes of new
+    tables that a pattern matches, `new_tables` says.
+    """
+    replicated = {table for table, record in records.items() if record.state is not TableState.REMOVED}
+    gone = sorted(table for table in replicated if not belongs(pipeline, table, records[table]))
+    named = {TableName.parse(text) for text in pipeline.tables if not text.endswith(".*")}
+    removed = {table for table, record in records.items() if record.membership == "removed"}
+    absent = sorted(named - replicated - removed)
+    found = []
+    if gone:
+        names = ", ".join(map(str, gone))
+        found.append(
+            f"no longer in the pipeline file, and replicated on: {names}; put them back, or end that:"
+            f" {hints.remove(*gone)}"
+        )
+    if absent:
+        names = ", ".join(map(str, absent))
+        found.append(f"in the pipeline file, and not replicated: {names}; {hints.SNAPSHOT}")
+    return tuple(found)
+
+
+def read_selected(store: Store, pipeline: Pipeline) -> list[Relation]:
+    """The relations that were selected; none where the state has not been set up."""
+    return store.read_selected(pipeline.name) if store.is_set_up() else []
+
+
+def read_records(store: Store, pipeline: Pipeline) -> Records:
+    """The recorded tables; none where the state has not been set up, which is not done here."""
+    if not store.is_set_up():
+        return {}
+    store.migrate()
+    return store.read_tables(pipeline.name)

@@ -1,0 +1,237 @@
+"""A column of a table as creek has it: the type of its field in Avro, and how its texts become bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import ValueRangeError, one_line
+from airflow_provider_pgrepl.replication.avro import codec
+from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder
+from airflow_provider_pgrepl.replication.avro.fingerprint import Schema
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values.parser import Unholdable
+from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
+
+_DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
+INFINITY = "infinity_modifier"
+_SYMBOLS = ["infinity", "negative_infinity_ca5991f51367e3e4"]
+INFINITIES = dict(zip(_SYMBOLS, ("infinity", "-infinity"), strict=True))
+"""What the enum's symbols stand for."""
+_MOMENTS = {
+    1082: ("date", "int", "date"),
+    1114: ("timestamp", "long", "timestamp-micros"),
+    1184: ("timestamptz", "long", "timestamp-micros"),
+}
+_TIME, _NUMERIC, _UUID = 1083, 1700, 2950
+_PLAIN: Mapping[int, tuple[str, Schema, Encoder]] = {
+    16: ("bool", "boolean", codec.booleans),
+    18: ("char", "string", codec.strings),
+    20: ("int8", "long", codec.integers),
+    21: ("int2", "int", codec.integers),
+    23: ("int4", "int", codec.integers),
+    25: ("text", "string", codec.strings),
+    114: ("json", "bytes", codec.strings),
+    700: ("float4", "float", codec.floats),
+    701: ("float8", "double", codec.doubles),
+    1042: ("bpchar", "string", codec.strings),
+    1043: ("varchar", "string", codec.strings),
+    _UUID: ("uuid", {"type": "string", "logicalType": "uuid"}, codec.strings),
+    3802: ("jsonb", "bytes", codec.strings),
+}
+_TEXT = _PLAIN[25]
+_VECTORS = (22, 30)
+"""int2vector and oidvector, which pg_type calls arrays and does not write as such."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True)
+class _Type:
+    """`has_infinity`: it is a union, whose other branch is the enum of infinities. `encoder` is given the
+    place that the first branch has."""
+
+    name: str
+    schema: Schema
+    encoder: Callable[[int], Encoder]
+    has_infinity: bool = False
+
+
+@dataclass(frozen=True)
+class CreekColumn:
+    """`is_key`: it is of the replica identity. `is_nullable`: NULL is a branch of its type."""
+
+    name: str
+    pg_type: str
+    schema: Schema
+    is_key: bool
+    is_nullable: bool
+    has_infinity: bool
+    table: TableName
+    encoder: Encoder
+
+    def field(self, name: str, infinity: Schema) -> dict[str, Any]:
+        """Its field of a record, under a name that Avro allows. `infinity`: the enum, or its name."""
+        branches = [*(["null"] if self.is_nullable else []), *self._branches(infinity)]
+        found: dict[str, Any] = {
+            "name": name,
+            "type": branches if len(branches) > 1 else branches[0],
+            "pgKey": self.is_key,
+            "pgType": self.pg_type,
+        }
+        if name != self.name:
+            found["pgName"] = self.name
+        return found
+
+    def encode(self, texts: pa.Array) -> list[bytes]:
+        """Raises ValueRangeError, which names column and table, never the value."""
+        try:
+            return self._whole(self.encoder(texts))
+        except Unholdable as unholdable:
+            reason, hint = unholdable.reason, unholdable.hint
+        raise ValueRangeError(
+            f'column "{one_line(self.name)}" of {self.table} holds a value that its Avro type cannot hold:'
+            f" {reason}",
+            hint,
+        )
+
+    def _whole(self, encoded: Encoded) -> list[bytes]:
+        if self.is_nullable:
+            return [b"\x00" if one is None else one for one in encoded]
+        found = [one for one in encoded if one is not None]
+        if len(found) < len(encoded):
+            raise Unholdable("a NULL in its key", "report it, with `pgrepl status`")
+        return found
+
+    def _branches(self, infinity: Schema) -> list[Schema]:
+        if isinstance(self.schema, dict) and self.schema["type"] == "array":
+            item = self.schema["items"]
+            return [{"type": "array", "items": [item, infinity] if self.has_infinity else item}]
+        return [self.schema, infinity] if self.has_infinity else [self.schema]
+
+
+def creek_column(
+    published: PublishedColumn,
+    table: TableName,
+    choices: TableChoices,
+    identity: str,
+    *,
+    is_of_identity: bool,
+) -> CreekColumn:
+    """`choices`: by which the column may be a text, whatever its type is. `identity`: the table's replica
+    identity, as pg_class has it; with FULL each column is of it."""
+    column, choice, hide = published.column, published.choice(choices), published.hide
+    is_key = is_of_identity or identity == _FULL_IDENTITY
+    is_nullable = not is_key or identity != _DEFAULT_IDENTITY
+    is_text = choice.lake_type is not None and choice.lake_type.name == "string"
+    found = _text() if is_text else _array_of(column) or _scalar(column.type_oid, column.typmod) or _text()
+    plain = found.encoder(int(is_nullable))
+    encoder = plain if hide is None else lambda texts: plain(hide(texts))
+    return CreekColumn(
+        column.name, found.name, found.schema, is_key, is_nullable, found.has_infinity, table, encoder
+    )
+
+
+def creek_columns(
+    record: RelationRecord, published: Mapping[int, PublishedColumn], choices: TableChoices
+) -> dict[int, CreekColumn]:
+    """Those of a relation, by place in the stream."""
+    identity, sent = record.message.replica_identity, record.message.columns
+    return {
+        index: creek_column(column, record.name, choices, identity, is_of_identity=sent[index].is_identity)
+        for index, column in published.items()
+    }
+
+
+def fields_of(named: Iterable[tuple[str, CreekColumn]], namespace: str) -> list[dict[str, Any]]:
+    """The fields of a record, under names that Avro allows. The enum of infinities is defined where it is
+    first needed; `namespace`: of its name, empty for none."""
+    infinity, name = _infinity_enum(namespace)
+    fields = []
+    for field_name, column in named:
+        fields.append(column.field(field_name, infinity))
+        if column.has_infinity:
+            infinity = name
+    return fields
+
+
+def _infinity_enum(namespace: str) -> tuple[Schema, str]:
+    name = f"{namespace}.{INFINITY}" if namespace else INFINITY
+    return {"name": name, "type": "enum", "symbols": _SYMBOLS}, name
+
+
+def avro_name(name: str) -> str:
+    """A name as Avro allows them (Avro 1.12, "Names"): each other sign is `_`."""
+    found = _NO_NAME.sub("_", name)
+    return found if found[:1].isalpha() or found.startswith("_") else f"_{found}"
+
+
+def avro_names(columns: Iterable[CreekColumn]) -> list[str]:
+    """Of each column one that no other has."""
+    columns, found = list(columns), list[str]()
+    taken = {column.name for column in columns}
+    for column in columns:
+        name, number = avro_name(column.name), 1
+        while name != column.name and (name in taken or name in found):
+            number += 1
+            name = f"{avro_name(column.name)}_{number}"
+        found.append(name)
+    return found
+
+
+def _text() -> _Type:
+    name, schema, encoder = _TEXT
+    return _Type(name, schema, _in_union(encoder))
+
+
+def _scalar(oid: int, typmod: int) -> _Type | None:
+    """None for a type that creek does not know: it is a text."""
+    if oid in _PLAIN:
+        name, schema, encoder = _PLAIN[oid]
+        return _Type(name, schema, _in_union(encoder))
+    if oid in _MOMENTS:
+        name, kind, logical = _MOMENTS[oid]
+        moment = {"type": kind, "logicalType": logical}
+        return _Type(name, moment, lambda branch: codec.moments(oid, branch), has_infinity=True)
+    if oid == _TIME:
+        # creek's times have the enum too, though a time of day is never infinite.
+        time = {"type": "long", "logicalType": "time-micros"}
+        return _Type("time", time, lambda branch: codec.in_branch(codec.times, branch), has_infinity=True)
+    return _numeric(typmod) if oid == _NUMERIC else None
+
+
+def _numeric(typmod: int) -> _Type:
+    """creek cannot send one without precision; nor has Avro a negative scale, or one above the precision."""
+    if typmod >= 0:
+        precision, scale = precision_and_scale(typmod)
+        if 0 <= scale <= precision:
+            schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
+            if scale:
+                schema["scale"] = scale
+            return _Type("numeric", schema, _in_union(codec.decimals(scale)))
+    return _Type("numeric", "string", _in_union(codec.strings))
+
+
+def _array_of(column: Column) -> _Type | None:
+    kind = column.pg_type
+    if kind.kind != "a" or kind.extension or kind.oid in _VECTORS:
+        return None
+    element = kind.only_part
+    found = _scalar(element.oid, column.typmod)
+    if found is None:
+        return None
+    encoder = codec.arrays(found.encoder(0) if found.has_infinity else found.encoder(-1), element.delimiter)
+    schema = {"type": "array", "items": found.schema}
+    return _Type(f"_{found.name}", schema, _in_union(encoder), has_infinity=found.has_infinity)
+
+
+def _in_union(encoder: Encoder) -> Callable[[int], Encoder]:
+    """Below 1 there is no union."""
+    return lambda branch: codec.in_branch(encoder, branch) if branch > 0 else encoder

@@ -1,0 +1,337 @@
+"""CreekClient: reading creek's wire in Python, with the verbs of creek's own client.
+
+async with CreekClient("nats://nats.example.com:4222", "shop") as creek:
+    snapshot = await creek.snapshot("public", "orders")
+    async for row in snapshot:
+        ...
+    async for change in creek.stream_wal_from("public", "orders", snapshot.header.at, snapshot.header.lsn):
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import nats
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.creek.framing import Unframing, unframed
+from airflow_provider_pgrepl.replication.creek.last_message import last_message
+from airflow_provider_pgrepl.replication.creek.messages import (
+    Schema,
+    SnapshotHeader,
+    UnreadableChange,
+    WalChange,
+    change_of,
+    fingerprint_of,
+    parsed_schema,
+)
+from airflow_provider_pgrepl.replication.creek.stored import Snapshot, StoredSnapshot, StreamBounds
+from airflow_provider_pgrepl.replication.creek.stream_reading import after_sequence, ordered_messages
+from airflow_provider_pgrepl.replication.creek.subjects import TOPIC_FORM, TOPIC_SUFFIX, Kind, Version, Wire
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+_CONNECT_S, _ANSWER_S = 10.0, 30.0
+"""A publisher says at once where it will send what it is asked for."""
+_ASK_AGAIN_S = 10.0
+_NEXT_S = 60.0
+"""How long the next row of a snapshot that has begun is waited for."""
+
+
+class CreekClient:
+    """One database's streams. `options`: of nats.connect, as `user` and `password`.
+
+    Methods raise TargetUnavailableError for a server that does not answer, or has no such stream, and
+    MessageError for what is none of creek's.
+    """
+
+    def __init__(
+        self, uri: str, database: str, namespace: str = "CREEK", wire: Version = "v2", **options: Any
+    ) -> None:
+        self._uri, self._database, self._options = uri, database, options
+        self._wire = Wire(namespace, database, wire)
+        self._schema_stream, self._snap = self._wire.stream("schema"), self._wire.stream("snap")
+        self._schemas: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        said: list[str] = []
+
+        async def say(error: Exception) -> None:
+            said[:] = [str(error) or type(error).__name__]
+
+        options = {"max_reconnect_attempts": -1, "error_cb": say, **self._options}
+        try:
+            # It tries for ever by itself, as it shall later.
+            self._client = await asyncio.wait_for(nats.connect(self._uri, **options), _CONNECT_S)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            why = said[0] if said else type(error).__name__
+            raise _unavailable(f"cannot be reached: {why}") from None
+        self._jetstream = self._client.jetstream()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    def stream_wal(self, schema: str, table: str) -> AsyncIterator[WalChange]:
+        """A table's changes, from the oldest that the stream has, and as they come."""
+        return self._changes(schema, table)
+
+    async def stream_wal_from(
+        self, schema: str, table: str, timestamp: datetime, lsn: LSN | str
+    ) -> AsyncIterator[WalChange]:
+        """A table's changes that came at or after a moment and have a stamp above an LSN: those of the last
+        change that was read."""
+        above = LSN.parse(lsn) if isinstance(lsn, str) else lsn
+        async for change in self._changes(schema, table, timestamp):
+            if change.lsn > above:
+                yield change
+
+    async def stream_wal_after(
+        self, schema: str, table: str, snapshot: SnapshotHeader
+    ) -> AsyncIterator[WalChange]:
+        """A table's changes that a snapshot of it has not."""
+        async for change in self._changes(schema, table, snapshot.at):
+            if not snapshot.has(change):
+                yield change
+
+    async def changes_after(
+        self, sequence: int, wanted: Callable[[str], bool] = lambda _: True
+    ) -> AsyncIterator[tuple[list[WalChange | UnreadableChange], int]]:
+        """Tables' changes after a place in the stream, some at a time and none when none came for a second;
+        each time with the place up to which the stream was read. `wanted`: by how subjects of a table end.
+        Raises TargetError where the stream has lost messages."""
+        place, unframing = self._wire.all_subjects("wal"), Unframing()
+        stream = self._wire.stream("wal")
+        async for messages in ordered_messages(self._jetstream, stream, place, after_sequence(sequence)):
+            found: list[WalChange | UnreadableChange] = []
+            for message in messages:
+                number = message.metadata.sequence.stream
+                # Of the older wire the stream has other databases', too.
+                if self._wire.version == "v2" and number != sequence + 1:
+                    raise TargetError(
+                        f"NATS: stream {stream} has lost its messages {sequence + 1} to {number - 1}",
+                        "give it no limits; what they said is missing: take the tables whole again",
+                    )
+                sequence = number
+                found += await self._readable(unframing, message, wanted(_words(message)))
+            yield found, sequence
+
+    async def sequence_before(self, moment: datetime) -> int | None:
+        """The last message of the stream of changes from before a moment; None when all are."""
+        begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=moment)
+        stream, place = self._wire.stream("wal"), self._wire.all_subjects("wal")
+        async with aclosing(ordered_messages(self._jetstream, stream, place, begin)) as batches:
+            async for messages in batches:
+                return int(messages[0].metadata.sequence.stream) - 1 if messages else None
+        return None
+
+    async def stream_bounds(self) -> StreamBounds:
+        """Of the stream of changes."""
+        stream = self._wire.stream("wal")
+        try:
+            info = await self._jetstream.stream_info(stream)
+        except NotFoundError:
+            raise _unavailable(f"has no stream {stream}") from None
+        found = await last_message(self._jetstream, stream, self._wire.all_subjects("wal"))
+        newest = 0 if found is None else found.seq or 0
+        return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq, newest)
+
+    async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
+        """From the publisher, by fingerprint; TargetUnavailableError when nobody knows it."""
+        asked = f"the schema {fingerprint}"
+        return Schema.parse(await self._request("schema", fingerprint.encode(), timeout_s, asked))
+
+    async def get_last_schema(self, schema: str, table: str) -> Schema | None:
+        """The newest of a table; None when it has none yet."""
+        place = self._subject("schema", schema, table)
+        found = None
+        with suppress(NotFoundError):
+            found = await last_message(self._jetstream, self._schema_stream, place)
+        if found is None:
+            return None
+        try:
+            payload = unframed([found.data or b""])
+        except ValueError as error:
+            raise MessageError(f"{place}: {error}") from None
+        return Schema.parse(payload)
+
+    async def list_snapshots(self, schema: str, table: str) -> list[StoredSnapshot]:
+        """Of a table, oldest first."""
+        pattern = f"{self._subject('snap', schema, table)}.*"
+        try:
+            info = await self._jetstream.stream_info(self._snap, subjects_filter=pattern)
+        except NotFoundError:
+            raise _unavailable(f"has no stream {self._snap}") from None
+        found = []
+        for topic, messages in sorted((info.state.subjects or {}).items()):
+            with suppress(ValueError):
+                moment = topic.rpartition(".")[2][:-TOPIC_SUFFIX]
+                at = datetime.strptime(moment, TOPIC_FORM).replace(tzinfo=UTC)
+                found.append(StoredSnapshot(topic, at, messages - 2))
+        return found
+
+    async def get_snapshot(self, topic: str, timeout_s: float = 60.0) -> Snapshot:
+        """One that the snapshot stream has."""
+        payloads = self._payloads(self._snap, topic, timeout_s)
+        return Snapshot(SnapshotHeader.parse(topic, await anext(payloads)), payloads)
+
+    async def snapshot(self, schema: str, table: str, timeout_s: float = 60.0) -> Snapshot:
+        """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why.
+
+        Until its header comes it is asked for again and again: a publisher or server that was restarted has
+        forgotten who asked.
+        """
+        loop, waiting = (
+            asyncio.get_running_loop(),
+            dict[str, tuple[AsyncGenerator[bytes], asyncio.Task[bytes]]](),
+        )
+        end = loop.time() + timeout_s
+        try:
+            while (left := end - loop.time()) > 0:
+                try:
+                    topic = await self._snapshot_topic(schema, table, min(left, _ANSWER_S))
+                except TargetUnavailableError:
+                    if not waiting:
+                        raise
+                else:
+                    if topic not in waiting:
+                        payloads = self._payloads(
+                            self._snap, topic, min(timeout_s, _NEXT_S), first_s=timeout_s
+                        )
+                        waiting[topic] = payloads, asyncio.ensure_future(anext(payloads))
+                tasks = [task for _, task in waiting.values()]
+                await asyncio.wait(tasks, timeout=_ASK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                for topic, (payloads, task) in waiting.items():
+                    if task.done():
+                        del waiting[topic]
+                        return Snapshot(SnapshotHeader.parse(topic, task.result()), payloads)
+            raise _unavailable(f"has no snapshot of {schema}.{table} after {timeout_s:g} s")
+        finally:
+            for payloads, task in waiting.values():
+                task.cancel()
+                await asyncio.wait([task])
+                await payloads.aclose()
+
+    async def _snapshot_topic(self, schema: str, table: str, timeout_s: float) -> str:
+        request = {"database": self._database, "namespace": schema, "table": table}
+        asked = f"a snapshot of {schema}.{table}"
+        topic = await self._request("snap", json.dumps(request).encode(), timeout_s, asked)
+        if not topic.startswith(f"{self._subject('snap', schema, table)}.".encode()):
+            raise MessageError("who answered for a snapshot named no subject of snapshots")
+        return topic.decode()
+
+    async def _request(self, kind: Kind, data: bytes, timeout_s: float, asked: str) -> bytes:
+        try:
+            found = await self._client.request(self._wire.request(kind), data, timeout=timeout_s)
+        except (nats.errors.Error, TimeoutError):
+            raise TargetUnavailableError(
+                f"NATS: nobody answered who asked for {asked}",
+                "is the publisher running, and does it publish that table? Its log says why it does not",
+            ) from None
+        return bytes(found.data)
+
+    async def _changes(
+        self, schema: str, table: str, since: datetime | None = None
+    ) -> AsyncIterator[WalChange]:
+        place = self._subject("wal", schema, table)
+        async for payload, message in self._messages(self._wire.stream("wal"), place, since):
+            yield await self._change(payload, message)
+
+    async def _readable(
+        self, unframing: Unframing, message: Msg, is_wanted: bool
+    ) -> list[WalChange | UnreadableChange]:
+        """Nothing for a part of what is not whole yet, and for what nobody wants."""
+        try:
+            payload = _payload(unframing, message)
+            return [] if payload is None or not is_wanted else [await self._change(payload, message)]
+        except (MessageError, TargetUnavailableError) as error:
+            # That nobody knows a schema is its table's trouble; that NATS is away is no table's.
+            if not self._client.is_connected:
+                raise
+            return [UnreadableChange(_words(message), message.metadata.sequence.stream, error.message)]
+
+    async def _change(self, payload: bytes, message: Msg) -> WalChange:
+        fingerprint = fingerprint_of(payload)
+        if fingerprint not in self._schemas:
+            self._schemas[fingerprint] = parsed_schema(await self.schema_text(fingerprint, _words(message)))
+        sequence = message.metadata.sequence.stream
+        return change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
+
+    async def schema_text(self, fingerprint: str, words: str) -> str:
+        """An Avro schema: from the schema stream, so that no publisher needs to run; else from who knows.
+        `words`: how subjects of its table end."""
+        if fingerprint not in self._texts:
+            self._texts[fingerprint] = await self._find(fingerprint, words)
+        return self._texts[fingerprint]
+
+    async def _find(self, fingerprint: str, words: str) -> str:
+        place = f"{self._wire.all_subjects('schema')[:-1]}{words}"
+        begin = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+        with suppress(TargetUnavailableError):
+            batches = ordered_messages(self._jetstream, self._schema_stream, place, begin)
+            async with aclosing(batches):
+                async for messages in batches:
+                    for message in messages:
+                        # What is none is somebody else's.
+                        with suppress(ValueError, MessageError):
+                            found = Schema.parse(unframed([message.data]))
+                            if found.fingerprint == fingerprint:
+                                return found.text
+                    if not messages:
+                        break
+        return (await self.get_schema(fingerprint)).text
+
+    async def _payloads(
+        self, stream: str, place: str, timeout_s: float, first_s: float | None = None
+    ) -> AsyncGenerator[bytes]:
+        """`timeout_s`: how long each is waited for, the first `first_s`."""
+        messages, limit_s = self._messages(stream, place), first_s or timeout_s
+        while True:
+            try:
+                payload, _ = await asyncio.wait_for(anext(messages), limit_s)
+            except TimeoutError:
+                raise _unavailable(f"has sent nothing more of {place} for {limit_s:g} s") from None
+            limit_s = timeout_s
+            yield payload
+
+    def _subject(self, kind: Kind, schema: str, table: str) -> str:
+        return self._wire.subject(kind, str(TableName(schema, table)))
+
+    async def _messages(
+        self, stream: str, place: str, since: datetime | None = None
+    ) -> AsyncGenerator[tuple[bytes, Msg]]:
+        """Payloads, each with the message that ended it."""
+        unframing = Unframing()
+        policy = DeliverPolicy.ALL if since is None else DeliverPolicy.BY_START_TIME
+        begin = ConsumerConfig(deliver_policy=policy, opt_start_time=since)
+        async for messages in ordered_messages(self._jetstream, stream, place, begin):
+            for message in messages:
+                if (payload := _payload(unframing, message)) is not None:
+                    yield payload, message
+
+
+def _words(message: Msg) -> str:
+    """A subject ends with its table's two, as that of its schemas does."""
+    return ".".join(message.subject.split(".")[-2:])
+
+
+def _payload(unframing: Unframing, message: Msg) -> bytes | None:
+    try:
+        return unframing.add(message.data)
+    except ValueError as error:
+        raise MessageError(f"{message.subject}: {error}") from None
+
+
+def _unavailable(what: str) -> TargetError:
+    return TargetUnavailableError(f"NATS {what}", "is the server there, with JetStream and creek's streams?")

@@ -1,0 +1,333 @@
+"""Consumer: one database's tables, from creek's streams into PostgreSQL, until it is stopped or caught up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.creek.copy_database import Applied, CopyDatabase
+from airflow_provider_pgrepl.replication.creek.failures import OutgrownError, TableFailedError
+from airflow_provider_pgrepl.replication.creek.kept_table import UP_TO_DATE, KeptStream, KeptTable
+from airflow_provider_pgrepl.replication.creek.messages import Row, UnreadableChange, WalChange
+from airflow_provider_pgrepl.replication.creek.stored import Snapshot, StreamBounds
+from airflow_provider_pgrepl.replication.creek.subjects import words_of
+from airflow_provider_pgrepl.replication.creek.table_shape import TableShape
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+log = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+
+_ROWS = 2_000
+_TRIES, _PAUSE_S = 20, 1.5
+_SNAPSHOTS, _AT_ONCE = 5, 4
+_SNAPSHOT_S = 900.0
+"""How long a publisher may take to read a table before it sends its first row, other requests before it."""
+_LOOK_S = 0.25
+_AGAIN = "%s; it is taken whole again"
+_TAKE_ALL = "take all tables whole: --resnapshot all"
+
+
+class _TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
+    """It is over before a table was taken whole."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A snapshot with the columns of `shape` that a publisher was asked for. `sequence`: up to which message
+    the table is."""
+
+    snapshot: asyncio.Future[Snapshot]
+    shape: TableShape
+    sequence: int
+    tries_left: int
+
+
+class Consumer:
+    """`tables`: of the database, each with the table in which it is kept; `is_over`: whether to end.
+
+    A table of which nothing is kept yet, and each target in `anew`, is taken whole by a snapshot. One
+    whose change PostgreSQL does not take stops alone; the next run begins with that change.
+    """
+
+    def __init__(
+        self,
+        creek: CreekClient,
+        copy: CopyDatabase,
+        tables: Mapping[TableName, TableName],
+        is_over: Callable[[], bool],
+        anew: Collection[TableName] = (),
+    ) -> None:
+        self._creek, self._copy, self._tables, self._is_over = creek, copy, tables, is_over
+        self._anew = set(anew)
+        self._failed: list[TableName] = []
+        self._kept: dict[TableName, KeptTable] = {}
+        self._stream = KeptStream()
+        self._shapes: dict[str, TableShape] = {}
+        self._taken_again: set[tuple[TableName, TableShape]] = set()
+        self._asked: dict[TableName, _Asked] = {}
+        self._has_to_go_back = False
+        self._loading = asyncio.Lock()
+
+    @property
+    def failed(self) -> list[TableName]:
+        """Targets that are not kept current."""
+        stopped = [one.target for one in self._kept.values() if one.error and one.source not in self._asked]
+        return [*self._failed, *stopped]
+
+    async def run(self, *, until_caught_up: bool) -> bool:
+        """Whether it has caught up with what the stream held at the start.
+
+        Raises TargetError where the stream does not hold what comes next, and what client and copy raise.
+        """
+        self._stream, known = await asyncio.to_thread(self._copy.read)
+        self._kept = {
+            source: table
+            for source, table in known.items()
+            if self._tables.get(source) == table.target and table.target not in self._anew
+        }
+        await asyncio.to_thread(self._copy.keep_only, self._kept.keys())
+        bounds = await self._creek.stream_bounds()
+        self._begin(bounds)
+        try:
+            await self._load_missing()
+            while True:
+                self._has_to_go_back = False
+                reached = await self._follow(bounds.newest if until_caught_up else None)
+                if not self._has_to_go_back:
+                    return reached
+        except _TimeToEnd:
+            return False
+        finally:
+            for asked in self._asked.values():
+                asked.snapshot.cancel()
+
+    def _begin(self, bounds: StreamBounds) -> None:
+        """Raises TargetError where the stream does not hold what comes next."""
+        if not self._kept:
+            self._stream = KeptStream(bounds.made, bounds.last)
+            return
+        if why := _why_not_held(bounds, self._stream, self._stream.sequence):
+            raise TargetError(f"the stream of changes does not hold what comes next: {why}", _TAKE_ALL)
+        for source, table in self._kept.items():
+            if not table.is_behind:
+                continue
+            if why := _why_not_held(bounds, self._stream, table.sequence):
+                log.error("%s missed changes that the stream does not hold any more: %s", table.target, why)
+                self._kept[source] = replace(table, error=table.error or why)
+            else:
+                # Its place stays written down until it has come to where the others are.
+                self._kept[source] = replace(table, error="")
+
+    async def _load_missing(self) -> None:
+        """Some at once: each waits for its publisher. One table that cannot be taken keeps no other waiting;
+        none at all is an error of all."""
+        turns, refused = asyncio.Semaphore(_AT_ONCE), list[Exception]()
+
+        async def take(source: TableName) -> None:
+            async with turns:
+                try:
+                    self._kept[source] = await self._take_whole(source)
+                except (TableFailedError, TargetUnavailableError, MessageError) as error:
+                    self._failed.append(self._tables[source])
+                    refused.append(error)
+                    log.error("%s", error)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sorted(self._tables.keys() - self._kept.keys()):
+                    group.create_task(take(source))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if refused and len(self._failed) == len(self._tables):
+            raise refused[-1]
+
+    async def _snapshot(self, source: TableName) -> Snapshot:
+        log.info("asking for all rows of %s", source)
+        return await self._unless_over(self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S))
+
+    async def _take_whole(self, source: TableName) -> KeptTable:
+        """By a snapshot; by another one where that has no end, since who made it died."""
+        for _ in range(_SNAPSHOTS):
+            snapshot = await self._snapshot(source)
+            try:
+                # The connection to the copies has one transaction at a time.
+                async with self._loading:
+                    return await self._load(source, snapshot)
+            except TargetUnavailableError as error:
+                unavailable = error
+                log.warning(_AGAIN, error.message)
+        raise unavailable
+
+    async def _load(self, source: TableName, snapshot: Snapshot, held_at: int | None = None) -> KeptTable:
+        """`held_at`: the message up to which the table was applied while others went on. All after it is read
+        again: the clocks of publisher and NATS, by which a snapshot's place is found, may differ."""
+        header, target = snapshot.header, self._tables[source]
+        # It may be from before what others have read: it is as of what its publisher has written down.
+        before = await self._creek.sequence_before(header.at)
+        place = min((one for one in (before, held_at) if one is not None), default=UP_TO_DATE)
+        if place >= self._stream.sequence:
+            place = UP_TO_DATE
+        log.info("%s is taken whole, about %d rows, as of %s", target, header.approx_rows, header.lsn)
+        shape = TableShape.parse(header.schema)
+        with self._copy.loading(source, target, shape, self._stream) as loading:
+            while rows := await self._unless_over(_some(snapshot)):
+                await asyncio.to_thread(loading.add, rows)
+            return loading.finish(header, self._stream, place)
+
+    async def _unless_over(self, work: Coroutine[Any, Any, _Found]) -> _Found:
+        """Wait for what a publisher sends, however long it takes, but no longer than this is to run."""
+        waiting = asyncio.ensure_future(work)
+        try:
+            while not waiting.done():
+                if self._is_over():
+                    raise _TimeToEnd
+                await asyncio.wait([waiting], timeout=_LOOK_S)
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def _follow(self, goal: int | None) -> bool:
+        behind = [table.sequence for table in self._kept.values() if table.is_behind and not table.error]
+        begin = min([self._stream.sequence, *behind])
+        words = {words_of(str(source)) for source in self._kept}
+        async for changes, sequence in self._creek.changes_after(begin, words.__contains__):
+            applied = await self._wanted(changes)
+            if applied or sequence > self._stream.sequence or self._has_come_up(sequence):
+                await self._apply(applied, sequence)
+            await self._take_asked()
+            if goal is not None and sequence >= goal and not self._has_to_go_back and not self._asked:
+                return True
+            if self._has_to_go_back or self._is_over():
+                return False
+        return False
+
+    def _has_come_up(self, sequence: int) -> bool:
+        """Whether a table that was behind has read what the others have."""
+        return sequence >= self._stream.sequence and any(
+            table.is_behind and not table.error for table in self._kept.values()
+        )
+
+    async def _wanted(self, changes: Sequence[WalChange | UnreadableChange]) -> list[Applied]:
+        """Those of tables that are kept; a table of which one cannot be read stops before all of these."""
+        sources = {words_of(str(source)): source for source in self._kept}
+        found: list[Applied] = []
+        for change in changes:
+            source = sources.get(change.words)
+            if source is None or self._kept[source].error:
+                continue
+            if isinstance(change, WalChange):
+                found.append((source, await self._shape(change), change))
+            else:
+                await self._fail(source, change.reason, changes[0].sequence - 1)
+        return [one for one in found if not self._kept[one[0]].error]
+
+    async def _fail(self, source: TableName, reason: str, sequence: int) -> None:
+        """Apply nothing more to a table, of what comes after a message."""
+        log.error("%s is not kept current any more: %s", self._tables[source], reason)
+        await self._hold(source, reason, sequence)
+
+    async def _hold(self, source: TableName, reason: str, sequence: int) -> None:
+        failed = replace(self._kept[source], error=reason, sequence=sequence)
+        await asyncio.to_thread(self._copy.write_failed, failed)
+        self._kept[source] = failed
+
+    async def _shape(self, change: WalChange) -> TableShape:
+        if change.fingerprint not in self._shapes:
+            text = await self._creek.schema_text(change.fingerprint, change.words)
+            self._shapes[change.fingerprint] = TableShape.parse(text)
+        return self._shapes[change.fingerprint]
+
+    async def _apply(self, changes: list[Applied], sequence: int) -> None:
+        stream = replace(self._stream, sequence=max(sequence, self._stream.sequence))
+        while True:
+            try:
+                self._kept |= await asyncio.to_thread(self._copy.apply, self._kept, changes, sequence, stream)
+            except OutgrownError as error:
+                await self._ask_again(error, changes[0][2].sequence - 1)
+                changes = [one for one in changes if one[0] != error.source]
+            except TableFailedError as error:
+                # Without it the others are applied.
+                await self._fail(error.source, f"{error.message}; {error.hint}", changes[0][2].sequence - 1)
+                changes = [one for one in changes if one[0] != error.source]
+            else:
+                self._stream = stream
+                return
+
+    async def _ask_again(self, outgrown: OutgrownError, sequence: int) -> None:
+        """Ask for a snapshot of a table that got a column: no message says what older rows have in it.
+
+        The other tables continue until a publisher sends it. A run that ends before that leaves the table
+        where it was.
+        """
+        source = outgrown.source
+        if (source, outgrown.shape) in self._taken_again:
+            await self._fail(source, f"{outgrown.message}; {outgrown.hint}", sequence)
+            return
+        self._taken_again.add((source, outgrown.shape))
+        log.info("%s", outgrown.message)
+        await self._hold(source, outgrown.message, sequence)
+        self._ask(source, outgrown.shape, sequence, _SNAPSHOTS)
+
+    def _ask(self, source: TableName, shape: TableShape, sequence: int, tries: int) -> None:
+        snapshot = asyncio.ensure_future(self._snapshot_with(source, shape))
+        self._asked[source] = _Asked(snapshot, shape, sequence, tries - 1)
+
+    async def _take_asked(self) -> None:
+        """Load the snapshots that a publisher has begun to send."""
+        for source, asked in list(self._asked.items()):
+            if not asked.snapshot.done():
+                continue
+            del self._asked[source]
+            try:
+                table = await self._load(source, asked.snapshot.result(), asked.sequence)
+            except _TimeToEnd:
+                self._asked[source] = asked
+                raise
+            except TargetUnavailableError as error:
+                if asked.tries_left:
+                    log.warning(_AGAIN, error.message)
+                    self._ask(source, asked.shape, asked.sequence, asked.tries_left)
+                else:
+                    await self._fail(source, f"{error.message}; {error.hint}", asked.sequence)
+            except TargetError as error:
+                await self._fail(source, f"{error.message}; {error.hint}", asked.sequence)
+            else:
+                # What came since the snapshot is read again.
+                self._kept[source] = table
+                self._has_to_go_back |= table.is_behind
+
+    async def _snapshot_with(self, source: TableName, shape: TableShape) -> Snapshot:
+        """One that has a shape's columns, or else the last that was asked for: a snapshot is as of what its
+        publisher has written down, a little later than it is published."""
+        for _ in range(_TRIES):
+            snapshot = await self._snapshot(source)
+            held = {column.name for column in TableShape.parse(snapshot.header.schema).columns}
+            if all(column.name in held for column in shape.columns):
+                return snapshot
+            await asyncio.sleep(_PAUSE_S)
+        return await self._snapshot(source)
+
+
+async def _some(snapshot: Snapshot) -> list[Row]:
+    """The next rows; none at the end."""
+    rows: list[Row] = []
+    async for row in snapshot:
+        rows.append(row)
+        if len(rows) >= _ROWS:
+            break
+    return rows
+
+
+def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
+    """Empty when the stream is the one that was read, and holds all after a message."""
+    if bounds.made != kept.made or sequence > bounds.last:
+        return "it was made anew since it was read"
+    if sequence < bounds.first - 1:
+        return f"it begins with message {bounds.first} now, and {sequence} was the last that was read"
+    return ""

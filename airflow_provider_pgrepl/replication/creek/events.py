@@ -1,0 +1,118 @@
+"""Rows of the changelog → events of creek's wire, a column at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import ValueRangeError
+from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, creek_columns
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Shape, once_each
+from airflow_provider_pgrepl.replication.events.change import OPERATIONS
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.formats.encoded_rows import NOTHING, EncodedRows
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+
+_PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid")
+
+
+@dataclass(slots=True, kw_only=True)
+class CreekEvent(Event):
+    """`missing`: columns, by their names in Avro, that were not sent, and are NULL in it."""
+
+    envelope: Envelope
+    unstamped: Unstamped
+    missing: tuple[str, ...] = ()
+
+
+class CreekEvents(ByRelation[CreekEvent]):
+    """Events of the tables of a database, which consumers know by its name. `has_last`: as of Envelope.
+
+    `is_complete`: an event whose row lacks a value that was not sent cannot be made, where it has a NULL
+    otherwise.
+    """
+
+    def __init__(
+        self,
+        database: str,
+        has_last: bool,
+        is_complete: bool,
+        relations: KnownRelations,
+        choices_of: ChoicesOf,
+        wanted: TableSelection,
+        published: PublishedColumns | None = None,
+    ) -> None:
+        super().__init__(relations, choices_of, wanted, published)
+        self._database, self._has_last, self._is_complete = database, has_last, is_complete
+
+    def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
+        columns = creek_columns(record, self.columns_of(record), self.choices_of(record.name))
+        envelope = Envelope(self._database, record.name, list(columns.values()), self._has_last)
+        return _Shape(record, columns, envelope, self._is_complete)
+
+
+class _Shape:
+    def __init__(
+        self, record: RelationRecord, columns: dict[int, CreekColumn], envelope: Envelope, is_complete: bool
+    ) -> None:
+        self._is_complete = is_complete
+        self._oid, self._table = record.message.oid, record.name
+        self._width = len(record.message.columns)
+        self._columns, self._envelope = columns, envelope
+        self._names = dict(zip(columns, envelope.names, strict=True))
+
+    def make(self, rows: pa.Table) -> Iterator[CreekEvent]:
+        ops, epochs, lsns, ordinals, xids = (rows[name].to_pylist() for name in _PLACE)
+        moments = once_each(rows["commit_ts"])
+        microseconds = rows["commit_ts"].cast(pa.int64()).to_pylist()
+        encoded = EncodedRows.of(rows, self._columns, self._width, self._table)
+        after, before, keys, missing = encoded.after, encoded.before, encoded.keys, encoded.missing
+        if self._is_complete:
+            self._check_complete(missing)
+        name, envelope, of_transaction = str(self._table), self._envelope, (-1, -1)
+        for row, (op, epoch, lsn, ordinal, xid) in enumerate(
+            zip(ops, epochs, lsns, ordinals, xids, strict=True)
+        ):
+            if of_transaction != (epoch, lsn):
+                of_transaction = epoch, lsn
+                commit, head = LSN(lsn), envelope.head(microseconds[row], xid)
+                id_start = f"{epoch}:{commit}:"
+            old_row = before[row]
+            key = old_row or (keys[row] if op == "U" else NOTHING)
+            yield CreekEvent(
+                EventPosition(Epoch(epoch), commit, ordinal),
+                f"{id_start}{ordinal}",
+                self._oid,
+                name,
+                OPERATIONS[op],
+                moments[row],
+                b"",
+                envelope=envelope,
+                unstamped=Unstamped(
+                    head,
+                    code_of(OPERATIONS[op], has_old=bool(old_row)),
+                    (key or NOTHING) + ((after[row] if op != "D" else NOTHING) or NOTHING),
+                    envelope.has_last,
+                ),
+                missing=tuple(self._names[index] for index in missing[row] if index in self._names)
+                if row in missing
+                else (),
+            )
+
+    def _check_complete(self, missing: Mapping[int, Sequence[int]]) -> None:
+        places = {index for indexes in missing.values() for index in indexes}
+        if unknown := sorted(self._names[index] for index in places if index in self._names):
+            raise ValueRangeError(
+                f"{self._table}: an update left {', '.join(unknown)} as it was: the server did not send it,"
+                " and neither the changelog nor the lake can tell its value",
+                "give the table REPLICA IDENTITY FULL; or set on_error to skip_and_record, and the change is"
+                " not sent; or unchanged to look_up, and NULL is sent, named in the header Creek-Unchanged",
+            )

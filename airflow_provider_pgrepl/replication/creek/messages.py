@@ -1,0 +1,228 @@
+"""What a consumer of creek's wire gets: changes, schemas, snapshots, decoded with fastavro."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import fastavro
+
+from airflow_provider_pgrepl.errors import ConfigError, MessageError
+from airflow_provider_pgrepl.replication.avro.columns import INFINITIES, INFINITY
+from airflow_provider_pgrepl.replication.avro.fingerprint import fingerprint_text
+from airflow_provider_pgrepl.replication.creek.subjects import words_of
+from airflow_provider_pgrepl.replication.creek.wire import MAGIC
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text
+from airflow_provider_pgrepl.trace import traced
+
+_HEAD_BYTES = 10
+_NESTED = ("type", "items", "fields")
+_TIME, _PREFIX = "time-micros", "pgrepl-"
+_OWN = {"date": ("int", 1), _TIME: ("long", 0), "timestamp-micros": ("long", DAY_US)}
+"""Logical types, by what they are made of, and how much of it is a day."""
+Row = dict[str, Any]
+"""Values by column: numbers, texts, `Decimal`, `date`, `datetime`, `UUID`, bytes of JSON, lists; an infinite
+date or timestamp is the text `infinity` or `-infinity`, and what Python's types cannot hold (before Christ,
+after 9999, 24:00:00) the text that PostgreSQL writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A version of a table, as the schema stream has it. `text`: the Avro schema; `source`: the table."""
+
+    fingerprint: str
+    text: str
+    source: str
+    created_at: datetime
+
+    @classmethod
+    def parse(cls, data: bytes) -> Schema:
+        """Raises MessageError."""
+        try:
+            found = json.loads(data)
+            moment = datetime.fromisoformat(found["created_at"])
+            return cls(str(found["fingerprint"]), str(found["schema"]), str(found["source"]), moment)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise MessageError("a message of the schema stream is no schema of creek's") from None
+
+
+@dataclass(frozen=True, slots=True)
+class WalChange:
+    """A change. `lsn`: its stamp, which is above that of each change before it; `id`: the change's own, empty
+    when creek itself has sent it. `before`: its key, or with REPLICA IDENTITY FULL the row; `unchanged`:
+    columns that were not sent, and are None in `after`."""
+
+    op: str
+    schema: str
+    table: str
+    lsn: LSN
+    tx_at: datetime
+    tx_id: int
+    sent_at: datetime
+    fingerprint: str
+    before: Row | None
+    after: Row | None
+    id: str = ""
+    unchanged: tuple[str, ...] = ()
+    sequence: int = 0
+    """Its place in the stream."""
+
+    @property
+    def words(self) -> str:
+        """How subjects of its table end."""
+        return words_of(str(TableName(self.schema, self.table)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableChange:
+    """A message of the stream of changes that is none, or holds what cannot be read. `words`: how its subject
+    ends, by which table it is of."""
+
+    words: str
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeader:
+    """What a snapshot begins with: `stream_wal_from(schema, table, at, lsn)` goes on after it.
+
+    `keys`: the columns by which rows are identified.
+    """
+
+    topic: str
+    fingerprint: str
+    schema: str
+    lsn: LSN
+    at: datetime
+    approx_rows: int
+    keys: tuple[str, ...]
+    position: str = ""
+    """After which changes, by their ids; empty when creek itself has sent it."""
+
+    def has(self, change: WalChange) -> bool:
+        """Whether a change of the table is in the snapshot. By its id, which it keeps when it is sent again,
+        where both have one; stamps may be ahead of the source."""
+        if self.position and change.id:
+            return EventPosition.parse(change.id) <= EventPosition.parse(self.position)
+        return change.lsn <= self.lsn
+
+    @classmethod
+    def parse(cls, topic: str, data: bytes) -> SnapshotHeader:
+        """Raises MessageError."""
+        try:
+            found = json.loads(data)
+            schema = json.loads(found["schema"])
+            return cls(
+                topic,
+                str(found["fingerprint"]),
+                found["schema"],
+                LSN.parse(found["lsn"]),
+                datetime.fromisoformat(found["at"]),
+                int(found["approx_rows"]),
+                tuple(field["name"] for field in schema["fields"] if field.get("pgKey")),
+                str(found.get("position", "")),
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise MessageError(f"{topic} does not begin with the header of a snapshot") from None
+
+
+def fingerprint_of(payload: bytes) -> str:
+    """Of a change. Raises MessageError."""
+    if payload[:2] != MAGIC or len(payload) < _HEAD_BYTES:
+        raise MessageError("a message of the stream of changes is none of creek's")
+    return fingerprint_text(payload[2:_HEAD_BYTES])
+
+
+def parsed_schema(text: str) -> Any:
+    """What `row_of` and `change_of` take. Raises MessageError."""
+    try:
+        return fastavro.parse_schema(_with_own_moments(json.loads(text)))
+    except Exception as error:  # noqa: BLE001 - of fastavro's many, none says more to who cannot change it
+        failed = MessageError(f"an Avro schema cannot be read: {type(error).__name__}")
+        raise traced(failed, error) from None
+
+
+def _with_own_moments(schema: Any) -> Any:
+    """With logical types whose readers know what Python's types cannot hold."""
+    if isinstance(schema, list):
+        return [_with_own_moments(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _with_own_moments(one) if key in _NESTED else one for key, one in schema.items()}
+    if found.get("logicalType") in _OWN:
+        found["logicalType"] = f"{_PREFIX}{found['logicalType']}"
+    return found
+
+
+def _reader(logical: str) -> Any:
+    kind, per_day = _OWN[logical]
+    usual = fastavro.read.LOGICAL_READERS[f"{kind}-{logical}"]
+
+    def read(data: int, writer_schema: Any = None, reader_schema: Any = None) -> Any:
+        try:
+            return usual(data, writer_schema, reader_schema)
+        except (OverflowError, ValueError):
+            return "24:00:00" if logical == _TIME else moment_text(data, per_day)
+
+    return read
+
+
+for _logical, (_kind, _) in _OWN.items():
+    fastavro.read.LOGICAL_READERS[f"{_kind}-{_PREFIX}{_logical}"] = _reader(_logical)
+
+
+def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence: int) -> WalChange:
+    """Raises MessageError."""
+    found = row_of(payload[_HEAD_BYTES:], schema)
+    try:
+        source = found["source"]
+        if headers.get("Pgrepl-Id"):
+            EventPosition.parse(headers["Pgrepl-Id"])
+        unchanged = headers.get("Creek-Unchanged", "")
+        return WalChange(
+            found["op"],
+            source["schema"],
+            source["table"],
+            LSN.parse(source["lsn"]),
+            source["tx_at"],
+            source["tx_id"],
+            found["sent_at"],
+            found["fingerprint"],
+            found["before"],
+            found["after"],
+            headers.get("Pgrepl-Id", ""),
+            tuple(unchanged.split(",")) if unchanged else (),
+            sequence,
+        )
+    except (KeyError, TypeError, ValueError, ConfigError):
+        raise MessageError("a message of the stream of changes has another schema, or id") from None
+
+
+def row_of(data: bytes, schema: Any) -> Row:
+    """Raises MessageError, also for a moment that Python cannot hold."""
+    try:
+        found = fastavro.schemaless_reader(io.BytesIO(data), schema, return_named_type=True)
+    except Exception as error:  # noqa: BLE001 - bytes may be anything
+        raise traced(MessageError(f"a message cannot be read: {type(error).__name__}"), error) from None
+    plain: Row = _plain(found)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Values of named types come with the names; infinities are as PostgreSQL writes them."""
+    if isinstance(value, tuple):
+        name, value = value
+        return INFINITIES.get(value, value) if name.endswith(INFINITY) else _plain(value)
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value

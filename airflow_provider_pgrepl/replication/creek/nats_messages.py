@@ -1,0 +1,73 @@
+"""Events on creek's wire at JetStream: stamps, schemas before who needs them, answers to who asks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow_provider_pgrepl.replication.avro.codec import unique_long
+from airflow_provider_pgrepl.replication.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.creek.framing import framed
+from airflow_provider_pgrepl.replication.creek.jetstream_requests import Accept, Requests
+from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
+from airflow_provider_pgrepl.replication.creek.stream_place import STAMP, stamp_of
+from airflow_provider_pgrepl.replication.creek.streams import Streams, UnsendableSchemaError
+from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.creek.wire import Envelope
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.stamps import Stamps
+from airflow_provider_pgrepl.replication.events.targets.jetstream_messages import (
+    Message,
+    UnsendableError,
+    identity,
+)
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+
+
+class CreekMessages:
+    """Of one connection."""
+
+    def __init__(
+        self,
+        servers: list[str],
+        settings: PublisherSettings,
+        stamps: Stamps,
+        accept: Accept | None,
+        lake: StreamLake,
+    ) -> None:
+        self._servers, self._stamps, self._accept, self._lake = servers, stamps, accept, lake
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
+        self.stream = self._wire.stream("wal")
+        self._requests: Requests | None = None
+        self._announced: Envelope | None = None
+
+    async def begin(self, client: Any) -> None:
+        self._streams = Streams(client, self._wire)
+        await self._streams.prepare()
+        newest = await self._streams.newest_headers()
+        self._lake.check(self.stream, newest)
+        # Who has lost its record, or its name, still writes into this stream.
+        self._stamps.last = max(self._stamps.last, stamp_of(newest) or 0)
+        self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept)
+        await self._requests.start()
+
+    async def of(self, event: Event) -> Message:
+        assert isinstance(event, CreekEvent)
+        if event.envelope is not self._announced:
+            try:
+                await self._streams.announce(event.envelope)
+            except UnsendableSchemaError:
+                raise UnsendableError("its schema is larger than NATS takes") from None
+            self._announced = event.envelope
+        last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
+        sent_at = unique_long(time.time_ns() // 1_000)
+        body = event.unstamped.stamped(stamp, sent_at, last)
+        headers = {**identity(event), STAMP: str(LSN(stamp)), LAKE: self._lake.id}
+        if event.missing:
+            headers["Creek-Unchanged"] = ",".join(event.missing)
+        return Message(self._wire.subject("wal", event.table), framed(body), headers, len(body))
+
+    async def end(self) -> None:
+        if self._requests is not None:
+            await self._requests.stop()

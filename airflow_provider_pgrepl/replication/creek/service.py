@@ -1,0 +1,232 @@
+"""The process in creek's place: it has the tables copied and kept, their changes published, and all of it
+begun again whenever an app ends that may be."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
+from airflow_provider_pgrepl.replication.app.evidence import check
+from airflow_provider_pgrepl.replication.app.lake_choice import otherwise_taken
+from airflow_provider_pgrepl.replication.app.process import StopSignal
+from airflow_provider_pgrepl.replication.app.replicate import replicate
+from airflow_provider_pgrepl.replication.app.tables import read_records
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.creek.child import Child
+from airflow_provider_pgrepl.replication.creek.deployment import OPTIONS_VARIABLE, PUBLISHER, Deployment
+from airflow_provider_pgrepl.replication.creek.followed_tables import FollowedTables
+from airflow_provider_pgrepl.replication.creek.source_tables import SourceTables
+from airflow_provider_pgrepl.replication.runtime import process_io
+from airflow_provider_pgrepl.replication.settings.lake import is_object_store
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
+
+_TICK_S, _PAUSE_S = 0.5, 5.0
+_BEGUN_AGAIN = (process.RETRY_MAY_HELP, process.DONE, process.CRASHED)
+
+
+def run(_: argparse.Namespace) -> int:
+    """Run until stopped, or until something is wrong that does not pass by itself; returns the exit code.
+
+    Raises ConfigError for what the environment says, and what else keeps the pipeline from beginning.
+    """
+    deployment = Deployment.of(os.environ)
+    _log(deployment)
+    with StopSignal() as stop, closing(SourceTables(deployment)) as source:
+        _check_ours(deployment, deployment.pipeline(source.planned()))
+        source.prepare()
+        pipeline = _as_it_began(deployment, deployment.pipeline(source.published()))
+        return Service(deployment, pipeline, source, stop).run()
+
+
+def _check_ours(deployment: Deployment, pipeline: Pipeline) -> None:
+    """Before anything is made at the source: PG_URI may name another database than the lake's."""
+    with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
+        check(pipeline, store, deployment.dsn, lake_may_fail=True)
+
+
+def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:
+    """With lake tables, where earlier versions have made them and the environment does not say otherwise."""
+    if "lake_tables" in deployment.options:
+        return pipeline
+    with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
+        records = read_records(store, pipeline)
+    if not otherwise_taken(pipeline, records):
+        return pipeline
+    log.warning(
+        "this deployment has lake tables, which it keeps. To go on without them, and without Spark, set %s to"
+        ' {"lake_tables": "none"}',
+        OPTIONS_VARIABLE,
+    )
+    return replace(pipeline, lake_tables="all")
+
+
+def _state_dsn(deployment: Deployment) -> str:
+    return os.environ.get(process.STATE_DSN_VARIABLE, "").strip() or deployment.dsn
+
+
+def _log(deployment: Deployment) -> None:
+    ours = logging.getLogger("airflow_provider_pgrepl")
+    ours.setLevel(process_io.level(deployment.log_level))
+    if deployment.without_effect:
+        log.warning("without effect, as with creek: %s", ", ".join(deployment.without_effect))
+
+
+def _folder_of(lake_root: str) -> str:
+    """Where its programs, and whoever runs commands, find the pipeline's file on this host."""
+    return mkdtemp(prefix="pgrepl-") if is_object_store(lake_root) else system_folder(lake_root)
+
+
+@contextmanager
+def _variables(more: Mapping[str, str]) -> Iterator[None]:
+    """With more variables of the environment in the block."""
+    before = dict(os.environ)
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class Service:
+    """One run."""
+
+    def __init__(
+        self, deployment: Deployment, pipeline: Pipeline, source: SourceTables, stop: StopSignal
+    ) -> None:
+        self._source, self._stop = source, stop
+        self._slot = deployment.replaced_slot
+        self._file = Path(_folder_of(pipeline.lake_root), "pipeline.json")
+        self._environment = {
+            process.DSN_VARIABLE: deployment.dsn,
+            process.TARGET_VARIABLE: deployment.nats_uri,
+            process_io.LEVEL_VARIABLE: deployment.log_level,
+        }
+        self._access = Access(pipeline, deployment.dsn, _state_dsn(deployment))
+        self._lasting: list[Child] = []
+        if pipeline.has_lake_tables:
+            self._lasting = [self._child("replicate"), self._child("publish", "--publisher", PUBLISHER)]
+        self._tables = FollowedTables(
+            source, self._access, lambda names: self._child("snapshot", "--add", names)
+        )
+
+    def run(self) -> int:
+        """Until stopped; the exit code."""
+        # Before anything is written where another pipeline is at work.
+        find_epoch(self._access.pipeline)
+        self._write_file()
+        log.info("the pipeline %s is in %s", self._access.pipeline.name, self._file)
+        try:
+            code = self._begin()
+            if code == process.DONE and not self._stop.is_set:
+                try:
+                    code = self._keep() if self._lasting else self._keep_here()
+                finally:
+                    self._end()
+        finally:
+            if is_object_store(self._access.pipeline.lake_root):
+                rmtree(self._file.parent, ignore_errors=True)
+        return code
+
+    def _write_file(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(self._access.pipeline.to_json(), encoding="utf-8")
+        unfinished.replace(self._file)
+
+    def _child(self, app: str, *arguments: str) -> Child:
+        return Child(app, ["--pipeline", str(self._file), *arguments], self._environment)
+
+    def _begin(self) -> int:
+        """Have the tables copied that are not yet; where creek has stopped, that is where this begins."""
+        while not self._stop.is_set:
+            slot = self._source.replaced_slot()
+            copying = self._child("snapshot", *(("--take-over", slot.name) if slot is not None else ()))
+            code = self._finished(copying)
+            if code == process.WILL_NOT_HELP and self._tables.has_copied():
+                log.error("some tables are errored, see above; the others go on")
+                code = process.DONE
+            if code != process.RETRY_MAY_HELP:
+                self._say_of_slot()
+                return code
+            self._stop.wait(_PAUSE_S)
+        return process.DONE
+
+    def _finished(self, child: Child) -> int:
+        child.start()
+        while (code := child.ended()) is None:
+            if self._stop.wait(_TICK_S):
+                child.ask_to_end()
+                child.wait()
+                return process.DONE
+        return code
+
+    def _say_of_slot(self) -> None:
+        with suppress(PgReplError):
+            slot = self._source.replaced_slot()
+            if slot is not None and not slot.active:
+                log.warning(
+                    "the slot %s is read by nobody any more, and holds the source's WAL: when creek is not to"
+                    " come back, SELECT pg_drop_replication_slot('%s')",
+                    *(slot.name, slot.name),
+                )
+
+    def _keep(self) -> int:
+        while not self._stop.is_set:
+            for child in self._lasting:
+                code = child.ended()
+                if code is not None and code not in _BEGUN_AGAIN and code > 0:
+                    log.error("%s ended with code %d, which starting it again does not mend", child.app, code)
+                    return code
+                if code is not None:
+                    log.warning("%s ended with code %d, and is started again", child.app, code)
+                if child.is_due:
+                    child.start()
+            self._tables.follow()
+            self._stop.wait(_TICK_S)
+        return process.DONE
+
+    def _keep_here(self) -> int:
+        """Without lake tables receiver and publisher are in this very process."""
+        while not self._stop.is_set:
+            code = self._replicate()
+            if code not in _BEGUN_AGAIN or self._stop.is_set:
+                return code
+            log.warning("replication ended with code %d, and is started again", code)
+            self._stop.wait(_PAUSE_S)
+        return process.DONE
+
+    def _replicate(self) -> int:
+        with _variables(self._environment):
+            try:
+                return replicate(
+                    self._access.pipeline, self._stop, publisher=PUBLISHER, meanwhile=self._tables.follow
+                )
+            except PgReplError as error:
+                log.error("%s: %s", type(error).__name__, error)
+                return process.exit_code(error)
+            except Exception as error:  # noqa: BLE001 - its text may hold values of rows
+                log_unexpected(log, "replication ended by an error of its own", error)
+                return process.CRASHED
+
+    def _end(self) -> None:
+        for child in self._lasting:
+            child.ask_to_end()
+        self._tables.end()
+        for child in self._lasting:
+            child.wait()

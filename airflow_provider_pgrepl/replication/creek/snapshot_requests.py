@@ -1,0 +1,134 @@
+"""Requests for snapshots of tables, as creek's clients make them, and their turns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Protocol
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING = 16
+_LOOK_S, _END_S = 0.5, 10.0
+_LONGEST_NAME, _SAY_EVERY_S = 63, 5.0
+
+
+class Snapshots(Protocol):
+    """Makes snapshots, `at_once` of them; any thread may call."""
+
+    at_once: int
+
+    def why_not(self, table: TableName) -> str:
+        """What keeps a table from having one, as far as that is known before; else nothing. Raises
+        PgReplError."""
+
+    def send(self, table: TableName, subject: str, is_over: threading.Event) -> object:
+        """Send one, unless it is over before. Raises PgReplError; what was sent then has no end."""
+
+
+class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
+    """Serves requests in their order, some at once, while the block runs.
+
+    As with creek, who asks is told a subject at once, or is not answered; a snapshot that then fails has no
+    end.
+    """
+
+    def __init__(self, pipeline: Pipeline, settings: PublisherSettings, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
+        self._wanted = TableSelection.parse(settings.tables)
+        self._accepted: queue.Queue[tuple[TableName, str]] = queue.Queue(_MOST_WAITING)
+        self._waiting: dict[TableName, str] = {}
+        self._lock, self._said_at = threading.Lock(), -_SAY_EVERY_S
+        self._is_over = threading.Event()
+        names = [f"pgrepl-snapshots {pipeline.name} {n}" for n in range(snapshots.at_once)]
+        self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(2 * _END_S)
+
+    def accept(self, request: bytes) -> str | None:
+        """The subject to which a snapshot will be sent; None for a request that is not served."""
+        table = self._table_of(request)
+        if table is None:
+            return None
+        with self._lock:
+            if (waiting := self._waiting.get(table)) is not None:
+                # Not begun yet, it has all that one of its own would have.
+                return waiting
+        why = self._why_not(table)
+        subject = self._wire.new_snapshot(str(table), datetime.now(UTC))
+        if not why:
+            try:
+                with self._lock:
+                    self._accepted.put_nowait((table, subject))
+                    self._waiting[table] = subject
+            except queue.Full:
+                why = f"{_MOST_WAITING} others are waited for"
+        if why:
+            self._say(table, why)
+            return None
+        return subject
+
+    def _say(self, table: TableName, why: str) -> None:
+        """Not each time: whoever asks may ask very often."""
+        if time.monotonic() - self._said_at >= _SAY_EVERY_S:
+            self._said_at = time.monotonic()
+            log.warning("a snapshot of %s is not made: %s", table, why)
+
+    def _table_of(self, request: bytes) -> TableName | None:
+        try:
+            given = json.loads(request)
+            database, schema, name = (given[key] for key in ("database", "namespace", "table"))
+            # No name has half a character, which JSON may have.
+            f"{schema}{name}".encode()
+            if not all(isinstance(one, str) for one in (database, schema, name)):
+                raise TypeError
+            if max(map(len, (schema, name))) > _LONGEST_NAME:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            log.debug("a request for a snapshot is none: it names no database, namespace and table")
+            return None
+        # In the wire's first version databases share the subject.
+        return TableName(schema, name) if database == self._wire.database else None
+
+    def _why_not(self, table: TableName) -> str:
+        """Empty when it is published, and can be read."""
+        if not self._wanted.has(-1, {table}):
+            return "it is not published"
+        try:
+            return self._snapshots.why_not(table)
+        except PgReplError as error:
+            return error.message
+
+    def _serve(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                table, subject = self._accepted.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            with self._lock:
+                self._waiting.pop(table, None)
+            try:
+                self._snapshots.send(table, subject, self._is_over)
+            except PgReplError as error:
+                log.error("the snapshot of %s failed, and has no end: %s", table, error)
+            except Exception as error:  # noqa: BLE001 - the next is served
+                log_unexpected(log, f"the snapshot of {table}, which has no end", error)

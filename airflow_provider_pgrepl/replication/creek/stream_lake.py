@@ -1,0 +1,73 @@
+"""StreamLake: of which lake the events in a stream of changes are.
+
+Streams are found by names, and another pipeline may have the same: staging, with the settings of production.
+Its events, and its snapshots, would replace what consumers have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_pgrepl.errors import ConfigError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    Transactions,
+    lake_id,
+    open_changelog,
+    read_durable_lsn,
+    read_epoch_number,
+)
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.targets.cloud_events import NATS_ID
+
+LAKE = "Pgrepl-Lake"
+"""Header of a change: the id of the lake that it came from."""
+
+
+class StreamLake:
+    """A publisher's own lake. Raises NoChangelogError, LakeUnavailableError."""
+
+    def __init__(self, lake_root: str) -> None:
+        self._uri = changelog_uri(lake_root)
+        self.id = lake_id(open_changelog(self._uri))
+
+    def check(self, stream: str, headers: Any) -> None:
+        """Raise TargetError where the last message of the stream, with these headers, came from another lake;
+        TargetUnavailableError where it is beyond what this one has.
+
+        Earlier versions, and creek, did not say from which.
+        """
+        found = (headers or {}).get(LAKE)
+        if not found:
+            return
+        changelog = open_changelog(self._uri)
+        if found == self.id:
+            _check_has(changelog, stream, headers[NATS_ID])
+            return
+        # A changelog that took the place of a lost one has the mark of that.
+        if changelog.transaction_version(f"{LAKE_APP}{found}") is not None:
+            return
+        raise TargetError(
+            f"NATS: the last event in stream {stream} is of another lake ({found}) than this one ({self.id}):"
+            " another pipeline publishes there. Nothing was sent",
+            "check the connection of NATS (conn_id, or PGREPL_TARGET_URI), and that this is the pipeline file"
+            " meant; or give the publisher another `database` or `namespace`. If this lake has taken the"
+            f" place of that one, delete stream {stream}: consumers then have to take all tables whole again",
+        )
+
+
+def _check_has(changelog: Transactions, stream: str, event: str) -> None:
+    """A copy of the lake has its id. What it sends again would be old, and newer than all to consumers."""
+    epoch, durable = read_epoch_number(changelog), read_durable_lsn(changelog)
+    try:
+        at = EventPosition.parse(event)
+    except ConfigError:
+        return
+    if at.epoch > epoch or (at.epoch == epoch and not at.is_within(durable)):
+        raise TargetUnavailableError(
+            f"NATS: the last event in stream {stream} is at {at}, beyond what this lake has (up to {durable}"
+            f" in epoch {epoch}): the lake is a copy of the one that publishes there, was put back, or"
+            " receives again what it has lost in a crash. Nothing was sent",
+            "wait, if the replication was just started after a crash of its host; else check that this is the"
+            " lake meant",
+        )

@@ -1,0 +1,271 @@
+"""What a crash of the machine leaves half written at the end of a Delta table's log: found, and taken out.
+
+Nothing of it was told to anybody: whoever commits flushes first. deltalake takes an empty commit for one that
+does nothing, and refuses a table with a half one, or with a checkpoint that is not whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.delta.checkpoint_files import (
+    checkpoint_version,
+    sidecars,
+    whole_checkpoints,
+)
+from airflow_provider_pgrepl.replication.storage.durable import (
+    LAST_CHECKPOINT,
+    LOG_FOLDER,
+    NEWEST,
+    commit_file,
+    commit_versions,
+    flush_folder,
+    local_path,
+    read_actions,
+    set_aside,
+    set_aside_commits,
+)
+from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
+
+log = logging.getLogger(__name__)
+
+Actions = list[dict[str, Any]]
+_LOCAL = fs.LocalFileSystem()
+_PARQUET_END = b"PAR1"
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class Torn:
+    """Of one table: the commits from the first torn one on, checkpoints that cannot be read, and whether the
+    hint to the last checkpoint leads nowhere."""
+
+    uri: str
+    commits: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+    has_wrong_hint: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.checkpoints or self.has_wrong_hint)
+
+    def set_aside(self) -> None:
+        """Only for who writes the table while nobody else does. Raises LakeError, LakeUnavailableError."""
+        root = local_path(self.uri)
+        if root is None or not self:
+            return
+        folder = root / LOG_FOLDER
+        with storage_errors(self.uri):
+            for version in self.checkpoints:
+                set_aside(folder, _files_of_checkpoint(folder, version))
+            if self.has_wrong_hint:
+                (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
+            set_aside_commits(folder, self.commits)
+            flush_folder(folder)
+        log.warning(
+            "%s: the machine stopped while it was written. Set aside: %d commits from version %s on, of which"
+            " nobody had been told, and %d checkpoints, for which the commits stand",
+            *(self.uri, len(self.commits), min(self.commits, default="none"), len(self.checkpoints)),
+        )
+
+
+def find_torn(
+    uri: str,
+    app: str | None = None,
+    is_whole: Callable[[Actions], bool] = bool,
+    told: int | None = _NONE,
+) -> Torn:
+    """Look at what came after the last sound checkpoint. Raises LakeError, LakeUnavailableError.
+
+    `app`: the app id under which the table's writer counts its commits; `is_whole`: whether a commit's
+    actions are all there, as far as the writer can tell. `told`: the newest version that a consistent point
+    or the state names; None when that is not known. Only commits above it are torn by a log file that is
+    missing, or by a data file that is missing or short: the file of a commit that was reported is on the
+    disk, and may only be out of sight.
+    """
+    root = local_path(uri)
+    if root is None or not (root / LOG_FOLDER).is_dir():
+        return Torn(uri)
+    with storage_errors(uri):
+        base, unsound = _checkpoints(root)
+        commits = _torn_commits(root, base, app, is_whole, told)
+        return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
+
+
+def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool) -> Torn:
+    """As `find_torn`, of a table of which nothing records the version that was reported.
+
+    A crash leaves a file that is not whole, and no whole commit behind it: the name of a file is on the disk
+    no later than that of the commit, and a writer flushes all that came before its commit. A file that lacks
+    otherwise, also one of the log, may only be out of sight: raises LakeError, LakeUnavailableError.
+    """
+    torn, root = find_torn(uri, app, is_whole), local_path(uri)
+    if root is not None:
+        with storage_errors(uri):
+            _check_left_by_crash(root, torn.commits, is_whole)
+    return torn
+
+
+def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[[Actions], bool]) -> None:
+    folder = root / LOG_FOLDER
+    read = {version: _read(folder, version) or [] for version in commits}
+    torn = [version for version, actions in read.items() if not actions or not is_whole(actions)]
+    whole = {version: actions for version, actions in read.items() if version not in torn}
+    if torn and max(whole, default=_NONE) > torn[0]:
+        raise LakeError(
+            f"commit {torn[0]} of {root} is not whole, and commit {max(whole)} is. Nothing was changed",
+            _way_out(folder, torn[0]),
+        )
+    first, named = min(commits, default=0), ""
+    if whole and not commit_file(folder, first - 1).exists() and first - 1 != _checkpoints(root)[0]:
+        raise LakeError(
+            f"commit {first - 1} of {root} is not there, and commit {first} is. Nothing was changed",
+            _way_out(folder, first),
+        )
+    gone = {unquote(path) for path in _paths("remove", whole.values())}
+    for actions in whole.values():
+        added = {unquote(add["add"]["path"]): add["add"] for add in actions if "add" in add}
+        lacking = [path for path, add in added.items() if path not in gone and not _is_there(root, add)]
+        named = named or lacking[0]
+        if lacking and all((root / path).exists() for path in lacking):
+            continue
+        fate = "not whole" if (root / named).exists() else "not there"
+        raise LakeError(
+            f"commit {first} of {root} names the file {named}, which is {fate}. Nothing was changed",
+            _way_out(folder, first),
+        )
+
+
+def _way_out(folder: Path, first: int) -> str:
+    return (
+        "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
+        f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
+        " newest first, to end in .torn: what they say is lost then"
+    )
+
+
+def _checkpoints(root: Path) -> tuple[int, list[int]]:
+    """The newest that can be read, and newer ones that cannot, if the commits make up for them."""
+    folder, versions = root / LOG_FOLDER, set(commit_versions(root / LOG_FOLDER))
+    infos = _LOCAL.get_file_info(fs.FileSelector(str(folder)))
+    whole = whole_checkpoints(infos)
+    sound = next((version for version, names in whole if _can_be_read(root, names)), _NONE)
+    found = {version for info in infos if (version := checkpoint_version(info.base_name)) is not None}
+    unsound = sorted((version for version in found if version > sound), reverse=True)
+    is_covered = not unsound or set(range(sound + 1, unsound[0] + 1)) <= versions
+    return sound, unsound if is_covered else []
+
+
+def _can_be_read(root: Path, names: Sequence[str]) -> bool:
+    """Whether the files of a checkpoint are whole, and the sidecars that they name."""
+    try:
+        for name in names:
+            if name.endswith(".parquet"):
+                pq.read_metadata(root / LOG_FOLDER / name)
+            for sidecar in sidecars(_LOCAL, str(root), name):
+                pq.read_metadata(sidecar)
+    except (pa.ArrowException, ValueError, FileNotFoundError):
+        return False
+    return True
+
+
+def _files_of_checkpoint(folder: Path, version: int) -> list[Path]:
+    return [path for path in folder.iterdir() if checkpoint_version(path.name) == version]
+
+
+def _has_wrong_hint(folder: Path, sound: int) -> bool:
+    """Readers look for the checkpoint of the hint, and take it for damage when there is none."""
+    hint = folder / LAST_CHECKPOINT
+    if not hint.exists():
+        return False
+    try:
+        return bool(json.loads(hint.read_bytes())["version"] > sound)
+    except (ValueError, KeyError, TypeError):
+        return True
+
+
+def _torn_commits(
+    root: Path, base: int, app: str | None, is_whole: Callable[[Actions], bool], told: int | None
+) -> list[int]:
+    folder = root / LOG_FOLDER
+    versions = [version for version in commit_versions(folder) if version > base]
+    # Without a checkpoint, a log that does not begin at 0 is not one that a crash has left.
+    if base == _NONE and 0 not in versions:
+        return []
+    read: dict[int, Actions] = {}
+    for expected, version in enumerate(versions, base + 1):
+        if version != expected and (told is None or expected <= told):
+            return []
+        actions = _read(folder, version)
+        if version != expected or actions is None or (actions and not is_whole(actions)):
+            break
+        read[version] = actions
+    whole = _without_empty_end(read, app)
+    lacking = _lacking_files(root, [read[version] for version in whole])
+    if lacking and told is not None and whole[-lacking] > told:
+        whole = whole[:-lacking]
+    return versions[len(whole) :]
+
+
+def _read(folder: Path, version: int) -> Actions | None:
+    """None when it is torn; nothing when it is empty, as deltalake takes it."""
+    try:
+        return read_actions(folder, version)
+    except ValueError:
+        return None
+
+
+def _without_empty_end(read: dict[int, Actions], app: str | None) -> list[int]:
+    """The versions up to an empty one that no commit has followed, or that was one of the counted commits.
+
+    One that was followed, by a writer that knew of nothing there, has taken nothing from anybody.
+    """
+    kept: list[int] = []
+    pending: list[int] = []
+    last: int | None = None
+    for version, actions in read.items():
+        pending.append(version)
+        if not actions:
+            continue
+        count = next((a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == app), None)
+        if len(pending) > 1 and None not in (last, count) and count != (last or 0) + 1:
+            break
+        last = last if count is None else count
+        kept += pending
+        pending = []
+    return kept
+
+
+def _lacking_files(root: Path, commits: list[Actions]) -> int:
+    """How many of the newest commits go from the first on that added a file which is not whole."""
+    gone = {unquote(path) for path in _paths("remove", commits)}
+    newest = commits[-NEWEST:]
+    for place, actions in enumerate(newest):
+        adds = [action["add"] for action in actions if "add" in action]
+        if not all(_is_there(root, add) for add in adds if unquote(add["path"]) not in gone):
+            return len(newest) - place
+    return 0
+
+
+def _paths(kind: str, commits: Iterable[Actions]) -> Iterable[str]:
+    return (action[kind]["path"] for actions in commits for action in actions if kind in action)
+
+
+def _is_there(root: Path, add: dict[str, Any]) -> bool:
+    path, size = root / unquote(add["path"]), add["size"]
+    if not path.is_file() or path.stat().st_size != size or size < len(_PARQUET_END):
+        return False
+    with path.open("rb") as file:
+        file.seek(-len(_PARQUET_END), os.SEEK_END)
+        return file.read() == _PARQUET_END

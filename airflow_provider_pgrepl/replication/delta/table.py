@@ -1,0 +1,115 @@
+"""Delta tables of the lake, opened, created and read as their storage wants it: schemes, credentials, fsync.
+
+All of the product opens Delta tables here, so that what a storage needs is said once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from airflow_provider_pgrepl.replication.runtime.host import check_once
+from airflow_provider_pgrepl.replication.settings.lake import is_object_store
+from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
+from airflow_provider_pgrepl.replication.storage.refusal import is_refusal, refusal
+from airflow_provider_pgrepl.replication.storage.stores.object_store import store_options
+from airflow_provider_pgrepl.replication.storage.writing import Output
+
+
+def open_delta(uri: str, version: int | None = None) -> DeltaTable:
+    """The newest version of a table, or the one asked for.
+
+    Raises TableNotFoundError when there is none, DeltaError, OSError; ToolError where deltalake is too old.
+    """
+    check_once()
+    return DeltaTable(uri, version=version, storage_options=store_options(uri))
+
+
+def has_delta(uri: str) -> bool:
+    """Whether there is a Delta table. Raises DeltaError, OSError."""
+    if not is_object_store(uri):
+        return bool(DeltaTable.is_deltatable(uri))
+    # The other holds up all threads of Python until the store has answered.
+    with suppress(TableNotFoundError):
+        open_delta(uri)
+        return True
+    return False
+
+
+def create_delta(
+    uri: str,
+    schema: pa.Schema,
+    configuration: Mapping[str, str | None],
+    properties: CommitProperties | None = None,
+    *,
+    files: Sequence[AddAction] = (),
+    partition_by: Sequence[str] = (),
+    description: str | None = None,
+) -> None:
+    """Make a table by its first commit, with files that are written already, and have it on the disk.
+
+    Raises DeltaError, also when there is one already; OSError.
+    """
+    make_folder(uri)
+    create_table_with_add_actions(
+        uri,
+        Schema.from_arrow(schema),
+        list(files),
+        mode="error",
+        partition_by=list(partition_by),
+        description=description,
+        configuration=dict(configuration),
+        commit_properties=properties,
+        storage_options=store_options(uri),
+    )
+    durable.flush_commits(uri, -1, 0)
+
+
+def write_file(uri: str, rows: pa.Table, bounds: Mapping[str, Any] | None = None) -> AddAction:
+    """Rows as a file of an unpartitioned table, for a commit to add. `bounds`: what its statistics say beside
+    their number. Raises OSError."""
+    filesystem, root = open_storage(uri)
+    name = f"part-{uuid.uuid4()}.parquet"
+    with Output(filesystem, f"{root}/{name}", rows.nbytes) as file:
+        pq.write_table(rows, file.stream)
+        size = file.tell()
+    told = json.dumps({"numRecords": len(rows), **(bounds or {})})
+    return AddAction(name, size, {}, int(time.time() * 1000), True, told)
+
+
+def append_delta(uri: str, rows: pa.Table, table: DeltaTable | None = None) -> None:
+    """Add rows to a table and have them on the disk; makes the table, and columns that it lacks.
+
+    `table`: opened already; it then stands at the version that this made. Raises DeltaError, OSError.
+    """
+    if table is None:
+        make_folder(uri)
+    write_deltalake(
+        table or uri, rows, mode="append", schema_mode="merge", storage_options=store_options(uri)
+    )
+    durable.flush_newest(uri)
+
+
+def query_delta(table: DeltaTable, sql: str) -> pa.Table:
+    """What DataFusion reads from an open table, which the query calls `it`. Raises LakeUnavailableError; else
+    plain exceptions, whose texts may hold values of rows."""
+    try:
+        # Not by its read_all(), which holds the interpreter: other threads would stand still while the store
+        # is asked again, for minutes.
+        return pa.table(QueryBuilder().register("it", table).execute(sql))
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        failed = refusal("the lake cannot be read", error)
+    raise failed

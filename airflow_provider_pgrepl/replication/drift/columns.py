@@ -1,0 +1,219 @@
+"""Drift of columns: what became of each, and whether the lake can follow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_provider_pgrepl.errors import Remedy, one_line
+from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
+from airflow_provider_pgrepl.replication.drift.widening import find_widening, is_exact_in_lake
+from airflow_provider_pgrepl.replication.postgres.names import show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
+
+_NUMERIC = 1700
+_COUNTED, _HEADER = frozenset({1042, 1043}), 4
+"""char(n) and varchar(n), whose modifier is n and the size of a header."""
+
+
+@dataclass(frozen=True)
+class ColumnJudge:
+    """Judges the columns of one table, as its lake table has them and as they are now."""
+
+    recorded: Relation
+    current: Relation
+    choices: TableChoices
+
+    def in_lake(self, column: Column) -> bool:
+        """Whether the lake table has the column: neither ignored since it came nor excluded by choice."""
+        return column.attnum not in self.recorded.ignored and not self.choices.column(column.name).excluded
+
+    def findings(self, places: list[MatchedColumn]) -> Iterator[DriftFinding]:
+        """What the lake cannot follow, of published columns and of generated ones that are not."""
+        unpublished = {column.attnum for column in self.current.unpublished}
+        for column in self.recorded.columns:
+            if column.attnum in unpublished:
+                yield DriftFinding(f"generated column {show_identifier(column.name)} is no longer published")
+        for place in places:
+            if place.before is None:
+                yield from self._added(place.column, place.sent.name)
+            elif self.in_lake(place.before):
+                yield from self._renamed(place.before, place.sent.name)
+                if place.now is not None:
+                    yield from self._retyped(place.before, place.now)
+        yield from self._unpublished_findings()
+
+    def hidden_findings(self, places: list[MatchedColumn], hidden: Collection[int]) -> Iterator[DriftFinding]:
+        """Columns of the lake table whose values the changelog does not hold."""
+        for number in hidden:
+            if self.in_lake(places[number].column):
+                yield DriftFinding(
+                    f"column {places[number].shown} is not kept in the changelog (exclude_columns)"
+                )
+
+    def _unpublished_findings(self) -> Iterator[DriftFinding]:
+        """Of these the lake has nothing but nulls: what counts is which they are, and their types."""
+        published = {column.attnum for column in self.current.columns}
+        unpublished = {column.attnum: column for column in self.current.unpublished}
+        for column in self.recorded.unpublished:
+            if column.attnum in published:
+                yield DriftFinding(
+                    f"column {show_identifier(column.name)}, which was generated, is now published: it is no"
+                    " longer generated (DROP EXPRESSION), or the publication publishes generated columns"
+                )
+            elif (now := unpublished.pop(column.attnum, None)) and self.in_lake(column):
+                yield from self._renamed(column, now.name)
+                yield from self._retyped(column, now)
+        for column in unpublished.values():
+            if all(column.attnum != known.attnum for known in self.recorded.columns):
+                yield from self._added(column, column.name)
+
+    def _added(self, column: Column, sent_name: str) -> Iterator[DriftFinding]:
+        if sent_name != column.name:
+            yield from self._renamed(replace(column, name=sent_name), column.name)
+            return
+        live = {column.attnum for column in (*self.current.columns, *self.current.unpublished)}
+        known = (*self.recorded.columns, *self.recorded.unpublished, *self.recorded.dropped)
+        name = show_identifier(column.name)
+        if any(c.name == column.name and c.attnum not in live and self.in_lake(c) for c in known):
+            yield DriftFinding(f"column {name} was dropped and added again")
+
+    def _renamed(self, before: Column, name: str) -> Iterator[DriftFinding]:
+        if name != before.name:
+            text = f"column {show_identifier(before.name)} was renamed to {show_identifier(name)}"
+            yield DriftFinding(text, Remedy.UNDO)
+
+    def _retyped(self, before: Column, now: Column) -> Iterator[DriftFinding]:
+        name = show_identifier(before.name)
+        if not is_of_other_type(before, now):
+            yield from _inner_findings(name, before, now)
+            return
+        widening = find_widening(before, now)
+        if widening is None or not is_exact_in_lake(
+            before, replace(now, name=before.name), self.recorded.table, self.choices, widening
+        ):
+            yield DriftFinding(type_change(before, now))
+
+    def rewrite_findings(self, places: list[MatchedColumn], *, rewritten: bool) -> Iterator[DriftFinding]:
+        """Columns whose values may have become others, or are not known, because the table was rewritten."""
+        if not rewritten:
+            return
+        for place in places:
+            if place.now is None and self.in_lake(place.column):
+                yield DriftFinding(
+                    f"the table was rewritten before column {place.shown} was dropped, which may have changed"
+                    " its values"
+                )
+        before = {column.attnum: column for column in self.recorded.columns}
+        for now in self.current.columns:
+            known = before.get(now.attnum)
+            name = show_identifier(now.name)
+            if known is None:
+                if now.missing is None and self._will_be_in_lake(now):
+                    yield DriftFinding(
+                        f"column {name} was added and the table rewritten: what older rows have in it is not"
+                        " known"
+                    )
+            elif self.in_lake(known) and _was_touched(known, now) and not is_rewritten_for(known, now):
+                yield DriftFinding(_rewritten_with(known, now))
+
+    def _will_be_in_lake(self, column: Column) -> bool:
+        return self.in_lake(column) and self.choices.policy.on_drift != "ignore"
+
+
+def is_of_other_type(before: Column, now: Column) -> bool:
+    """Whether type or modifier changed, as from varchar(10) to varchar(20)."""
+    return (before.type_oid, before.typmod) != (now.type_oid, now.typmod)
+
+
+def type_change(before: Column, now: Column) -> str:
+    """Return the change in words; a type that took another's name is told by its oid and labels."""
+    name = show_identifier(before.name)
+    was, type_name = one_line(before.type_name), one_line(now.type_name)
+    if before.type_oid == now.type_oid or was != type_name:
+        return f"the type of column {name} changed from {was}{_domain(before)} to {type_name}{_domain(now)}"
+    text = (
+        f"another type took the name {type_name}, that of the type of column {name}: its oid was"
+        f" {before.type_oid} and is {now.type_oid}"
+    )
+    old, new = ({label for _, label in _labels(column.type)} for column in (before, now))
+    for what, labels in (("added", new - old), ("removed", old - new)):
+        if labels:
+            shown = [one_line(f"'{label}'") for label in sorted(labels)]
+            text += f"; labels {what}: {', '.join(shown[:10])}{' …' if len(shown) > 10 else ''}"
+    return text
+
+
+def _domain(column: Column) -> str:
+    """Say what a domain is made of; nothing of any other type."""
+    if column.pg_type.kind != "d":
+        return ""
+    made_of = column.pg_type.without_domain
+    limit = ""
+    if made_of.oid == _NUMERIC and made_of.typmod >= 0:
+        limit = "({},{})".format(*precision_and_scale(made_of.typmod))
+    elif made_of.typmod >= 0:
+        limit = f"({made_of.typmod - _HEADER if made_of.oid in _COUNTED else made_of.typmod})"
+    return f" (a domain over {one_line(made_of.name)}{limit})"
+
+
+def _rewritten_with(before: Column, now: Column) -> str:
+    if is_of_other_type(before, now) and "d" in (before.pg_type.kind, now.pg_type.kind):
+        return (
+            f"the table was rewritten when {type_change(before, now)}, as it is for constraints of a domain"
+            " and for a limit of its base type; whether an expression (USING) changed values cannot be told"
+        )
+    name = show_identifier(now.name)
+    return f"the table was rewritten and column {name} altered, which may have changed its values"
+
+
+def is_rewritten_for(before: Column, now: Column) -> bool:
+    """Whether the column's own wider type is why PostgreSQL wrote the table anew."""
+    if not is_of_other_type(before, now):
+        return False
+    widening = find_widening(before, now)
+    return widening is not None and widening.rewrites
+
+
+def _was_touched(before: Column, now: Column) -> bool:
+    """Whether ALTER … TYPE may have been at it, which makes the default anew of a column that has one.
+
+    A rewrite for another reason clears a missing value, which moves the xmin, and leaves the default alone.
+    """
+    has_same_default = before.default_oid != 0 and before.default_oid == now.default_oid
+    return before.xmin not in (0, now.xmin) and not has_same_default
+
+
+def _inner_findings(name: str, before: Column, now: Column) -> Iterator[DriftFinding]:
+    if before.type is None:
+        return
+    if _structure(now.type) != _structure(before.type):
+        yield DriftFinding(f"what the type of column {name} ({one_line(now.type_name)}) is made of changed")
+    labels = dict(_labels(now.type))
+    for oid, label in _labels(before.type):
+        if labels and labels.get(oid) != label:
+            what = "renamed" if oid in labels else "dropped"
+            yield DriftFinding(
+                f"an enum label of column {name} ({one_line(now.type_name)}) was {what}", Remedy.UNDO
+            )
+            return
+
+
+def _structure(pg_type: PgType | None) -> tuple[Any, ...] | None:
+    """What values of a type are made of; names of types say nothing about them, those of fields do."""
+    if pg_type is None:
+        return None
+    parts = tuple((name, _structure(part)) for name, part in pg_type.parts)
+    return (pg_type.oid, pg_type.typmod, pg_type.kind, parts)
+
+
+def _labels(pg_type: PgType | None) -> Iterator[tuple[int, str]]:
+    """All labels of the enums in a type."""
+    if pg_type is not None:
+        yield from pg_type.labels
+        for _, part in pg_type.parts:
+            yield from _labels(part)

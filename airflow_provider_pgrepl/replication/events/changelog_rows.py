@@ -1,0 +1,146 @@
+"""The changelog's rows in the order in which they happened, read a file at a time.
+
+The receiver sorts each file by relation. A large transaction is written ahead in files of its own, and what
+is left of it when it ends goes into one file with other transactions, earlier ones among them. So files
+overlap: their rows are put in order by pieces, each the rows of one file from one commit to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+
+from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet
+
+_PIECE_ROWS, _PIECE_BYTES = 10_000, 16 << 20
+"""About as many as are given at once: a reader makes an object of each."""
+
+_ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
+
+
+class Stretch(NamedTuple):
+    """Some rows, in order. `ends_transaction`: whether no row of the last one's transaction comes after."""
+
+    rows: pa.Table
+    ends_transaction: bool
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a file whose commits are from `first_lsn` to `last_lsn`; where they begin and end."""
+
+    path: str
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+def ordered_rows(
+    uri: str, files: list[ChangelogFile], after: EventPosition, most: int = _PIECE_ROWS
+) -> Iterator[Stretch]:
+    """What the changelog's files hold after a position: rows of ROW_SCHEMA, in order, so
+    many at `most`. `files`: of the position's epoch, at least all that can hold what is at its LSN or above.
+
+    Raises ChangelogError when a file is gone, or when the files cannot be put in order: before anything is
+    given of those.
+    """
+    filesystem, root = open_storage(uri)
+    for overlapping in _overlapping(files):
+        pieces = _in_order(filesystem, root, overlapping)
+        for piece, following in pairwise([*pieces, None]):
+            assert piece is not None
+            if piece.last <= (after.commit_lsn, after.ordinal):
+                continue
+            rows = _between(_read(filesystem, root, piece.path), piece)
+            ends_transaction = following is None or following.first[0] != piece.last[0]
+            yield from _stretches(_after(rows.sort_by(_ORDER), after), most, ends_transaction)
+
+
+def _stretches(rows: pa.Table, most: int, ends_transaction: bool) -> Iterator[Stretch]:
+    """`ends_transaction`: of the last row."""
+    step = min(most, 1 + rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
+    lsns = rows["commit_lsn"]
+    for start in range(0, rows.num_rows, step):
+        end = start + step
+        ends = ends_transaction if end >= rows.num_rows else lsns[end - 1] != lsns[end]
+        yield Stretch(rows.slice(start, step), ends)
+
+
+def _overlapping(files: list[ChangelogFile]) -> Iterator[list[ChangelogFile]]:
+    """Files whose commits lie between one another's."""
+    group: list[ChangelogFile] = []
+    for file in sorted(files, key=lambda file: (file.min_lsn, file.max_lsn)):
+        if group and file.min_lsn > max(one.max_lsn for one in group):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _in_order(filesystem: pafs.FileSystem, root: str, files: list[ChangelogFile]) -> list[_Piece]:
+    if len(files) == 1:
+        (file,) = files
+        return [_Piece(file.path, (file.min_lsn, -(1 << 62)), (file.max_lsn, 1 << 62))]
+    commits = sorted(
+        (piece for file in files for piece in _commits(filesystem, root, file.path)),
+        key=lambda piece: piece.first,
+    )
+    pieces: list[_Piece] = []
+    for commit in commits:
+        # What no transaction brought has an ordinal below 0, which several files may have.
+        if pieces and commit.first <= pieces[-1].last and commit.first[1] >= 0:
+            raise ChangelogError(
+                f"the changelog's files hold changes of the transaction at {LSN(commit.first[0])} in an order"
+                " that cannot be told",
+                "nothing of it was passed on; please report it, with `pgrepl status`",
+            )
+        if pieces and pieces[-1].path == commit.path:
+            pieces[-1] = replace(pieces[-1], last=commit.last)
+        else:
+            pieces.append(commit)
+    return pieces
+
+
+def _commits(filesystem: pafs.FileSystem, root: str, path: str) -> Iterator[_Piece]:
+    """Of each transaction in a file, its first and last row there."""
+    rows = _read(filesystem, root, path, ["commit_lsn", "ordinal"]).sort_by(_ORDER)
+    lsns, ordinals = rows["commit_lsn"].to_numpy(), rows["ordinal"].to_numpy()
+    starts = np.flatnonzero(np.diff(lsns, prepend=-1))
+    ends = np.append(starts[1:], len(lsns)) - 1
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        lsn = int(lsns[start])
+        yield _Piece(path, (lsn, int(ordinals[start])), (lsn, int(ordinals[end])))
+
+
+def _read(filesystem: pafs.FileSystem, root: str, path: str, columns: list[str] | None = None) -> pa.Table:
+    try:
+        return read_parquet(filesystem, f"{root}/{path}", columns or ROW_SCHEMA.names)
+    except FileNotFoundError:
+        raise ChangelogFileGoneError(
+            "a changelog file is gone", "read again: an hour was just joined or dropped"
+        ) from None
+
+
+def _between(rows: pa.Table, piece: _Piece) -> pa.Table:
+    """No commit of the piece is in the file but not wholly in it: a file has one part of a transaction."""
+    low = pc.greater_equal(rows["commit_lsn"], piece.first[0])
+    return rows.filter(pc.and_(low, pc.less_equal(rows["commit_lsn"], piece.last[0])))
+
+
+def _after(rows: pa.Table, position: EventPosition) -> pa.Table:
+    lsn, ordinal = int(position.commit_lsn), position.ordinal
+    later = pc.greater(rows["commit_lsn"], lsn)
+    rest = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.greater(rows["ordinal"], ordinal))
+    return rows.filter(pc.or_(later, rest))

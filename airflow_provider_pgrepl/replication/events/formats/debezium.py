@@ -1,0 +1,173 @@
+"""DebeziumEnvelope: before, after, source and op of a change, as Debezium's PostgreSQL connector has them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.errors import TransformError, one_line
+from airflow_provider_pgrepl.replication.changelog.layout import letters
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.change import LETTERS, OPERATIONS, Change
+from airflow_provider_pgrepl.replication.events.changes import Row, Side, TypedShape
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
+from airflow_provider_pgrepl.replication.events.formats.columns import DebeziumParser, debezium_column
+from airflow_provider_pgrepl.replication.events.formats.json_format import json_string, on_one_line
+from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT, JsonRows, joined
+from airflow_provider_pgrepl.replication.events.formats.relation_rows import Envelope, RelationRows
+from airflow_provider_pgrepl.replication.events.formats.schemas import envelope_schema, key_schema
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import TypedColumn
+
+_CODES = {"insert": '"c"', "update": '"u"', "delete": '"d"', "truncate": '"t"'}
+_CODE_OF_EACH = tuple(_CODES[op] for op in OPERATIONS.values())
+_UNSENT_HINT = (
+    "have the server send it (ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE MAIN of the column), or skip"
+    " the event (on_error: skip_and_record)"
+)
+
+
+class DebeziumFormat:
+    """What relations' changes are put into. `source`: by which consumers know it (`topic.prefix`);
+    `database`: its database. `with_schemas`: each message carries its schema."""
+
+    def __init__(self, source: str, database: str, *, with_schemas: bool) -> None:
+        self._source, self._database, self._with_schemas = source, database, with_schemas
+
+    def __call__(
+        self, record: RelationRecord, columns: Mapping[int, PublishedColumn], choices: TableChoices
+    ) -> tuple[TypedShape, Envelope]:
+        made = {index: debezium_column(one, record.name, choices, index) for index, one in columns.items()}
+        changes = TypedShape(record, made)
+        return changes, DebeziumEnvelope(self._source, self._database, changes, self._with_schemas)
+
+
+class DebeziumEnvelope:
+    """Of one relation, whose columns are typed as their JSON.
+
+    Debezium says of each change where it stands in the WAL. The changelog does not know that: `lsn` is that
+    of the commit, and `sequence` the commit's and the change's ordinal, by which changes are in order.
+    """
+
+    def __init__(self, source: str, database: str, changes: TypedShape, with_schemas: bool) -> None:
+        self._columns, self._identity, self._table = changes.columns, changes.identity, changes.table
+        self._rows = JsonRows(column.name for column in changes.columns.values())
+        name = changes.table
+        self._full_name = f"{source}.{name.schema}.{name.name}"
+        self._schemas = {one.name: _parser(one).schema for one in changes.columns.values()}
+        schema = _json(envelope_schema(self._full_name, list(self._schemas.values())))
+        self._start, self._end = (f'{{"schema":{schema},"payload":{{', "}}") if with_schemas else ("{", "}")
+        self._with_schemas = with_schemas
+        self._unsent_before = {one.name: _parser(one).unsent for one in changes.columns.values()}
+        constant = {"version": _version(), "connector": "postgresql", "name": source, "snapshot": "false"}
+        place = {"db": database, "schema": name.schema, "table": name.name, "xmin": None}
+        self._source = _json({**constant, **place})[:-1]
+
+    def texts(self, _: TypedColumn, typed: pa.Array) -> pa.Array:
+        return typed
+
+    def bodies(self, rows: RelationRows) -> pa.Array:
+        of = rows.transactions
+        moments = of.microseconds.to_pylist()
+        places = zip(of.places, of.xids, moments, strict=True)
+        sources = of.spread([self._source_of(int(lsn), xid, moment) for (_, lsn), xid, moment in places])
+        return joined(
+            pa.scalar(f'{self._start}"before":', TEXT),
+            rows.objects(self._rows, self._whole(rows.before)),
+            pa.scalar(',"after":', TEXT),
+            rows.objects(self._rows, rows.after),
+            sources,
+            rows.ordinals.cast(TEXT),
+            pa.scalar('\\"]"},"transaction":null,"op":', TEXT),
+            pa.array(_CODE_OF_EACH, TEXT).take(pc.index_in(rows.ops, value_set=letters(LETTERS))),
+            pa.scalar(self._tail(), TEXT),
+        )
+
+    def body(self, change: Change) -> bytes:
+        before = None if change.old is None else self._object(self._unsent_before | change.old, ())
+        after = None if change.data is None else self._object(change.data, change.unchanged)
+        source = self._source_of(int(change.commit_lsn), change.xid, _microseconds(change))
+        return (
+            f'{self._start}"before":{before or "null"},"after":{after or "null"}{source}'
+            f'{change.position.ordinal}\\"]"}},"transaction":null,"op":{_CODES[change.op]}{self._tail()}'
+        ).encode()
+
+    def key_frame(self, names: Sequence[str]) -> tuple[str, str]:
+        if not self._with_schemas:
+            return "", ""
+        schema = key_schema(self._full_name, [self._schemas[name] for name in names])
+        return f'{{"schema":{_json(schema)},"payload":', "}"
+
+    def key(self, change: Change, values: Row) -> str:  # noqa: ARG002 - of others
+        return _members(values)
+
+    # --- parts ---
+
+    def _source_of(self, lsn: int, xid: int, microseconds: int) -> str:
+        """All up to the change's ordinal."""
+        at = f'"ts_ms":{microseconds // 1_000},"ts_us":{microseconds},"ts_ns":{microseconds * 1_000}'
+        return f',"source":{self._source},{at},"txId":{xid},"lsn":{lsn},"sequence":"[\\"{lsn}\\",\\"'
+
+    def _tail(self) -> str:
+        """When this was made, which orders nothing."""
+        now = time.time_ns()
+        return f',"ts_ms":{now // 1_000_000},"ts_us":{now // 1_000},"ts_ns":{now}{self._end}'
+
+    def _whole(self, before: Side[pa.Array]) -> Side[pa.Array]:
+        """With the columns that the server did not send."""
+        if not len(before.numbers):
+            return before
+        values = dict(zip(self._identity, before.values, strict=True))
+        count = len(before.numbers)
+        for index, column in self._columns.items():
+            if index not in values:
+                values[index] = pa.repeat(pa.scalar(_parser(column).unsent, TEXT), count)
+        return Side(before.numbers, [values[index] for index in self._columns])
+
+    def _object(self, row: Row, unsent: Collection[str]) -> str:
+        found = {}
+        for column in self._columns.values():
+            found[column.name] = self._unsent(column) if column.name in unsent else row.get(column.name)
+        return _members(found)
+
+    def _unsent(self, column: TypedColumn) -> str:
+        unavailable = _parser(column).unavailable
+        if unavailable is None:
+            raise TransformError(
+                f'column "{one_line(column.name)}" of {self._table} holds a large value that an update left'
+                " as it was: the server did not send it, and Debezium's format has no sign for that",
+                _UNSENT_HINT,
+            )
+        return unavailable
+
+
+def _parser(column: TypedColumn) -> DebeziumParser:
+    return cast("DebeziumParser", column.parser)
+
+
+def _members(values: Mapping[str, Any]) -> str:
+    return (
+        "{"
+        + ",".join(f"{_json(name)}:{'null' if one is None else one}" for name, one in values.items())
+        + "}"
+    )
+
+
+def _microseconds(change: Change) -> int:
+    return int(pa.scalar(change.commit_ts, pa.timestamp("us", "UTC")).value)
+
+
+def _json(value: object) -> str:
+    if isinstance(value, str):
+        return on_one_line(json_string(value))
+    return on_one_line(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _version() -> str:
+    return version("airflow-provider-pgrepl")

@@ -1,0 +1,294 @@
+"""Texts as PostgreSQL writes them → JSON as Debezium's JSON converter writes the same values.
+
+Each encoder takes texts and gives as many `large_string`, null where they are, and raises Unholdable for a
+value that has no such form. What Debezium does is said at
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT, json_texts
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.values.nested import split_array
+from airflow_provider_pgrepl.replication.values.parser import Unholdable
+from airflow_provider_pgrepl.replication.values.registry import parser_of
+
+Encode = Callable[[pa.Array], pa.Array]
+
+_DAY_US, _MILLI = 86_400_000_000, 1_000
+_MONTH_US = 2_629_800_000_000
+"""Of an interval's months, as Debezium counts them: a twelfth of 365.25 days (MicroDuration)."""
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+_INFINITIES = ("infinity", "-infinity")
+_INFINITE_MOMENTS = {"infinity": 9_223_372_036_825_200_000, "-infinity": -9_223_372_036_832_400_000}
+"""What stands for them, in microseconds: PGStatement.DATE_POSITIVE_INFINITY of pgjdbc."""
+_INTERVAL = re.compile(
+    r"(?:(?P<years>[+-]?\d+) years? ?)?(?:(?P<months>[+-]?\d+) mons? ?)?(?:(?P<days>[+-]?\d+) days? ?)?"
+    r"(?:(?P<sign>[+-])?(?P<hours>\d+):(?P<minutes>\d\d):(?P<seconds>\d\d)(?:\.(?P<fraction>\d{1,6}))?)?"
+)
+_ZONED_TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(\.\d{1,6})?([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?")
+_POINT = re.compile(r"\(([^,]+),([^,]+)\)")
+_NAN = "a number that is none, which Debezium sends as NULL"
+_HINT = "let the column be a text (text_columns), or skip the event (on_error: skip_and_record)"
+_DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
+"""So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
+_FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Microseconds of the years 1 to 9999."""
+
+
+def booleans(texts: pa.Array) -> pa.Array:
+    """`t` and `f`."""
+    return pc.if_else(pc.equal(texts, "t"), pa.scalar("true", TEXT), pa.scalar("false", TEXT))
+
+
+def integers(texts: pa.Array) -> pa.Array:
+    """As they are, once they are known to be some: others would be no JSON."""
+    return _checked(texts, pa.int64())
+
+
+def floats(texts: pa.Array) -> pa.Array:
+    """As they are; NaN and Infinity are strings."""
+    odd = pc.is_in(texts, pa.array(_NO_NUMBERS, texts.type))
+    numbers = pc.if_else(odd, pa.scalar("0", texts.type), texts) if pc.any(odd).as_py() else texts
+    return pc.if_else(odd, strings(texts), _checked(numbers, pa.float64()))
+
+
+def _checked(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        raise Unholdable("a text that is no number", _HINT) from None
+    return texts.cast(TEXT)
+
+
+def strings(texts: pa.Array) -> pa.Array:
+    """The texts themselves."""
+    return json_texts(texts, is_json=False)
+
+
+def binaries(texts: pa.Array) -> pa.Array:
+    """In base64."""
+    return json_texts(_parsed(17, texts), is_json=False)
+
+
+def dates(texts: pa.Array) -> pa.Array:
+    """Days since 1970."""
+    return _parsed(1082, texts).cast(pa.int32()).cast(TEXT)
+
+
+def moments(precision: int) -> Encode:
+    """Microseconds since 1970, milliseconds where there are no more than three digits of a second."""
+
+    def encode(texts: pa.Array) -> pa.Array:
+        infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
+        finite = pc.if_else(infinite, pa.scalar(None, texts.type), texts)
+        counts = _in_unit(_parsed(1114, finite).cast(pa.int64()), precision).cast(TEXT)
+        if not pc.any(infinite).as_py():
+            return counts
+        found = [_INFINITE_MOMENTS[one] for one in texts.filter(infinite).to_pylist()]
+        others = _in_unit(pa.array(found, pa.int64()), precision).cast(TEXT)
+        return pc.replace_with_mask(counts, infinite, others)
+
+    return encode
+
+
+def zoned_moments(precision: int) -> Encode:
+    """ISO 8601 in UTC, with as many digits of a second as the type has."""
+
+    def encode(texts: pa.Array) -> pa.Array:
+        infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
+        finite = pc.if_else(infinite, pa.scalar(None, texts.type), texts)
+        moments = _parsed(1184, finite).cast(pa.int64())
+        is_far = pc.or_(pc.less(moments, _FIRST), pc.greater(moments, _LAST))
+        if not pc.any(infinite).as_py() and not pc.any(is_far).as_py():
+            return _near_moments(moments, precision)
+        counts = moments.to_pylist()
+        return pa.array(
+            [
+                (None if text is None else f'"{text}"') if count is None else f'"{_zoned(count, precision)}"'
+                for count, text in zip(counts, texts.to_pylist(), strict=True)
+            ],
+            TEXT,
+        )
+
+    return encode
+
+
+def _near_moments(counts: pa.Array, precision: int) -> pa.Array:
+    """Those of years 1 to 9999, which Arrow writes as `2024-02-03 10:34:56.123456`."""
+    digits = 6 if precision < 0 else precision
+    texts = counts.view(pa.timestamp("us")).cast(TEXT)
+    texts = pc.binary_replace_slice(texts, _DATE_CHARACTERS, _DATE_CHARACTERS + 1, "T")
+    if digits < 6:
+        texts = pc.utf8_slice_codeunits(texts, 0, _SECOND_CHARACTERS + (digits + 1 if digits else 0))
+    quote, end, nothing = (pa.scalar(text, TEXT) for text in ('"', 'Z"', ""))
+    return pc.binary_join_element_wise(quote, texts, end, nothing)
+
+
+def times(precision: int) -> Encode:
+    """Since midnight, in the unit of `moments`."""
+    return _each(lambda text: str(_time_us(text) // (_MILLI if _is_short(precision) else 1)))
+
+
+def _zoned_time(text: str) -> str:
+    match = _ZONED_TIME.fullmatch(text)
+    if match is None:
+        raise Unholdable("a time of day that cannot be read", _HINT)
+    hours, minutes, seconds, fraction, sign, *offset = match.groups()
+    east = sum(int(part or 0) * unit for part, unit in zip(offset, (3600, 60, 1), strict=True))
+    whole = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+    utc = (whole + (east if sign == "-" else -east)) % 86_400
+    digits = (fraction or "")[1:].rstrip("0")
+    return f'"{utc // 3600:02}:{utc // 60 % 60:02}:{utc % 60:02}{f".{digits}" if digits else ""}Z"'
+
+
+def _interval(text: str) -> str:
+    match = _INTERVAL.fullmatch(text)
+    if match is None or not text:
+        raise Unholdable("an interval that cannot be read", _HINT)
+    part = {
+        name: int(found or 0) for name, found in match.groupdict().items() if name not in ("sign", "fraction")
+    }
+    clock = (part["hours"] * 60 + part["minutes"]) * 60 + part["seconds"]
+    clock = clock * 1_000_000 + int((match["fraction"] or "").ljust(6, "0"))
+    months = part["years"] * 12 + part["months"]
+    days = months * _MONTH_US + part["days"] * _DAY_US
+    return str(days + (-clock if match["sign"] == "-" else clock))
+
+
+def decimals(scale: int) -> Encode:
+    """The unscaled number in base64."""
+    return _each(lambda text: f'"{_unscaled(text, scale)}"')
+
+
+def _free_decimal(text: str) -> str:
+    """Zeros at the end of a fraction are not kept."""
+    short = text.rstrip("0").removesuffix(".") if "." in text else text
+    scale = len(short.partition(".")[2])
+    return f'{{"scale":{scale},"value":"{_unscaled(short, scale)}"}}'
+
+
+def _unscaled(text: str, scale: int) -> str:
+    whole, _, fraction = text.partition(".")
+    digits = whole + fraction.ljust(scale, "0")
+    if len(fraction) > scale or not digits.lstrip("-").isdecimal():
+        raise Unholdable(_NAN, _HINT)
+    number = int(digits)
+    size = (number + (number < 0)).bit_length() // 8 + 1
+    return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
+
+
+def _money(text: str) -> str:
+    return f'"{_unscaled(text.replace("$", "").replace(",", ""), 2)}"'
+
+
+def _bits(text: str) -> str:
+    """As many bytes as there are up to the highest bit that is set, the lowest first."""
+    number = int(text or "0", 2)
+    return f'"{base64.b64encode(number.to_bytes((number.bit_length() + 7) // 8, "little")).decode()}"'
+
+
+def _point(text: str) -> str:
+    match = _POINT.fullmatch(text)
+    if match is None:
+        raise Unholdable("a point that cannot be read", _HINT)
+    x, y = float(match[1]), float(match[2])
+    wkb = base64.b64encode(struct.pack("<BIdd", 1, 1, x, y)).decode()
+    both = ",".join(f'"{name}":{_double(value)}' for name, value in (("x", x), ("y", y)))
+    return f'{{{both},"wkb":"{wkb}","srid":null}}'
+
+
+def _double(value: float) -> str:
+    written = json.dumps(value)
+    return written if math.isfinite(value) else f'"{written}"'
+
+
+def _hstore(texts: pa.Array, pg_type: PgType) -> pa.Array:
+    pairs = parser_of(pg_type, ColumnChoice()).parse(texts).to_pylist(maps_as_pydicts="strict")
+    written = (
+        None if one is None else json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in pairs
+    )
+    return strings(pa.array(written, TEXT))
+
+
+def arrays(encode: Encode, delimiter: str) -> Encode:
+    """Of one dimension."""
+
+    def encode_arrays(texts: pa.Array) -> pa.Array:
+        parts = split_array(texts, delimiter)
+        elements = ["null" if one is None else one for one in encode(parts.texts).to_pylist()]
+        starts, nulls = parts.starts.to_pylist(), texts.is_null().to_pylist()
+        return pa.array(
+            [
+                None if is_null else f"[{','.join(elements[starts[n] : starts[n + 1]])}]"
+                for n, is_null in enumerate(nulls)
+            ],
+            TEXT,
+        )
+
+    return encode_arrays
+
+
+def _each(write: Callable[[str], str]) -> Encode:
+    return lambda texts: pa.array([None if one is None else write(one) for one in texts.to_pylist()], TEXT)
+
+
+zoned_times, intervals, free_decimals, money, bits, points = map(
+    _each, (_zoned_time, _interval, _free_decimal, _money, _bits, _point)
+)
+
+
+def hstores(pg_type: PgType) -> Encode:
+    """An object's text."""
+    return lambda texts: _hstore(texts, pg_type)
+
+
+def _parsed(oid: int, texts: pa.Array) -> pa.Array:
+    return parser_of(PgType(oid), ColumnChoice()).parse(texts)
+
+
+def _is_short(precision: int) -> bool:
+    return 0 <= precision <= 3
+
+
+def _in_unit(microseconds: pa.Array, precision: int) -> pa.Array:
+    return pc.divide(microseconds, _MILLI) if _is_short(precision) else microseconds
+
+
+def _time_us(text: str) -> int:
+    hours, minutes, seconds = text.split(":")
+    second, _, fraction = seconds.partition(".")
+    return ((int(hours) * 60 + int(minutes)) * 60 + int(second)) * 1_000_000 + int(fraction.ljust(6, "0"))
+
+
+def _zoned(count: int, precision: int) -> str:
+    digits = 6 if precision < 0 else precision
+    if _FIRST <= count <= _LAST:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=count)
+        start = f"{moment.year:04}-{moment:%m-%dT%H:%M:%S}"
+    else:
+        start = _far_moment(count)
+    fraction = f"{count % 1_000_000:06}"[:digits]
+    return f"{start}{f'.{fraction}' if fraction else ''}Z"
+
+
+def _far_moment(count: int) -> str:
+    """Of a year that has no four digits: the calendar repeats every 400 years."""
+    cycle_us = 146_097 * _DAY_US
+    cycles, rest = divmod(count - _FIRST, cycle_us)
+    moment = datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=rest)
+    year = moment.year + 400 * cycles
+    shown = f"+{year}" if year > 9999 else f"-{-year:04}" if year < 0 else f"{year:04}"
+    return f"{shown}-{moment:%m-%dT%H:%M:%S}"

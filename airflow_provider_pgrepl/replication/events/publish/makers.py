@@ -1,0 +1,83 @@
+"""What a publisher's settings make of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from airflow_provider_pgrepl.replication.creek.events import CreekEvents
+from airflow_provider_pgrepl.replication.events.business import BusinessEvents
+from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf
+from airflow_provider_pgrepl.replication.events.columns import Attnums, PublishedColumns
+from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvents
+from airflow_provider_pgrepl.replication.events.formats.debezium import DebeziumFormat
+from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents
+from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.transaction_events import TransactionEvents
+from airflow_provider_pgrepl.replication.events.transaction_function import TransactionFunction
+from airflow_provider_pgrepl.replication.events.transforms import imported, transform_of
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+
+Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
+
+
+def maker_of(
+    settings: PublisherSettings,
+    salt: bytes = b"",
+    wrapped: Callable[[Any], Any] | None = None,
+    begun_with: Attnums | None = None,
+) -> Maker:
+    """What makes the events of a publisher, given what is read. `salt`: of hashes; `wrapped`: makes of each
+    transform another; `begun_with`: as PublishedColumns has it. Raises ConfigError for a transform that
+    cannot be imported."""
+
+    def published_of(relations: KnownRelations) -> PublishedColumns:
+        return PublishedColumns(relations, settings.column_rules, salt, settings.rows, begun_with)
+
+    if settings.transform_transaction:
+        return _of_transactions(settings, published_of, wrapped)
+    kind: Callable[..., ByRelation[Any]] = _kind_of(settings)
+    transforms = {table: transform_of(rule) for table, rule in settings.rules.items()}
+    if wrapped is not None:
+        transforms = {table: wrapped(transform) for table, transform in transforms.items()}
+
+    def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
+        published = published_of(relations)
+        plain = kind(relations, choices_of, wanted, published)
+        if not transforms and not settings.messages:
+            return plain
+        typed = KeyedEvents if settings.target == "kafka" else JsonEvents
+        return BusinessEvents(plain, typed(relations, choices_of, wanted, published), transforms)
+
+    return make
+
+
+def _of_transactions(
+    settings: PublisherSettings,
+    published_of: Callable[[KnownRelations], PublishedColumns],
+    wrapped: Callable[[Any], Any] | None,
+) -> Maker:
+    function: TransactionFunction = imported(settings.transform_transaction)
+    if wrapped is not None:
+        function = wrapped(function)
+
+    def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
+        published = published_of(relations)
+        return TransactionEvents(function, relations, choices_of, wanted, published)
+
+    return make
+
+
+def _kind_of(settings: PublisherSettings) -> Callable[..., Any]:
+    if settings.format == "creek":
+        return partial(CreekEvents, settings.database, settings.wire == "v1", settings.unchanged == "require")
+    if settings.format == "avro":
+        return partial(AvroEvents, settings.source)
+    json_events = KeyedEvents if settings.target == "kafka" else JsonEvents
+    if settings.format == "json":
+        return json_events
+    made = DebeziumFormat(settings.source, settings.database, with_schemas=settings.schemas)
+    return partial(json_events, enveloped=made)

@@ -1,0 +1,271 @@
+"""Publisher: from the changelog to a target, until it is stopped or has caught up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from airflow_provider_pgrepl.errors import ChangelogError, FencedError, PgReplError, TargetError
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
+from airflow_provider_pgrepl.replication.events.beginning import begin_after, check_kept
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publish.delivery import (
+    Delivery,
+    TimeToEnd,
+    TransactionLost,
+    Wait,
+)
+from airflow_provider_pgrepl.replication.events.publish.kept_record import KeptRecord
+from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord, missed
+from airflow_provider_pgrepl.replication.events.reader import OrderedReader
+from airflow_provider_pgrepl.replication.events.stamps import above_all
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.targets.base import Refusal, Target
+from airflow_provider_pgrepl.replication.events.transaction_events import TRANSACTIONS
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
+_UNDER_WAY = 2
+"""Batches at once: while the target takes one, the next is read and encoded."""
+_FINISH_S = 10.0
+
+
+class Publisher:
+    """One run. At least once: what is not known to have arrived is sent again, with the ids that it had.
+
+    A table whose event cannot be made, or is refused, stops alone; the next run begins with it where it
+    stopped, before it goes on with all.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: PublisherSettings,
+        publisher_log: PublisherLog,
+        record: PublisherRecord,
+        target: Target,
+        wait: Wait,
+        salt: bytes = b"",
+    ) -> None:
+        """`record`: as `publisher_log` has it."""
+        self._pipeline, self._settings = pipeline, settings
+        self._selection = TableSelection.parse(settings.tables, settings.messages)
+        self._wait, self._target = wait, target
+        self._state = KeptRecord(publisher_log, record, lambda: target.stamp)
+        self._stopped, self.progress = self._state.stopped, self._state.progress
+        if record.generation:
+            changelog = open_changelog(changelog_uri(pipeline.lake_root))
+            target.stamp = above_all(record.stamp, read_durable_lsn(changelog))
+        self._delivery = Delivery(target, wait, self.progress, self._state.begin_generation)
+        self._reader: OrderedReader[Event] | None = None
+        self._make = maker_of(settings, salt, begun_with=record.columns)
+        self._left_out: set[int] = set()
+
+    @property
+    def record(self) -> PublisherRecord:
+        """How it stands now."""
+        return self._state.record
+
+    def run(self, until: LSN | None = None) -> bool:
+        """Until it is time to end, or all at or before an LSN is published; whether it is.
+
+        Raises TargetError when the target refuses for good; FencedError; what a ChangeReader raises.
+        """
+        try:
+            reached = self._run(until)
+            self._delivery.finish(_FINISH_S)
+            self._state.save()
+        except FencedError:
+            raise
+        except ChangelogError as error:
+            gone = missed(error, self.record, self._settings.name)
+            self._state.note_failure(gone)
+            raise gone from error
+        except PgReplError as error:
+            self._state.note_failure(error)
+            raise
+        finally:
+            self._delivery.close()
+        return reached
+
+    def _run(self, until: LSN | None) -> bool:
+        for table in self._stopped.leave_out(self._selection):
+            log.warning("%s, which had stopped, is not of this publisher any more", table.table)
+        log.info("publishing to %s, after %s", self._settings.full_place, self._state.position)
+        try:
+            self._delivery.connect()
+            while self._stopped.tables:
+                with suppress(TransactionLost):
+                    self._catch_up()
+                    break
+            while True:
+                with suppress(TransactionLost):
+                    return self._follow(until)
+        except TimeToEnd:
+            return False
+
+    # --- reading ---
+
+    def _catch_up(self) -> None:
+        """Publish what stopped tables have missed, up to where all others are."""
+        end, waiting = self._state.position, self._kept()
+        if waiting:
+            # What came right before one stopped may have been on its way when the last run ended.
+            begin = min([end, *waiting.values()])
+            self._reader = reader = self._read_after(begin)
+            for oid in waiting:
+                self._stopped.learn_names(oid, reader.names_of(oid))
+            self._left_out = set(self._stopped.tables) - set(waiting)
+            reader.take_only(self._stopped.group(waiting))
+            reader.leave_out(self._stopped.group(self._left_out))
+            while reader.position < end and set(waiting) - self._stopped.now:
+                events = self._next(reader, end)
+                if events is None:
+                    break
+                before = [event for event in events if event.position <= end]
+                position = min(reader.position, end)
+                self._send(before, partial(self._stopped.has_caught_up_to, position, set(waiting)))
+                self._delivery.settle_down_to(_UNDER_WAY - 1)
+                self._state.save_when_due()
+                if self._wait(0.0):
+                    raise TimeToEnd
+            self._delivery.settle_down_to(0)
+            for table in self._stopped.go_on_with(waiting):
+                log.info("%s, which had stopped, is published again", table.table)
+        self._state.save()
+
+    def _kept(self) -> dict[int, EventPosition]:
+        """Stopped tables whose changes are all there, and after which position these are."""
+        changelog = open_changelog(changelog_uri(self._pipeline.lake_root))
+        found = {}
+        for oid, table in list(self._stopped.tables.items()):
+            found[oid] = min(table.after, self._state.position)
+            try:
+                check_kept(changelog, found[oid])
+            except ChangelogError as error:
+                if self._settings.on_error == "skip_and_record":
+                    self._state.add_skipped([(str(found[oid]), table.table, error.message)])
+                    found[oid] = begin_after(changelog, None)
+                else:
+                    del found[oid]
+                    self._stopped.lose(oid, error)
+        return found
+
+    def _follow(self, until: LSN | None) -> bool:
+        self._reader = reader = self._read_after(self._state.position)
+        self._left_out = set(self._stopped.tables)
+        reader.leave_out(self._stopped.group(self._left_out))
+        while True:
+            events = self._next(reader)
+            self.progress.durable_lsn = reader.durable_lsn
+            if events is not None:
+                self._send(events, partial(self._state.advance, reader.position))
+            self._delivery.settle_down_to(0 if events is None else _UNDER_WAY - 1)
+            if events is None:
+                self._state.advance(reader.position)
+                if until is not None and self._state.position.commit_lsn >= until:
+                    return True
+                self._delivery.keep_connected()
+            self._state.save_when_due()
+            if self._wait(_POLL_S if events is None else 0.0):
+                return False
+
+    def _read_after(self, position: EventPosition) -> OrderedReader[Event]:
+        return OrderedReader(
+            self._pipeline,
+            self._selection,
+            after=position,
+            make=self._make,
+            whole=self._settings.whole,
+            unchanged=self._settings.unchanged,
+        )
+
+    def _next(self, reader: OrderedReader[Event], end: EventPosition | None = None) -> list[Event] | None:
+        """What comes next; nothing where a table's fault was passed over; None: no more, or beyond `end`."""
+        try:
+            return reader.read_next()
+        except PgReplError:
+            if reader.fault is None:
+                raise
+        fault = reader.fault
+        if end is not None and fault.position > end:
+            return None
+        # What came before it is known to have arrived, or been refused, before anything is noted of it.
+        self._delivery.settle_down_to(0)
+        if fault.is_of_all and self._settings.on_error == "stop_table":
+            raise fault.error
+        if fault.is_of_all:
+            self._state.add_skipped([(str(fault.position), TRANSACTIONS, fault.error.message)])
+            reader.pass_fault()
+        elif not fault.relations:
+            log.warning("%s: its messages, if it had any; tables are not concerned", fault.error.message)
+            reader.pass_fault()
+        elif self._settings.on_error == "skip_and_record":
+            tables = ", ".join(" or ".join(reader.names_of(oid)) for oid in sorted(fault.relations))
+            self._state.add_skipped([(str(fault.position), tables, fault.error.message)])
+            reader.pass_fault()
+        else:
+            for oid in fault.relations:
+                self._stop(oid, reader.position, fault.error)
+        return []
+
+    # --- sending ---
+
+    def _send(self, events: Sequence[Event], then: Callable[[], None]) -> None:
+        assert self._reader is not None
+        ends_transaction = self._reader.ends_transaction
+        self._delivery.send(events, partial(self._take_note, then), ends_transaction=ends_transaction)
+
+    def _take_note(self, then: Callable[[], None], settled: int, refusals: list[Refusal]) -> None:
+        self._take_note_of(refusals)
+        published = settled - len(refusals)
+        if settled:
+            self._state.add_published(published)
+        then()
+
+    # --- what goes wrong with a table ---
+
+    def _take_note_of(self, refusals: Collection[Refusal]) -> None:
+        skipped = []
+        for refusal in refusals:
+            event = refusal.event
+            if refusal.is_unrouted and self._settings.unrouted == "drop":
+                self.progress.dropped += 1
+            elif self._settings.on_error == "skip_and_record":
+                skipped.append((event.id, event.table, refusal.reason))
+            elif self._settings.transform_transaction:
+                raise TargetError(
+                    f"the event {event.id} was refused: {refusal.reason}",
+                    "mend what is at fault, or set on_error to skip_and_record",
+                )
+            else:
+                self._stop(event.relation_id, _before(event), refusal)
+        if skipped:
+            self._state.add_skipped(skipped)
+
+    def _stop(self, oid: int, after: EventPosition, why: PgReplError | Refusal) -> None:
+        """Stop a table alone, for the rest of this run."""
+        # Of a batch all of a table's events may be refused.
+        if self._stopped.is_stopped_before(oid, after):
+            return
+        assert self._reader is not None
+        stopped = self._stopped.stop(oid, self._reader.names_of(oid), after, why)
+        log.error("%s is not published any more: %s: %s", stopped.table, stopped.error, stopped.reason)
+        self._state.need_saving()
+        self._left_out.add(oid)
+        self._reader.leave_out(self._stopped.group(self._left_out))
+
+
+def _before(event: Event) -> EventPosition:
+    return replace(event.position, ordinal=event.position.ordinal - 1)

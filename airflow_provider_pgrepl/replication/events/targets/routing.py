@@ -1,0 +1,69 @@
+"""Routes: to which topic, or with which routing key, an event goes."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from airflow_provider_pgrepl.replication.creek.subjects import word_of, words_of
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+
+_PATTERN = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "*#%"})
+"""What stands for words in a binding."""
+_SPECIAL = {**_PATTERN, ord("."): "%2E"}
+"""What separates words, too."""
+_PLACES = re.compile(r"\{(?:route|type|schema|table)\}")
+_NOT_OF_TOPICS = re.compile("[^a-zA-Z0-9._-]")
+
+
+def routing_key(event: Event, settings: PublisherSettings) -> str:
+    """Of RabbitMQ: `schema.table.op`, as `public.orders.insert`, three words however a table is called: in a
+    name `.`, `*`, `#` and `%` are percent-encoded. A business event's is made by `route`, in whose parts a
+    `.` separates words."""
+    said = event.business
+    if said is not None:
+        return _filled(settings.route, said.route.translate(_PATTERN), said.type.translate(_PATTERN))
+    return _key(event.table, event.op)
+
+
+def subject(event: Event, settings: PublisherSettings) -> str:
+    """Of NATS: the stream's name, then as a routing key; empty words, which a subject cannot have, are left
+    out."""
+    said = event.business
+    if said is None:
+        return f"{settings.stream}.{words_of(event.table)}.{event.op}"
+    words = _filled(settings.route, said.route, said.type).split(".")
+    return ".".join([settings.stream, *(word_of(word) for word in words if word)])
+
+
+def topic(event: Event, settings: PublisherSettings) -> str:
+    """Of Kafka."""
+    said = event.business
+    if said is not None:
+        return _NOT_OF_TOPICS.sub("_", _filled(settings.route, said.route, said.type))
+    return topic_of(settings.topic, event.table)
+
+
+@lru_cache(10_000)
+def topic_of(template: str, table: str) -> str:
+    """As the template says; what a topic's name may not hold becomes `_`, as with Debezium."""
+    name = TableName.parse(table)
+    fields = {"{schema}": name.schema, "{table}": name.name}
+    return _PLACES.sub(lambda found: _NOT_OF_TOPICS.sub("_", fields.get(found[0], found[0])), template)
+
+
+@lru_cache(10_000)
+def _key(table: str, op: str) -> str:
+    name = TableName.parse(table)
+    return f"{name.schema.translate(_SPECIAL)}.{name.name.translate(_SPECIAL)}.{op}"
+
+
+def _filled(template: str, route: str, type_: str) -> str:
+    if not type_:
+        # A logical message has none: what separates it would end the route.
+        template = template.replace(".{type}", "").replace("{type}.", "").replace("{type}", "")
+    values = {"{route}": route, "{type}": type_}
+    # In one go: a route may be called {type}.
+    return _PLACES.sub(lambda found: values.get(found[0], found[0]), template)

@@ -1,0 +1,255 @@
+"""What a Spark task does: bring one lake table forward from changelog files. No Spark in here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, OvertakenError, PgReplError, Scope
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
+from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
+from airflow_provider_pgrepl.replication.lake.delta.live_files import live_bytes
+from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, no_position, read_position
+from airflow_provider_pgrepl.replication.lake.delta.written_bytes import written_bytes
+from airflow_provider_pgrepl.replication.lake.history.apply import check_history
+from airflow_provider_pgrepl.replication.lake.history.place import history_uri
+from airflow_provider_pgrepl.replication.lake.merge.large_transactions import LargeChanges, bytes_of
+from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns, refused_truncate
+from airflow_provider_pgrepl.replication.lake.schema_evolution.evolving_table import EvolvingTable
+from airflow_provider_pgrepl.replication.lake.schema_evolution.relation_cache import RelationCache
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
+    RelationTimeline,
+    read_relations,
+    relation_timeline,
+)
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.storage import is_away, open_storage, refusal
+from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+log = logging.getLogger(__name__)
+
+_LARGE = 2
+"""Slices of changes that a task takes into memory at once."""
+
+_Stop = tuple[LSN, PgReplError]
+
+
+@dataclass(frozen=True)
+class TableWork:
+    """All a task needs to know of a table: where it lies, whose it is, what it was built for.
+
+    `relation`: as recorded; the lake table itself says better. `choices`: those by which the table was
+    copied. `version`: a version of the lake table that is known to be ours; None when none is.
+    `position`: what the table is known to have reached: the files hold all of its changes above that.
+    """
+
+    relation: Relation
+    choices: TableChoices
+    app: str
+    lake_root: str
+    slice_bytes: int
+    version: int | None = None
+    position: int = 0
+
+    @property
+    def changelog(self) -> str:
+        return changelog_uri(self.lake_root)
+
+    @property
+    def uri(self) -> str:
+        return f"{self.lake_root}/{self.relation.table.path}"
+
+    @property
+    def history_uri(self) -> str | None:
+        """Where the past versions of its rows are kept; None when they are not."""
+        if not self.choices.policy.history:
+            return None
+        return history_uri(self.lake_root, self.relation.table)
+
+    def close(self) -> None:
+        """Forget the open tables: after an error they may not stand where the next work expects them."""
+        for uri in (self.uri, self.history_uri):
+            if uri is not None:
+                forget(uri)
+
+    @property
+    def relations(self) -> RelationCache:
+        return RelationCache(self.lake_root, self.changelog, self.relation.oid)
+
+
+def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
+    """Apply what the files hold of the table below `upto_lsn`; errors come back as part of the result."""
+    relation_id = work.relation.oid
+    try:
+        return _apply(work, list(paths), upto_lsn)
+    except OvertakenError as error:
+        work.close()
+        return TableResult(relation_id, overtaken=error.message)
+    except PgReplError as error:
+        work.close()
+        result = TableResult.of_error(relation_id, error)
+        return replace(result, stops_pipeline=error.scope is Scope.PIPELINE)
+    except Exception as error:  # noqa: BLE001 - it goes into the result, without its text
+        work.close()
+        if isinstance(error, OSError) or is_away(error):
+            told = refusal("the lake cannot be read or written", error)
+            return TableResult(
+                relation_id,
+                error=told.message,
+                hint=told.hint,
+                error_kind=type(told).__name__,
+                stops_pipeline=True,
+                trace=trace_of(error),
+            )
+        # Its text may hold values of rows, so only its class and frames are told.
+        log_unexpected(log, f"applying changes to {work.relation.table}", error)
+        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", trace=trace_of(error))
+
+
+def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
+    table, left = open_newest(work.uri, work.app, work.version)
+    position = _position(table, work)
+    if position < work.position:
+        work.close()
+        return TableResult(work.relation.oid, position, int(table.version()), has_gone_back=True)
+    lake = _open(work, table, left)
+    rows, timeline, stop = _follow(work, lake, paths, upto_lsn)
+    work.relations.add(timeline.derived, epoch_of(work.app))
+    opened = int(lake.table.version())
+    history_opened = 0 if lake.history is None else int(lake.history.version())
+    changes = lake.follow(timeline)
+    # Delta lets a commit of ours pass after an append of somebody else's.
+    check_writers(lake.table, work.relation.table, opened)
+    result = TableResult(
+        work.relation.oid,
+        lake.position,
+        lake.table.version(),
+        changes,
+        history_version=None if lake.history is None else lake.history.version(),
+        relation=_changed_relation(work, lake),
+        fingerprint=_leave(work, lake),
+        bytes_changed=bytes_of(rows),
+        bytes_written=_written(lake, opened, history_opened),
+        bytes_live=live_bytes(lake.table),
+    )
+    stop = timeline.stop or stop
+    return result if stop is None else result.stopped(*stop)
+
+
+def _follow(
+    work: TableWork, lake: EvolvingTable, paths: list[str], upto_lsn: LSN
+) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
+    """The table's changes, or the outline of those that are too many, and what relations they bring."""
+    filesystem, root = open_storage(work.changelog)
+    large = LargeChanges(filesystem, root, paths, work.relation.oid, lake.position, upto_lsn)
+    if lake.history is None and large.bytes > _LARGE * work.slice_bytes:
+        followed = _follow_rows(work, lake, large.outline())
+        # It may be altered in the middle of a transaction: what comes before is read as what it became.
+        if not any(span.before for span in followed[1].spans):
+            lake.large = large
+            return followed
+    return _follow_rows(work, lake, large.all())
+
+
+def _follow_rows(
+    work: TableWork, lake: EvolvingTable, rows: pa.Table
+) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
+    work.relations.remember(rows)
+    stop = _first_stop(rows, work)
+    if stop is not None:
+        rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
+    return rows, relation_timeline(lake.first, rows, work.relations.find, work.choices), stop
+
+
+def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
+    size = written_bytes(lake.table.table_uri, opened, int(lake.table.version()))
+    if lake.history is None:
+        return size
+    return size + written_bytes(lake.history.table_uri, history_opened, int(lake.history.version()))
+
+
+def _first_stop(rows: pa.Table, work: TableWork) -> _Stop | None:
+    """Where the table is to stop, whatever its shape, and why."""
+    truncate = refused_truncate(rows, work.relation, work.choices)
+    gap = first_gap(rows, work.relation.table)
+    stops: list[_Stop] = [stop for stop in (truncate, gap) if stop is not None]
+    return min(stops, key=lambda stop: stop[0], default=None)
+
+
+def fingerprints_at(work: TableWork, version: int, history_version: int | None) -> str:
+    """What tells the lake table, and its history, at these versions from others in their place."""
+    fingerprint = commit_fingerprint(work.uri, version)
+    if work.history_uri is None or history_version is None:
+        return fingerprint
+    return f"{fingerprint} {commit_fingerprint(work.history_uri, history_version)}"
+
+
+def _leave(work: TableWork, lake: EvolvingTable) -> str:
+    fingerprint = leave(lake.table, work.uri)
+    if work.history_uri is None or lake.history is None:
+        return fingerprint
+    return f"{fingerprint} {leave(lake.history, work.history_uri)}"
+
+
+def _position(table: DeltaTable, work: TableWork) -> LSN:
+    position = read_position(table, work.app)
+    if position is None:
+        raise DriftError(f"{work.relation.table}: {no_position(table)}")
+    return position
+
+
+def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable:
+    """Raises LakeTableError, FencedError when the table is not as this pipeline left it."""
+    known = max((version for version in (work.version, left) if version is not None), default=None)
+    if known is None or table.version() > known:
+        check_writers(table, work.relation.table, known)
+    built, first = _relations(work, table)
+    if left is None:
+        check_columns(table, lake_schema(built, work.choices), built)
+    # A snapshot does not bring a history back: none of its commits goes for a file that is out of sight.
+    history = None if work.history_uri is None else open_newest(work.history_uri, work.app)[0]
+    if history is not None:
+        check_history(table, history, work.relation, work.app)
+    return EvolvingTable(
+        work.choices, work.lake_root, work.slice_bytes, work.app, table, history, built, first
+    )
+
+
+def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
+    """What the table is for, and in what its next changes begin; an old one does not say: as recorded."""
+    versions = read_relations(table)
+    if versions is None:
+        return work.relation, work.relation
+    built = _relation_of(work, versions[0])
+    return built, built if versions[1] == versions[0] else _relation_of(work, versions[1])
+
+
+def _relation_of(work: TableWork, version: int) -> Relation:
+    if version == work.relation.version:
+        return work.relation
+    record = work.relations.find(version)
+    if record is None or record.catalog is None:
+        raise LakeTableError(
+            f"{work.relation.table}: the definition that its lake table is for is not known any more"
+        )
+    return record.catalog
+
+
+def _changed_relation(work: TableWork, lake: EvolvingTable) -> str | None:
+    """The relation that the table is for now, if another than is recorded."""
+    versions = read_relations(lake.table)
+    if versions is None or versions[0] == work.relation.version:
+        return None
+    return _relation_of(work, versions[0]).to_json()

@@ -1,0 +1,105 @@
+"""From what is recorded of a pipeline's tables to the work on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
+from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.copied_choices import changed_choices, copied_choices
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
+
+log = logging.getLogger(__name__)
+
+_KEEPING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+
+
+class RecordedTables:
+    """Makes the work of tables; remembers by which choices each was copied."""
+
+    def __init__(self, pipeline: Pipeline, record: EpochRecord, points: Points) -> None:
+        self._pipeline = pipeline
+        self._record = record
+        self._points = points
+        self._app = app_id(pipeline.name, record.epoch)
+        self._copied: dict[TableName, tuple[str | None, TableChoices]] = {}
+
+    def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableWork:
+        """The work of a table that has been copied; `position`: what it is known to have reached; `version`:
+        one that is known to be ours. Raises ConfigError, LakeError."""
+        assert record.relation is not None
+        return TableWork(
+            record.relation,
+            self._choices(record),
+            self._app,
+            self._pipeline.lake_root,
+            self._pipeline.slice_bytes,
+            version,
+            position,
+        )
+
+    def standing(self, record: TableRecord) -> TablePosition | None:
+        """Up to where a table is whole; None when it cannot be read: whoever works on it meets the same, and
+        reports it as the table's own error. Where it has gone back, points do not name it any more.
+
+        Raises LakeError.
+        """
+        try:
+            table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
+            point = self._points.last_of(record.table, self._record.epoch)
+            standing = read_table_position(table, self._app, str(record.table), point)
+        except LakeTableError:
+            return None
+        if standing is not None and standing.seen is not None:
+            self._disown(record.table, standing)
+        return standing
+
+    def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
+        """The lowest position above which one of them has a right to changes; None while one is copied.
+
+        `known`: positions of those that are known to have caught up, by relation id.
+        """
+        needed = []
+        for record in records:
+            if record.state is TableState.SNAPSHOTTING:
+                return None
+            if record.relation is None or record.state not in _KEEPING:
+                continue
+            if record.relation.oid in known:
+                needed.append(known[record.relation.oid])
+            else:
+                standing = self.standing(record)
+                needed.append(LSN(0) if standing is None else standing.whole)
+        return min(needed, default=None)
+
+    def _disown(self, table: TableName, standing: TablePosition) -> None:
+        log.warning(
+            "table %s has gone back: its lake table is at %s, version %d, and a consistent point saw it at"
+            " %s; was its folder put back, or did it lose commits? It is brought forward from the changelog",
+            *(table, standing.own, standing.version, standing.seen),
+        )
+        self._points.disown(table, self._record.epoch, standing.own, standing.version)
+
+    def _choices(self, record: TableRecord) -> TableChoices:
+        config, choices = self._copied.get(record.table, (None, None))
+        if choices is None or config != record.config:
+            changed = changed_choices(self._pipeline, record.config, record.table)
+            if changed:
+                log.warning(
+                    "table %s: %s changed in the pipeline file; takes effect when the table is resnapshotted",
+                    record.table,
+                    ", ".join(changed),
+                )
+            choices = copied_choices(self._pipeline, record.config, record.table)
+            self._copied[record.table] = record.config, choices
+        return choices

@@ -1,0 +1,311 @@
+"""Consistent points: at which version of every table the lake shows the same moment of the source.
+
+One row each in the Delta table `<lake>/_pgrepl/consistent_points`, in the order of (epoch, lsn). A reader who
+takes all tables at the versions of one point never sees half of a source transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from deltalake import DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
+
+from airflow_provider_pgrepl.errors import FencedError, LakeError, NoChangelogError
+from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.changelog.layout import POINTS, own_table_uri
+from airflow_provider_pgrepl.replication.delta import recovery
+from airflow_provider_pgrepl.replication.delta.log import added_action
+from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
+from airflow_provider_pgrepl.replication.lake.delta.ownership import read_apps
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import lake_mark, reason_of_lake
+from airflow_provider_pgrepl.replication.lake.history.place import history_key
+from airflow_provider_pgrepl.replication.lake.point_files import (
+    CHECKPOINT_EVERY,
+    SCHEMA,
+    ConsistentPoint,
+    create,
+    read_points,
+    upgrade,
+    write_points,
+)
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.storage import refusal
+
+__all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
+
+POINTS_APP = "pgrepl-points"
+"""Delta app id of whoever writes points; its version counts commits."""
+
+# Who opens the points reads each.
+_MANY_FILES = 64
+_REWRITE_ATTEMPTS = 3
+_OPERATION = "WRITE"
+
+
+def find_torn_points(lake_root: str) -> recovery.Torn:
+    """A point that was being written when the machine stopped: the next batch writes another.
+
+    Raises LakeError, LakeUnavailableError; LakeError, too, if a point's file may only be out of sight.
+    """
+    return recovery.find_torn_by_crash(points_uri(lake_root), POINTS_APP, _is_whole)
+
+
+def _is_whole(actions: recovery.Actions) -> bool:
+    """Of a commit of points the app id is written last; of one that another program compacts by, a file."""
+    kinds = {kind for action in actions for kind in action}
+    operations = {action["commitInfo"].get("operation") for action in actions if "commitInfo" in action}
+    is_of_others = not operations <= {_OPERATION}
+    return bool(kinds & {"txn", "metaData"}) or (is_of_others and ("add" in kinds or "remove" not in kinds))
+
+
+def points_uri(lake_root: str) -> str:
+    """The Delta table of all consistent points."""
+    return own_table_uri(lake_root, POINTS)
+
+
+class Points:
+    """The points of one lake; may be used from several threads.
+
+    An instance reads the table once: make a new one to see what others have written since. Only one
+    instance, of all processes, may append: one that finds points which it has not written itself is refused.
+    Thinning may be done through another.
+    """
+
+    def __init__(self, lake_root: str) -> None:
+        self._root, self._uri = lake_root, points_uri(lake_root)
+        self._lock = threading.RLock()
+        self._table: DeltaTable | None = None
+        self._log: AppLog | None = None
+        self._files: list[str] = []
+        self._points: list[ConsistentPoint] | None = None
+        self._marks: Sequence[Transaction] | None = None
+
+    def all(self) -> Sequence[ConsistentPoint]:
+        """Every kept point, oldest first; empty when there is none. Raises LakeError."""
+        return tuple(self._loaded())
+
+    def latest(self) -> ConsistentPoint | None:
+        """The newest point of the newest epoch. Raises LakeError."""
+        points = self._loaded()
+        return points[-1] if points else None
+
+    def at_or_before(self, lsn: int, epoch: int | None = None) -> ConsistentPoint | None:
+        """The newest kept point at or before `lsn`, in `epoch` or else the newest one. Raises LakeError."""
+        points = self._loaded()
+        if not points:
+            return None
+        wanted = points[-1].epoch if epoch is None else epoch
+        index = bisect_right(points, (wanted, lsn), key=lambda point: point.order)
+        return points[index - 1] if index and points[index - 1].epoch == wanted else None
+
+    def last_of(self, table: TableName, epoch: int) -> ConsistentPoint | None:
+        """The newest kept point of an epoch that names the table.
+
+        Raises LakeError, also where the points are another lake's: what they say is not true of this one.
+        """
+        self.check_lake()
+        key = str(table)
+        for point in reversed(self._loaded()):
+            if point.epoch != epoch:
+                return None
+            if key in point.tables:
+                return point
+        return None
+
+    def kept_versions(self) -> dict[str, set[int]]:
+        """For each table, the versions that a kept point names. Raises LakeError."""
+        versions: defaultdict[str, set[int]] = defaultdict(set)
+        for point in self.all():
+            for table, version in point.tables.items():
+                versions[table].add(version)
+        return dict(versions)
+
+    def append(self, point: ConsistentPoint) -> None:
+        """Add the newest point; one equal to the last is not written again.
+
+        Raises LakeError when it is before the last one, or points that the lake has had are out of sight,
+        FencedError when another process appends points.
+        """
+        with self._lock:
+            points = self._loaded()
+            if points and point.order < points[-1].order:
+                raise LakeError(
+                    f"a consistent point at {LSN(point.lsn)} of epoch {point.epoch} is before the last one,"
+                    f" at {LSN(points[-1].lsn)} of epoch {points[-1].epoch}",
+                    "has the lake been written by another process, or restored in part?",
+                )
+            if points and point == points[-1]:
+                return
+            try:
+                self._add(point)
+            except FencedError:
+                last = points[-1] if points else None
+                self._forget()
+                # Between the two there was at most a thinning.
+                if (latest := self.latest()) not in (last, point):
+                    raise
+                if latest != point:
+                    self._add(point)
+
+    def thin(self, now: datetime, keep_all_h: float, thin_min: float, keep_h: float) -> int:
+        """Keep every point of the last `keep_all_h` hours, then the last of each `thin_min` minutes, and none
+        older than `keep_h` hours but the latest; how many went. One commit, none when nothing is to go.
+
+        Raises LakeError; FencedError when it met other commits again and again.
+        """
+        return self.rewrite(lambda points: list(_thinned(points, now, keep_all_h, thin_min, keep_h)))
+
+    def disown(self, table: TableName, epoch: int, position: int, version: int) -> None:
+        """Have no point name a table, or its history, at a moment when it was beyond a position, or, where
+        the point does not say, beyond a version: it has gone back to these. One commit, or none.
+
+        Raises what `thin` does.
+        """
+        key, both = str(table), {str(table), history_key(table)}
+
+        def without(point: ConsistentPoint) -> ConsistentPoint:
+            seen = point.positions.get(key)
+            is_there = point.tables.get(key, -1) <= version if seen is None else seen <= position
+            if point.epoch != epoch or is_there:
+                return point
+            return replace(point, tables=_less(point.tables, both), positions=_less(point.positions, both))
+
+        self.rewrite(lambda points: [point for point in map(without, points) if point.tables])
+
+    def rewrite(self, change: Callable[[list[ConsistentPoint]], list[ConsistentPoint]]) -> int:
+        """Put what a function makes of the points in their place; how many there are less."""
+        with self._lock:
+            for attempt in range(_REWRITE_ATTEMPTS):
+                points = self._loaded()
+                kept = change(points)
+                if kept == points:
+                    break
+                try:
+                    self._write(kept, replaces=True)
+                except FencedError:
+                    self._forget()
+                    if attempt == _REWRITE_ATTEMPTS - 1:
+                        raise
+                    continue
+                self._points = kept
+                break
+            return len(points) - len(kept)
+
+    def _add(self, point: ConsistentPoint) -> None:
+        points = self._loaded()
+        if len(self._files) >= _MANY_FILES:
+            self._write([*points, point], replaces=True)
+        else:
+            self._write([point])
+        points.append(point)
+
+    def _forget(self) -> None:
+        self._log = self._points = self._marks = None
+
+    def _loaded(self) -> list[ConsistentPoint]:
+        with self._lock:
+            if self._points is None:
+                self._table, self._files, self._points = read_points(self._uri)
+            return self._points
+
+    def _write(self, points: Sequence[ConsistentPoint], *, replaces: bool = False) -> None:
+        """One file of them more, or in place of all that there are."""
+        gone = self._files if replaces else []
+        try:
+            self._log = self._log or self._open_log()
+            written = [write_points(self._uri, points)] if points else []
+            actions = [*map(_removed, gone), *map(added_action, written)]
+            self._log.commit(_OPERATION, actions, apps=self._missing_marks())
+        except TakenOverError:
+            raise _fenced() from None
+        except (DeltaError, OSError) as error:
+            self._forget()
+            raise refusal("the consistent points cannot be written", error) from error
+        self._marks = ()
+        kept = [] if replaces else self._files
+        self._files = [*kept, *(file.path for file in written)]
+
+    def check_lake(self) -> None:
+        """Raise LakeError where these are the points of another lake."""
+        self._loaded()
+        self._missing_marks()
+
+    def _missing_marks(self) -> Sequence[Transaction]:
+        """The mark of the lake, for the next commit, where the points lack it. Raises LakeError where they
+        have that of another lake."""
+        with self._lock:
+            if self._marks is None:
+                mark = lake_mark(self._root)
+                known = None if mark is None or self._table is None else self._table.transaction_version(mark)
+                if known is None and self._table is not None:
+                    # Only now: it reads the log once more.
+                    self._check_marks()
+                self._marks = [Transaction(mark, 1)] if mark is not None and known is None else ()
+            return self._marks
+
+    def _check_marks(self) -> None:
+        reason = reason_of_lake(self._uri, read_apps(self._uri))
+        if reason is not None:
+            raise LakeError(
+                f"the consistent points in {self._uri} are not those of this lake: {reason}. Nothing was"
+                " changed",
+                "move that folder away, and bring back the one of this lake. If that is lost, go on without:"
+                " pgrepl accept-missing FILE.json --yes",
+            )
+
+    def _open_log(self) -> AppLog:
+        self._missing_marks()
+        table = self._table or self._create()
+        upgrade(table)
+        return AppLog(self._uri, table, POINTS_APP, CHECKPOINT_EVERY, knows_files=True)
+
+    def _create(self) -> DeltaTable:
+        own_tables.check(self._root)
+        table = create(self._uri)
+        with suppress(NoChangelogError):
+            own_tables.record(self._root)
+        return table
+
+
+def _removed(path: str) -> dict[str, Any]:
+    return {"remove": {"path": path, "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
+
+
+def _thinned(
+    points: Sequence[ConsistentPoint], now: datetime, keep_all_h: float, thin_min: float, keep_h: float
+) -> Iterable[ConsistentPoint]:
+    newest_of_slot: dict[tuple[int, float], int] = {}
+    keep: set[int] = {len(points) - 1} if points else set()
+    known = now
+    for index in reversed(range(len(points))):
+        # A point without a time is as old as the one after it.
+        known = points[index].commit_ts or known
+        age = now - known
+        if age <= timedelta(hours=keep_all_h):
+            keep.add(index)
+        elif age <= timedelta(hours=keep_h):
+            slot = (points[index].epoch, known.timestamp() // (thin_min * 60))
+            newest_of_slot.setdefault(slot, index)
+    keep.update(newest_of_slot.values())
+    return (points[index] for index in sorted(keep))
+
+
+def _less(by_table: dict[str, int], keys: Collection[str]) -> dict[str, int]:
+    return {key: value for key, value in by_table.items() if key not in keys}
+
+
+def _fenced() -> FencedError:
+    return FencedError(
+        "another process writes this lake's consistent points; this one stops",
+        "only one replication app may run for a lake",
+    )

@@ -1,0 +1,297 @@
+"""Commits of a lake table: fenced, with the position and the bounds that go along."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+
+from airflow_provider_pgrepl.errors import FencedError, LakeTableError, OvertakenError, PgReplError
+from airflow_provider_pgrepl.replication.delta.log import added_action, can_commit, metadata_action
+from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError, commit_actions, removed
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
+    columns_found_bounded,
+    declaration,
+    declared_columns,
+)
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
+from airflow_provider_pgrepl.replication.lake.delta.obstacles import (
+    Obstacle,
+    find_fixed_columns,
+    find_obstacle,
+)
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
+from airflow_provider_pgrepl.replication.lake.delta.statistics import bounded_in_all
+from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import durable, is_refusal, refusal
+from airflow_provider_pgrepl.trace import trace_of
+
+log = logging.getLogger(__name__)
+
+_DAMAGE = {"Object at location": "one of its files is gone"}
+
+Result = TypeVar("Result")
+
+
+def commit_properties(
+    app: str,
+    position: LSN,
+    kind: str,
+    commit_ts: datetime | None = None,
+    others: Mapping[str, int] | None = None,
+) -> CommitProperties:
+    """What every commit carries: the position under the app id, other app ids, and our metadata."""
+    about = {"kind": kind, "position": int(position), "commit_ts": commit_ts and commit_ts.isoformat()}
+    return CommitProperties(
+        app_transactions=[
+            Transaction(app, position),
+            *(Transaction(*other) for other in (others or {}).items()),
+        ],
+        custom_metadata={COMMIT_METADATA: json.dumps(about), **commit_token()},
+    )
+
+
+def fenced(
+    table: DeltaTable,
+    app: str,
+    position: LSN | None,
+    commit: Callable[[], Result],
+    known: Mapping[str, str] | None = None,
+    passing: tuple[type[Exception], ...] = (),
+) -> Result:
+    """Run `commit`, which commits once through `table` and is to leave it at `position`.
+
+    Raises FencedError when another process of this pipeline has written the table since the handle was
+    opened; OvertakenError when another program has, which left the position; LakeUnavailableError when the
+    storage refuses; LakeTableError for anything else, with the setting that prevents it, if one does.
+    Delta's own messages may hold values of rows, so none is passed on; `known` gives our sentence about a
+    damaged table for a fragment of such a message. What is `passing` is left to the caller.
+    """
+    result = try_commit(table, commit, app, known, passing)
+    if app_version(table, app) != position:
+        raise FencedError(f"{table.table_uri}: another process has moved its position", FENCED_HINT)
+    return result
+
+
+def try_commit(
+    table: DeltaTable,
+    commit: Callable[[], Result],
+    app: str = "",
+    known: Mapping[str, str] | None = None,
+    passing: tuple[type[Exception], ...] = (),
+) -> Result:
+    """Run `commit` and flush what it committed; raises what `fenced` does."""
+    before = int(table.version())
+    try:
+        result = commit()
+        durable.flush_commits(table.table_uri, before, table.version())
+        return result
+    except Exception as error:  # deltalake raises plain ones too
+        if isinstance(error, (PgReplError, *passing)):
+            raise
+        failed = error
+    # Looked into and raised out here, so that Delta's exception does not hang on ours as its context.
+    raise _failure(table, app, before, failed, {**_DAMAGE, **(known or {})})
+
+
+def _failure(
+    table: DeltaTable, app: str, before: int, error: Exception, sentences: Mapping[str, str]
+) -> PgReplError:
+    """What a failed commit through a handle that was at the version `before` means."""
+    uri = table.table_uri
+    newest = _open_or_none(uri)
+    if newest is not None and (int(newest.version()) != before or isinstance(error, VersionTakenError)):
+        return overtaken(newest, app, before)
+    if damage := next((ours for theirs, ours in sentences.items() if theirs in str(error)), ""):
+        return LakeTableError(f"{uri}: {damage}")
+    if is_refusal(error):
+        return refusal(f"{uri}: nothing was committed", error)
+    at_rows = type(error) is DeltaError
+    obstacle = find_obstacle(table, at_rows=at_rows) if isinstance(error, DeltaError) else None
+    if obstacle is not None:
+        return _prevented(table, obstacle)
+    failed = LakeTableError(f"{uri}: nothing was committed, Delta failed with {type(error).__name__}")
+    failed.trace = trace_of(error)
+    log.error("%s: nothing was committed: unexpected %s", uri, failed.trace)
+    return failed
+
+
+def _prevented(table: DeltaTable, obstacle: Obstacle) -> LakeTableError:
+    what = f"nothing was committed, because another program has set {obstacle.what}"
+    return LakeTableError(f"{table.table_uri}: {what}", obstacle.remedy)
+
+
+def overtaken(newest: DeltaTable, app: str, before: int) -> PgReplError:
+    """What commits since the version `before` mean for a writer under the app id: it is fenced if they moved
+    the position, or it cannot be determined."""
+    uri, version = newest.table_uri, int(newest.version())
+    held = _open_or_none(uri, before)
+    if held is None or version < before or app_version(held, app) != app_version(newest, app):
+        return FencedError(f"{uri}: another process has written this table", FENCED_HINT)
+    return OvertakenError(
+        f"{uri}: another program has committed version {version} meanwhile",
+        "nothing is lost, the changes are applied later; stop that program if this happens often",
+    )
+
+
+def _open_or_none(uri: str, version: int | None = None) -> DeltaTable | None:
+    try:
+        return open_delta(uri, version)
+    except (DeltaError, OSError):
+        return None
+
+
+def commit_nothing(table: DeltaTable, app: str, position: LSN, properties: CommitProperties) -> None:
+    """Move the position without touching data. Raises FencedError."""
+    commit_files(table, app, position, (), properties)
+
+
+def commit_files(
+    table: DeltaTable, app: str, position: LSN, files: Sequence[WrittenFile], properties: CommitProperties
+) -> None:
+    """Append the rows of files and move the position, in one commit. Raises what `fenced` does."""
+    adds = [file.add_action() for file in files]
+    narrow_bounds(table, app, bounded(files, pa.schema(table.schema().to_arrow())))
+    fenced(table, app, position, lambda: _add_files(table, adds, "append", table.schema(), properties))
+
+
+def replace_files(
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    files: Sequence[WrittenFile],
+    schema: pa.Schema,
+    properties: CommitProperties,
+) -> None:
+    """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
+    if (obstacle := find_fixed_columns(table)) is not None:
+        raise _prevented(table, obstacle)
+    adds = [file.add_action() for file in files]
+    with_bounds = bounded(files, schema)
+    allow_timestamp_without_tz(table, schema)
+    narrow_bounds(table, app, with_bounds)
+    delta_schema = Schema.from_arrow(schema)
+    if table.metadata().partition_columns == partition_columns(schema):
+        replace = partial(_add_files, table, adds, "overwrite", delta_schema, properties)
+    else:
+        replace = partial(_repartition, table, adds, schema, properties)
+    fenced(table, app, position, replace)
+    if declared_columns(table) != with_bounds:
+        _declare_bounds(table, app, with_bounds)
+
+
+def _repartition(
+    table: DeltaTable, adds: Sequence[AddAction], schema: pa.Schema, properties: CommitProperties
+) -> None:
+    """deltalake's overwrite leaves a table partitioned as it was, and says nothing."""
+    if not can_commit(table):
+        raise LakeTableError(
+            f"{table.table_uri}: how it is partitioned cannot be changed, since its protocol demands more of"
+            " writers than this program does",
+            "move the table's folder away; the next snapshot makes it anew",
+        )
+    metadata = metadata_action(table, {}, Schema.from_arrow(schema), partition_columns(schema))
+    gone = (removed(file) for file in live_files(table).values())
+    commit_actions(table, "WRITE", properties, [metadata, *gone, *map(added_action, adds)])
+
+
+def _add_files(
+    table: DeltaTable, adds: list[AddAction], mode: str, schema: Schema, properties: CommitProperties
+) -> None:
+    by = table.metadata().partition_columns or None
+    with committing(table, properties):
+        table.create_write_transaction(adds, mode, schema, partition_by=by, commit_properties=properties)
+    # Unlike the other ways to commit, this one leaves the handle where it was.
+    table.update_incremental()
+
+
+def bounded_columns(table: DeltaTable, app: str) -> list[str]:
+    """The columns of which all files of the table have bounds; whoever writes it has to write these.
+
+    A table that an earlier version of this program made does not say it, and is made to, in a commit of its
+    own without data. Raises what `fenced` does.
+    """
+    declared = declared_columns(table)
+    if declared is not None:
+        return declared
+    found = columns_found_bounded(table)
+    _declare_bounds(table, app, found)
+    return found
+
+
+def narrow_bounds(table: DeltaTable, app: str, keeping: Collection[str]) -> list[str]:
+    """Before files without bounds of some columns come: no other columns than `keeping` are said to have any.
+
+    Returns those that are. A commit of its own, without data, if anything changes. Raises what `fenced` does.
+    """
+    declared = bounded_columns(table, app)
+    kept = [name for name in declared if name in keeping]
+    if kept != declared:
+        _declare_bounds(table, app, kept)
+    return kept
+
+
+def _declare_bounds(table: DeltaTable, app: str, columns: Sequence[str]) -> None:
+    """The position, if there is one yet, goes along: who writes the table at the same time is refused."""
+    version = app_version(table, app)
+    position = None if version is None else LSN(version)
+    about = json.dumps({"kind": "bounds", "position": position, "commit_ts": None})
+    properties = CommitProperties(
+        app_transactions=[] if position is None else [Transaction(app, position)],
+        custom_metadata={COMMIT_METADATA: about, **commit_token()},
+    )
+    fenced(table, app, position, lambda: _set_properties(table, declaration(columns), properties))
+
+
+def _set_properties(table: DeltaTable, wanted: Mapping[str, str], properties: CommitProperties) -> None:
+    if not can_commit(table):
+        with committing(table, properties):
+            table.alter.set_table_properties(dict(wanted), commit_properties=properties)
+        return
+    commit_actions(table, "SET TBLPROPERTIES", properties, [metadata_action(table, wanted)])
+
+
+def bounded(files: Sequence[WrittenFile], schema: pa.Schema) -> list[str]:
+    """The columns of which all of these files have bounds."""
+    return bounded_in_all(schema, [file.stats_json for file in files])
+
+
+def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
+    """Declare the feature in a commit of its own, without data: an overwrite cannot."""
+    needed = any(_has_timestamp_without_tz(field.type) for field in schema)
+    if not needed or "timestampNtz" in (table.protocol().writer_features or []):
+        return
+    before = table.version()
+    properties = CommitProperties(custom_metadata=commit_token())
+
+    def add() -> None:
+        with committing(table, properties):
+            table.alter.add_feature(
+                TableFeatures.TimestampWithoutTimezone,
+                allow_protocol_versions_increase=True,
+                commit_properties=properties,
+            )
+
+    try_commit(table, add)
+    if table.version() != before + 1:
+        raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
+
+
+def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
+    if pa.types.is_nested(lake_type):
+        fields = (lake_type.field(index) for index in range(lake_type.num_fields))
+        return any(_has_timestamp_without_tz(field.type) for field in fields)
+    return bool(pa.types.is_timestamp(lake_type) and lake_type.tz is None)

@@ -1,0 +1,300 @@
+"""The rows of a table's data files, each by its place: which file it is in, and where there.
+
+Reads only the columns that are asked for, and of those that only some rows are wanted of, the row groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyroaring import BitMap64
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import read_vector
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.delta.partitions import is_partitioned
+from airflow_provider_pgrepl.replication.lake.delta.statistics import column_places
+from airflow_provider_pgrepl.replication.lake.files.places import Places
+from airflow_provider_pgrepl.replication.lake.files.row_equality import Ints, match_rows
+from airflow_provider_pgrepl.replication.lake.files.search import Search
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.storage import (
+    HeldFiles,
+    is_store,
+    many_at_once,
+    open_parquet,
+    open_storage,
+    requests_at_once,
+    storage_errors,
+)
+
+_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
+"""A file says how many bytes its rows take encoded; where many have one long value that is far less."""
+_ROWS_AT_ONCE = 256 << 10
+_WITH_THREADS_BYTES = 1 << 20
+"""Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
+_NOWHERE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some row groups of a file, and the number of the first row of each."""
+
+    file: int
+    metadata: pq.FileMetaData
+    groups: list[int]
+    first: list[int]
+
+    def numbers(self) -> Ints:
+        """The numbers of the rows, as the file counts them."""
+        sizes = (self.metadata.row_group(number).num_rows for number in self.groups)
+        spans = [np.arange(first, first + size) for first, size in zip(self.first, sizes, strict=True)]
+        return np.concatenate(spans)
+
+
+class FileRows:
+    """The rows of a table at the version where its handle stands now. Those that are marked are not there.
+
+    Raises LakeTableError when files are gone or not what the log says, LakeUnavailableError.
+    """
+
+    def __init__(self, table: DeltaTable) -> None:
+        self.uri = table.table_uri
+        self.version = int(table.version())
+        self.schema = pa.schema(table.schema().to_arrow())
+        self.files: list[LiveFile] = list(live_files(table).values())
+        self._is_partitioned = is_partitioned(table)
+        self._filesystem, self._root = open_storage(self.uri)
+        self._metadata: dict[int, pq.FileMetaData] = {}
+        self._held = HeldFiles(self._filesystem)
+        self._gone: dict[int, BitMap64] = {}
+
+    def gone(self, file: int) -> BitMap64:
+        """The rows of a file that are marked."""
+        record = self.files[file].vector
+        if record is None:
+            return BitMap64()
+        if file not in self._gone:
+            with self._reading():
+                self._gone[file] = read_vector(self._filesystem, self._root, record)
+        return self._gone[file]
+
+    def count(self, file: int) -> int:
+        """How many rows a file has, counting those that are gone."""
+        told = self.files[file].statistics.get("numRecords")
+        if told is not None:
+            return int(told)
+        with self._reading(), self._open(file) as parquet:
+            return int(parquet.metadata.num_rows)
+
+    def find(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> Places:
+        """Where the rows are that equal one of `wanted`, whose rows differ, in its columns. They are in these
+        partitions, or (None) in any."""
+        search = self._search(wanted)
+        files = self._may_hold(search, partitions)
+        self.fetch(files)
+        with many_at_once(len(files)) as each:
+            parts = [part for some in each(partial(self._parts, search), files) for part in some]
+            found = list(each(partial(self._find_in, search), parts))
+        sizes = [len(rows) for rows, _ in found]
+        return Places(
+            np.repeat(np.array([part.file for part in parts], np.int64), sizes),
+            np.concatenate([_NOWHERE, *(rows for rows, _ in found)]),
+            np.concatenate([_NOWHERE, *(which for _, which in found)]),
+        )
+
+    def bytes_that_may_hold(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> int:
+        """The size of all files in which `find` would look."""
+        return sum(self.files[number].size for number in self._may_hold(self._search(wanted), partitions))
+
+    def rows(self, places: Places, names: Sequence[str]) -> pa.Table:
+        """These columns of rows, in the order of their places."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        parts = [schema.empty_table()]
+        parts += [self._take(file, rows, names) for file, rows in places.by_file()]
+        return pa.concat_tables(parts)
+
+    def fetch(self, files: Collection[int]) -> None:
+        """Before files are read one by one: of a store, have small ones here, and what is gone of them."""
+        if is_store(self._filesystem):
+            with requests_at_once(self._filesystem, len(files)) as each:
+                list(each(self._fetch, files))
+
+    def _fetch(self, file: int) -> None:
+        self.gone(file)
+        if self._held.has_room(self.files[file].size):
+            with self._reading(), self._open(file):
+                pass
+
+    def all_of(self, file: int, without: Ints = _NOWHERE) -> Iterator[pa.Table]:
+        """The rows of a file, in batches of some MiB, in the columns of the table's schema; `without` some,
+        by their number in it."""
+        gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
+        with self._reading(), self._open(file, in_batches=True) as parquet:
+            groups = _groups(parquet)
+            for batch in parquet.iter_batches(_batch_rows(groups), use_threads=_is_long(groups)):
+                rows = self._aligned(file, pa.Table.from_batches([batch]), len(batch), names)
+                marked = gone[np.searchsorted(gone, first) : np.searchsorted(gone, first + len(batch))]
+                first += len(batch)
+                if len(marked):
+                    stays = np.ones(len(batch), np.bool_)
+                    stays[marked - (first - len(batch))] = False
+                    rows = rows.filter(pa.array(stays))
+                yield rows
+
+    def _search(self, wanted: pa.Table) -> Search:
+        return Search(wanted.cast(pa.schema([self.schema.field(name) for name in wanted.schema.names])))
+
+    def _may_hold(self, search: Search, partitions: Collection[str | None] | None) -> list[int]:
+        """The files in which partition, and the bounds that the log has, leave room for one of the rows."""
+        names = search.bounded_in_log
+        return [
+            number
+            for number, file in enumerate(self.files)
+            if (partitions is None or file.partition in partitions)
+            and search.may_be_between(*(_logged(file, side, names) for side in ("minValues", "maxValues")))
+        ]
+
+    def _parts(self, search: Search, file: int) -> list[_Part]:
+        """The row groups of a file that may hold one of the rows, some at once."""
+        with self._reading(), self._open(file) as parquet:
+            metadata = parquet.metadata
+        places = {name: at for name, at in column_places(metadata).items() if name in search.bounded}
+        wanted_rows = max(_ROWS_AT_ONCE, 2 * len(search.wanted))
+        parts: list[_Part] = []
+        first, taken = 0, wanted_rows
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if search.may_be_between(*_bounds(group, places)):
+                if taken >= wanted_rows:
+                    parts.append(_Part(file, metadata, [], []))
+                    taken = 0
+                parts[-1].groups.append(number)
+                parts[-1].first.append(first)
+                taken += group.num_rows
+            first += group.num_rows
+        return parts
+
+    def _find_in(self, search: Search, part: _Part) -> tuple[Ints, Ints]:
+        """Rows of a part of a file, ascending, and for each the number of the wanted row that it equals."""
+        numbers = part.numbers()
+        with self._reading(), self._open(part.file) as parquet:
+            read = partial(self._read, part.file, parquet, groups=part.groups)
+            rows, which = search.candidates(len(numbers), lambda name: read([name])[name])
+            stays = self._is_there(part.file, numbers[rows])
+            rows, which = rows[stays], which[stays]
+            if search.is_exact or len(rows) == 0:
+                return numbers[rows], which
+            values = self._read_rows(part.file, parquet, numbers[rows], search.wanted.schema.names)
+        which = match_rows(values, search.wanted)
+        return numbers[rows[which >= 0]], which[which >= 0]
+
+    def _gone_rows(self, file: int) -> Ints:
+        return np.asarray(self.gone(file).to_array(), np.int64)
+
+    def _is_there(self, file: int, rows: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        if len(rows) == 0 or self.files[file].vector is None:
+            return np.ones(len(rows), np.bool_)
+        return ~np.isin(rows, self._gone_rows(file), assume_unique=True)
+
+    def _take(self, file: int, rows: Ints, names: Sequence[str]) -> pa.Table:
+        with self._reading(), self._open(file) as parquet:
+            return self._read_rows(file, parquet, rows, names)
+
+    def _read_rows(self, file: int, parquet: pq.ParquetFile, rows: Ints, names: Sequence[str]) -> pa.Table:
+        """Some rows, ascending, of only those row groups that have any."""
+        sizes = [group.num_rows for group in _groups(parquet)]
+        ends = np.cumsum(np.array(sizes, np.int64))
+        group_of = np.searchsorted(ends, rows, side="right")
+        parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
+        for group in np.unique(group_of).tolist():
+            within = rows[group_of == group] - (ends[group] - sizes[group])
+            parts.append(self._read(file, parquet, names, [group]).take(pa.array(within)))
+        return pa.concat_tables(parts)
+
+    def _read(
+        self, file: int, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]
+    ) -> pa.Table:
+        read = [parquet.metadata.row_group(number) for number in groups]
+        count = sum(group.num_rows for group in read)
+        held = [name for name in names if name in parquet.schema_arrow.names]
+        rows = parquet.read_row_groups(list(groups), columns=held, use_threads=_is_long(read))
+        return self._aligned(file, rows, count, names)
+
+    def _aligned(self, file: int, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
+        """In the table's types. A file from before a column was added has none of it; the partition stands
+        in the log, and need not stand in files that others have written."""
+        if self._is_partitioned and PARTITION in names:
+            held = [name for name in rows.schema.names if name != PARTITION]
+            partition = pa.repeat(pa.scalar(self.files[file].partition, pa.string()), count)
+            rows = pa.table([*rows.select(held).columns, partition], [*held, PARTITION])
+        schema = pa.schema([self.schema.field(name) for name in names])
+        columns = [
+            rows[field.name].cast(field.type)
+            if field.name in rows.schema.names
+            else pa.chunked_array([pa.nulls(count, field.type)])
+            for field in schema
+        ]
+        return pa.table(columns, schema)
+
+    @contextmanager
+    def _open(self, file: int, *, in_batches: bool = False) -> Iterator[pq.ParquetFile]:
+        known = self._metadata.get(file)
+        with (
+            self._source(file) as source,
+            open_parquet(self._filesystem, source, known, in_batches=in_batches) as parquet,
+        ):
+            self._metadata[file] = parquet.metadata
+            yield parquet
+
+    def _source(self, file: int) -> AbstractContextManager[pa.NativeFile]:
+        return self._held.open(f"{self._root}/{self.files[file].path}", self.files[file].size)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        failed = ""
+        with storage_errors(self.uri):
+            try:
+                yield
+            except FileNotFoundError:
+                failed = "one of its files is gone"
+            except pa.ArrowException as error:
+                failed = f"one of its files cannot be read: {type(error).__name__}"
+        if failed:
+            raise LakeTableError(f"{self.uri}: {failed}")
+
+
+def _groups(parquet: pq.ParquetFile) -> list[pq.RowGroupMetaData]:
+    return [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+
+
+def _is_long(groups: Sequence[pq.RowGroupMetaData]) -> bool:
+    return bool(sum(group.total_byte_size for group in groups) > _WITH_THREADS_BYTES)
+
+
+def _batch_rows(groups: Sequence[pq.RowGroupMetaData]) -> int:
+    size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
+
+
+def _logged(file: LiveFile, side: str, names: Sequence[str]) -> dict[str, Any]:
+    told = file.statistics.get(side, {})
+    return {name: told[name] for name in names if name in told}
+
+
+def _bounds(group: pq.RowGroupMetaData, places: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Least and greatest values of columns in a row group, as far as it says."""
+    least, most = dict[str, Any](), dict[str, Any]()
+    for name, place in places.items():
+        told = group.column(place).statistics
+        if told is not None and told.has_min_max:
+            least[name], most[name] = told.min_raw, told.max_raw
+    return least, most

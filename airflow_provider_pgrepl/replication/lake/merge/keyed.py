@@ -1,0 +1,152 @@
+"""Final states of keyed rows into their lake table, where it holds exactly the source's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
+from airflow_provider_pgrepl.replication.lake.merge.collapse import Collapsed
+from airflow_provider_pgrepl.replication.lake.merge.merge_on_read import Kinds, MergeOnRead
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints, take
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import (
+    Partitioning,
+    lake_schema,
+    partitioning,
+    typed_column,
+    typed_columns,
+)
+
+_INSERT, _UPDATE, _DELETE = range(3)
+_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
+
+
+@dataclass(frozen=True)
+class RowsCommit:
+    """The collapsed changes of whole transactions, to become one commit."""
+
+    collapsed: Collapsed
+    changes: pa.Table
+    relation: Relation
+    choices: TableChoices
+
+    def make(self, commit: SliceCommit) -> None:
+        """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        if self.collapsed.overwrite:
+            commit.write(self._final_rows(), "overwrite")
+        elif len(self.collapsed) == 0:
+            commit.nothing()
+        elif self.collapsed.only_inserts:
+            commit.write(self._final_rows(), "append")
+        else:
+            self._merge(commit)
+
+    def _final_rows(self) -> pa.Table:
+        entries = np.flatnonzero(self.collapsed.final >= 0)
+        return pa.table(dict(zip(self.names(), (values for values, _ in self.values(entries)), strict=True)))
+
+    def names(self) -> list[str]:
+        return list(lake_schema(self.relation, self.choices).names)
+
+    def values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
+        """Typed final values by lake column, and where the lake's value stays."""
+        partitions, partition = self._partitions, None
+        for typed in typed_columns(self.relation, self.choices):
+            if typed.index is None:
+                yield pa.nulls(len(entries), typed.lake_type), None
+                continue
+            texts, keep = self.collapsed.texts(typed.index, entries)
+            values = typed.parse(texts)
+            yield values, keep
+            if partitions is not None and typed.index == partitions.typed.index:
+                partition = partitions.texts(values), keep
+        last = self.collapsed.last[entries]
+        if self.choices.commit_lsn_column:
+            yield take(array_of(self.changes, "commit_lsn", pa.int64()), last), None
+        if self.choices.commit_ts_column:
+            yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), last), None
+        if partition is not None:
+            # Where the value stays that the lake has, so does its partition.
+            yield partition
+
+    @property
+    def _partitions(self) -> Partitioning | None:
+        return partitioning(self.relation, self.choices)
+
+    def _merge(self, commit: SliceCommit) -> None:
+        source, kept = self._merge_source()
+        keys = {column.name: f"o{number}" for number, column in enumerate(self.relation.key_columns)}
+        on_read = MergeOnRead(commit, source, keys, self.names(), _KINDS, partitions=self._partitions)
+        way = commit.way(on_read.bytes_to_rewrite, source.nbytes)
+        if way != "merge":
+            on_read.make(way)
+            return
+        targets = [quote_identifier(name) for name in self.names()]
+        merger = commit.merge(source, self._conditions(source), self.names())
+        values = {target: f"s.c{index}" for index, target in enumerate(targets)}
+        updates = {
+            target: f"case when s.u{index} then t.{target} else s.c{index} end"
+            if index in kept
+            else f"s.c{index}"
+            for index, target in enumerate(targets)
+        }
+        merger.when_matched_delete(f"s.kind = {_DELETE}")
+        merger.when_matched_update(updates, f"s.kind = {_UPDATE}")
+        merger.when_not_matched_insert(values, f"s.kind = {_INSERT}")
+        # A row to update or delete that is not there must stop the commit; MERGE has no other way to say so.
+        fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in values.items()}
+        merger.when_not_matched_insert(fail)
+        self._check_metrics(commit.run(merger))
+
+    def _conditions(self, source: pa.Table) -> Iterator[str]:
+        """Origin keys are equal; and, so that Delta skips files, integer keys lie in the range of these, and
+        the partitions are theirs."""
+        for number, column in enumerate(self.relation.key_columns):
+            key, origins = f"t.{quote_identifier(column.name)}", source[f"o{number}"]
+            # Not null-safe on purpose: a key is never NULL, and an insert, whose origin is, must not match.
+            yield f"({key} = s.o{number})"
+            if pa.types.is_integer(origins.type):
+                lowest, highest = pc.min_max(origins).as_py().values()
+                yield f"({key} >= {lowest}) and ({key} <= {highest})"
+        if self._partitions is not None:
+            keys = {c.name: source[f"o{number}"] for number, c in enumerate(self.relation.key_columns)}
+            yield from self._partitions.conditions(pa.table(keys))
+
+    def _merge_source(self) -> tuple[pa.Table, set[int]]:
+        """Deleted and remaining rows: origin key o…, final values c…, u… where the lake's value is kept."""
+        collapsed = self.collapsed
+        alive, dead = np.flatnonzero(collapsed.final >= 0), np.flatnonzero(collapsed.final < 0)
+        order = np.concatenate([alive, dead])
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+        for number, column in enumerate(self.relation.key_columns):
+            texts = collapsed.key_texts(number, collapsed.origin[order])
+            columns[f"o{number}"] = typed_column(column, self.relation.table, self.choices).parse(texts)
+        kept = set()
+        for index, (values, keep) in enumerate(self.values(alive)):
+            columns[f"c{index}"] = pa.chunked_array([values, pa.nulls(len(dead), values.type)])
+            if keep is not None:
+                kept.add(index)
+                columns[f"u{index}"] = np.concatenate([keep, np.zeros(len(dead), np.bool_)])
+        columns["kind"] = pa.array(self._kinds()[order])
+        columns["zero"] = pa.array(np.zeros(len(order), np.int64))
+        return pa.table(columns), kept
+
+    def _kinds(self) -> Ints:
+        kinds = np.where(self.collapsed.origin < 0, _INSERT, _UPDATE)
+        return np.where(self.collapsed.final < 0, _DELETE, kinds)
+
+    def _check_metrics(self, metrics: dict[str, Any]) -> None:
+        """A key that the lake holds twice is changed twice."""
+        done = [metrics[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted")]
+        if done != np.bincount(self._kinds(), minlength=3).tolist():
+            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice")

@@ -1,0 +1,154 @@
+"""Changes of a table without key (REPLICA IDENTITY FULL): which rows it loses, how often, and which it gains.
+
+A row is known only by all of its values, and may be there many times. Of equal rows the one that came last
+goes first, so what is left does not depend on how the changes were cut into batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
+from airflow_provider_pgrepl.replication.lake.files.row_equality import row_codes
+from airflow_provider_pgrepl.replication.lake.merge import kernels
+from airflow_provider_pgrepl.replication.lake.merge.changes import ChangedRows, contradiction, read_changes
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints, take
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices, Truncate
+from airflow_provider_pgrepl.replication.values import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    TypedColumn,
+    lake_schema,
+    partitioning,
+    typed_columns,
+)
+
+
+@dataclass(frozen=True)
+class NetRows:
+    """What changes do to the rows of a table without key.
+
+    `overwrite`: the table was truncated; nothing that was there before counts, and `lost` is empty.
+    `lost`: different rows, typed, in the columns that changes carry; `times`, alongside: how many copies of
+    each the lake loses. `gained`: the new rows, all columns of the lake table, one entry for each copy.
+    `lost_from`: the partitions in which the lost rows are; None: any.
+    """
+
+    overwrite: bool
+    lost: pa.Table
+    times: Ints
+    gained: pa.Table
+    lost_from: set[str | None] | None = None
+
+    def remaining(self, lake: pa.Table) -> pa.Table:
+        """The rows of the lake that stay; `gained` then come beside them.
+
+        `lake` has at least the columns of `lost`. Of equal rows those with the greatest commit LSN go.
+        Raises LakeTableError when the lake lacks one.
+        """
+        if self.overwrite:
+            return lake.slice(0, 0)
+        if len(self.lost) == 0:
+            return lake
+        return lake.filter(pa.array(~self.leaving(lake)))
+
+    def leaving(self, lake: pa.Table) -> Bools:
+        """Which of these rows of the lake go, as `remaining` has it."""
+        columns = (
+            pa.chunked_array(
+                [*lake[field.name].cast(field.type).chunks, *self.lost[field.name].chunks], field.type
+            ).combine_chunks()
+            for field in self.lost.schema
+        )
+        codes = row_codes(columns, len(lake) + len(self.lost))
+        there, wanted = codes[: len(lake)], codes[len(lake) :]
+        times = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+        times[wanted] = self.times
+        leaving = np.zeros(len(lake), np.bool_)
+        candidates = np.flatnonzero(times[there] > 0)
+        age = lake[COMMIT_LSN].to_numpy()[candidates] if COMMIT_LSN in lake.schema.names else candidates
+        candidates = candidates[np.lexsort((-age, there[candidates]))]
+        code = there[candidates]
+        starts = np.flatnonzero(np.diff(code, prepend=-1))
+        rank = np.arange(len(code)) - np.repeat(starts, np.diff(starts, append=len(code)))
+        leaving[candidates[rank < times[code]]] = True
+        if int(leaving.sum()) != int(self.times.sum()):
+            raise LakeTableError(
+                "a row to be updated or deleted is missing: the lake table is not as this pipeline left it",
+            )
+        return leaving
+
+
+def net_rows(
+    changes: pa.Table, relation: Relation, choices: TableChoices, truncate: Truncate | None = None
+) -> NetRows:
+    """What changelog rows of one relation without key (ops I U D T, in order) do to its rows.
+
+    `truncate` None: as the pipeline has it; one that is ignored leaves the rows that were there.
+    Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
+    """
+    ignoring = (truncate or choices.policy.truncate) == "ignore"
+    read = read_changes(changes, relation, whole=ignoring)
+    overwrite = read.truncated and not ignoring
+    columns = typed_columns(relation, choices)
+    indexes = [typed.index for typed in columns if typed.index is not None]
+    if not indexes and bool((read.op != kernels.INSERT).any()):
+        raise IdentityError(
+            f"{relation.table}: rows were updated or deleted, but the lake has no column by which to count",
+            "give it a column",
+        )
+    old, new, count = _codes(read, indexes)
+    status, at, lost, stays = kernels.follow_copies(read.op, old, new, count, overwrite)
+    if status != kernels.OK:
+        lsn = LSN(changes["commit_lsn"][int(read.places[at])].as_py())
+        raise contradiction(relation, f"a change committed at {lsn} changes a row that is not there")
+    made = np.flatnonzero(stays)
+    gained = {typed.name: _after(typed, read, made) for typed in columns}
+    for name, source in ((COMMIT_LSN, "commit_lsn"), (COMMIT_TS, "commit_ts")):
+        gained[name] = changes[source].take(pa.array(read.places[made]))
+    rows, times = _lost(columns, read, old, lost)
+    partitions = partitioning(relation, choices)
+    if partitions is not None:
+        gained[PARTITION] = partitions.texts(gained[partitions.typed.name])
+    may_be_in = None if partitions is None else partitions.of_rows(rows)
+    names = lake_schema(relation, choices).names
+    return NetRows(overwrite, rows, times, pa.table({name: gained[name] for name in names}), may_be_in)
+
+
+def _codes(read: ChangedRows, indexes: list[int]) -> tuple[Ints, Ints, int]:
+    """Codes of each change's row before and after, by the texts of what the lake holds of it."""
+    texts = (pa.concat_arrays([read.after(index), read.old.column(index)]) for index in indexes)
+    codes = row_codes(texts, read.new.count + read.old.count)
+    new, old = np.full(len(read.op), -1, np.int64), np.full(len(read.op), -1, np.int64)
+    new[read.new.present] = codes[: read.new.count]
+    old[read.old.present] = codes[read.new.count :]
+    return old, new, int(codes.max(initial=-1)) + 1
+
+
+def _after(typed: TypedColumn, read: ChangedRows, made: Ints) -> pa.Array:
+    if typed.index is None:
+        return pa.nulls(len(made), typed.lake_type)
+    return typed.parse(take(read.after(typed.index), read.new.place[made]))
+
+
+def _lost(
+    columns: tuple[TypedColumn, ...], read: ChangedRows, old: Ints, lost: Ints
+) -> tuple[pa.Table, Ints]:
+    """Different texts may be one value in the lake: a NULL that was an infinity.
+
+    What a dropped column holds in the lake says nothing about which row is meant.
+    """
+    taker = np.full(len(lost), -1, np.int64)
+    taker[old[old >= 0]] = np.flatnonzero(old >= 0)
+    going = np.flatnonzero(lost)
+    sent = [(typed, typed.index) for typed in columns if typed.index is not None]
+    rows = [typed.parse(read.old.column(index, taker[going])) for typed, index in sent]
+    _, first, own = np.unique(row_codes(rows, len(going)), return_index=True, return_inverse=True)
+    times = np.bincount(own, weights=lost[going], minlength=len(first)).astype(np.int64)
+    return pa.table(rows, [typed.name for typed, _ in sent]).take(pa.array(first)), times

@@ -1,0 +1,182 @@
+"""Changes of one table that are too many to be in memory at once, as those of a very large transaction.
+
+What decides about them needs their outline only. The rows themselves are read from the changelog's files when
+they are merged, and of a transaction that is too large parted by the keys of its rows: each part lies in a
+file on the local disk, which nobody else can open and which is gone when the process is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SCHEMA, letters
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
+from airflow_provider_pgrepl.replication.lake.merge.followed_rows import key_hashes
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints, bytes_before
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+
+BYTES, ROWS = "bytes", "rows"
+"""Columns of an outline: of how many bytes of values, in how many rows, its row tells."""
+
+_PART_BYTES = 32 << 20
+_BYTES_A_ROW = 64
+"""What following a row takes beside its values."""
+_MOST_PARTS = 256
+
+
+class KeysMoveError(Exception):
+    """A change gives a row another key: by their keys alone, changes cannot be parted."""
+
+
+@dataclass(frozen=True)
+class LargeChanges:
+    """The changelog rows of a relation above a position and before another, in these files.
+
+    All raise ChangelogFileGoneError when a file is not there any more, LakeUnavailableError.
+    """
+
+    filesystem: pafs.FileSystem
+    root: str
+    paths: Sequence[str]
+    relation_id: int
+    above: LSN
+    before: LSN
+
+    @property
+    def bytes(self) -> int:
+        """Of the values in the files, those of other tables included."""
+        return sum(map(reader.value_bytes, self.paths))
+
+    def all(self) -> pa.Table:
+        """All rows, in order."""
+        rows = reader.read_rows(self.filesystem, self.root, self.paths, self.relation_id, self.above)
+        return reader.rows_before(rows, self.before)
+
+    def outline(self) -> pa.Table:
+        """All rows but those between the first and the last of a transaction that are alike: inserts, updates
+        and deletes in the same version of the relation. BYTES and ROWS say of each what stands from it on to
+        the next."""
+        return reader.ordered(pa.concat_tables([_outlined(self._of(path).all()) for path in self.paths]))
+
+    def read(self, first: LSN, last: LSN) -> pa.Table:
+        """The inserts, updates, deletes and truncates of transactions from one LSN to another, in order."""
+        return reader.ordered(pa.concat_tables(list(self._between(first, last))))
+
+    def parts(self, lsn: LSN, after: int, weight: int, relation: Relation) -> Iterator[pa.Table]:
+        """The inserts, updates and deletes of one transaction, behind an ordinal, by parts, each in order,
+        which have all changes of their rows; as many as its `weight` asks for.
+
+        Raises KeysMoveError before the first, also what `read_changes` does.
+        """
+        count = min(_MOST_PARTS, 1 + weight // _PART_BYTES)
+        with ExitStack() as stack:
+            with _spooling(relation):
+                # Unbuffered, so that nothing is left to be written when a full disk has ended it.
+                files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(count)]
+                writers = [pa.ipc.new_stream(file, ROW_SCHEMA) for file in files]
+            for rows in self._between(lsn, lsn):
+                parted = _parted(rows.filter(pc.greater(rows["ordinal"], after)), relation, count)
+                with _spooling(relation):
+                    for number, part in parted:
+                        writers[number].write_table(part)
+            for file, writer in zip(files, writers, strict=True):
+                with _spooling(relation):
+                    writer.close()
+                    file.seek(0)
+                    part = pa.ipc.open_stream(file).read_all()
+                yield reader.ordered(part)
+
+    def _between(self, first: LSN, last: LSN) -> Iterator[pa.Table]:
+        for path in self.paths:
+            rows = self._of(path).all()
+            lsns = rows["commit_lsn"]
+            wanted = pc.and_(pc.greater_equal(lsns, int(first)), pc.less_equal(lsns, int(last)))
+            yield rows.filter(pc.and_(wanted, pc.is_in(rows["op"], letters(CHANGES))))
+
+    def _of(self, *paths: str) -> LargeChanges:
+        return replace(self, paths=paths)
+
+
+def bytes_of(rows: pa.Table) -> int:
+    """Of the values of changelog rows, or of those of which an outline tells."""
+    if BYTES in rows.column_names:
+        return int(pc.sum(rows[BYTES]).as_py() or 0)
+    return int(rows["new"].nbytes + rows["old"].nbytes)
+
+
+def weight(outline: pa.Table) -> int:
+    """The bytes in memory that what an outline tells of takes at least."""
+    return int(pc.sum(outline[BYTES]).as_py() + _BYTES_A_ROW * pc.sum(outline[ROWS]).as_py())
+
+
+def _outlined(rows: pa.Table) -> pa.Table:
+    keeps = _stands_out(rows)
+    size = sum(np.diff(bytes_before(array_of(rows, name, TEXTS))) for name in ("new", "old"))
+    kept = np.flatnonzero(keeps)
+    sums = {
+        BYTES: np.add.reduceat(size, kept) if len(kept) else np.empty(0, np.int64),
+        ROWS: np.diff(np.append(kept, len(rows))),
+    }
+    outline = rows.filter(pa.array(keeps))
+    for name, values in sums.items():
+        outline = outline.append_column(name, pa.array(values.astype(np.int64)))
+    return outline
+
+
+def _stands_out(rows: pa.Table) -> Bools:
+    alike = pc.is_in(rows["op"], pa.array(["I", "U", "D"])).to_numpy()
+    same = alike[1:] & alike[:-1]
+    for name in ("commit_lsn", "relation_version"):
+        values = rows[name].to_numpy()
+        same &= values[1:] == values[:-1]
+    edge = np.zeros(min(1, len(rows)), np.bool_)
+    stands_out: Bools = ~(np.concatenate([edge, same]) & np.concatenate([same, edge]))
+    return stands_out
+
+
+@contextmanager
+def _spooling(relation: Relation) -> Iterator[None]:
+    """Only this table has such a transaction, and so only this one stops."""
+    try:
+        yield
+    except OSError as error:
+        told = error.strerror or type(error).__name__
+        raise LakeTableError(
+            f"{relation.table}: the parts of a transaction that is too large for memory cannot be kept on the"
+            f" local disk: {told}",
+            f"make room in {tempfile.gettempdir()}, or name another folder in TMPDIR; then retry the table",
+        ) from None
+
+
+def _parted(rows: pa.Table, relation: Relation, count: int) -> list[tuple[int, pa.Table]]:
+    """The parts that have any of these rows, by number."""
+    part = _part_of(rows, relation, count)
+    rows = rows.take(pa.array(np.argsort(part, kind="stable")))
+    ends = np.cumsum(np.bincount(part, minlength=count)).tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        (n, rows.slice(start, end - start))
+        for n, (start, end) in enumerate(zip(starts, ends, strict=True))
+        if end > start
+    ]
+
+
+def _part_of(rows: pa.Table, relation: Relation, count: int) -> Ints:
+    if not relation.key_columns:
+        return np.arange(len(rows), dtype=np.int64) % count
+    key, before = key_hashes(rows, relation)
+    if bool((key != before).any()):
+        raise KeysMoveError
+    part: Ints = (key % np.uint64(count)).astype(np.int64)
+    return part

@@ -1,0 +1,215 @@
+"""Changes into a lake table: cut into slices, collapsed, typed, each slice one commit with its position.
+
+A slice ends where a source transaction ends, so every version of a lake table holds whole transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
+from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
+from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
+from airflow_provider_pgrepl.replication.lake.merge.held_keys import held_keys
+from airflow_provider_pgrepl.replication.lake.merge.keyed import RowsCommit
+from airflow_provider_pgrepl.replication.lake.merge.keyless import net_rows
+from airflow_provider_pgrepl.replication.lake.merge.large_transactions import (
+    BYTES,
+    ROWS,
+    KeysMoveError,
+    LargeChanges,
+    bytes_of,
+    weight,
+)
+from airflow_provider_pgrepl.replication.lake.merge.merge_multiset import commit_net_rows
+from airflow_provider_pgrepl.replication.lake.merge.parted_commit import PartedCommit
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import KeysCommit
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Ints, bytes_before
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `apply_changes` did: where the table stands now, and how many changes and commits that took."""
+
+    position: LSN
+    version: int
+    changes: int
+    commits: int
+
+
+def apply_changes(
+    table: DeltaTable,
+    changes: pa.Table,
+    relation: Relation,
+    choices: TableChoices,
+    app: str,
+    slice_bytes: int,
+    large: LargeChanges | None = None,
+) -> Applied:
+    """Apply changelog rows of one relation (ops I U D T, ordered by commit_lsn and ordinal), exactly once.
+
+    Changes at or below the table's position are skipped. Each commit takes whole transactions, of at most
+    `slice_bytes` of values if they fit. Where `large` has the changes, `changes` are their outline, and a
+    transaction that fits into no slice goes in by parts. The `relation_version` of each change is that of the
+    relation in force after it, which reads like `relation`: the commit that ends there says it. `table` is
+    the handle on which the position is read and every commit made; it must not be refreshed meanwhile, and
+    stands at the last commit afterwards.
+
+    Raises FencedError when another process writes the table; LakeTableError when the table is not as this
+    pipeline left it or the changes contradict each other; TruncatedError when the table was truncated and
+    must not be; LakeError, DriftError, ValueRangeError. After these the table holds whole slices up to its
+    position and nothing else.
+    """
+    position = read_position(table, app)
+    if position is None:
+        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
+    check_columns(table, lake_schema(relation, choices), relation)
+    commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
+    if bool((np.diff(commit_lsn) < 0).any()):
+        raise ChangelogError(f"{relation.table}: changes are not in commit order")
+    fresh = int(np.searchsorted(commit_lsn, int(position), side="right"))
+    changes, commit_lsn = changes.slice(fresh), commit_lsn[fresh:]
+    refused = refused_truncate(changes, relation, choices)
+    if refused:
+        changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(refused[0]))))
+    count = commits = 0
+    for start, end in slices(changes, slice_bytes):
+        part = changes.slice(start, end - start).combine_chunks()
+        position = LSN(commit_lsn[end - 1])
+        at_end = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
+        at = table, app, position, *at_end, choices.policy.merge
+        if large is None:
+            commit = SliceCommit(*at)
+            commit.make(partial(_make, part, relation, choices, commit))
+            count += len(part)
+        else:
+            parted = PartedCommit(*at)
+            parted.make(partial(_make_large, large, part, relation, choices, parted, slice_bytes))
+            count += pc.sum(part[ROWS]).as_py()
+        commits += 1
+    if refused:
+        raise refused[1]
+    return Applied(position, int(table.version()), count, commits)
+
+
+def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
+    """Cut changes into [start, end) of at most `limit` bytes of values, ending where transactions end.
+
+    A larger transaction is a slice of its own.
+    """
+    if len(changes) == 0:
+        return
+    commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
+    size = _bytes_before(changes)
+    ends = np.append(np.flatnonzero(np.diff(commit_lsn)) + 1, len(changes))
+    start = 0
+    while start < len(changes):
+        fits = int(np.searchsorted(size[ends], size[start] + limit, side="right")) - 1
+        nearest = int(np.searchsorted(ends, start, side="right"))
+        end = int(ends[max(fits, nearest)])
+        yield start, end
+        start = end
+
+
+def _bytes_before(changes: pa.Table) -> Ints:
+    if BYTES in changes.column_names:
+        return np.append(0, np.cumsum(changes[BYTES].to_numpy()))
+    return bytes_before(array_of(changes, "new", TEXTS)) + bytes_before(array_of(changes, "old", TEXTS))
+
+
+def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
+    """Raises LakeChangedError when the lake table has other columns than the pipeline gives it."""
+    found = {field.name: field.type for field in table.schema().fields}
+    expected = {field.name: field.type for field in Schema.from_arrow(wanted).fields}
+    unlike = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    if unlike:
+        names = ", ".join(map(quote_identifier, unlike))
+        raise LakeChangedError(
+            f"{relation.table}: these columns of the lake table are not as this pipeline has them: {names}"
+        )
+    if table.metadata().partition_columns != partition_columns(wanted):
+        raise LakeChangedError(
+            f"{relation.table}: the lake table is not partitioned as this pipeline has it",
+            hints.resnapshot(relation.table),
+        )
+
+
+def _make(part: pa.Table, relation: Relation, choices: TableChoices, commit: SliceCommit) -> None:
+    policy = choices.policy
+    if not relation.key_columns and relation.replica_identity == "f":
+        commit_net_rows(net_rows(part, relation, choices), commit)
+    elif relation.key_columns and policy.follows_keys:
+        KeysCommit(held_keys(part, relation, policy.truncate), part, relation, choices).make(commit)
+    else:
+        if policy.truncate == "ignore":
+            part = part.filter(pc.not_equal(part["op"], "T"))
+        RowsCommit(collapse(part, relation), part, relation, choices).make(commit)
+
+
+def _make_large(
+    large: LargeChanges,
+    outline: pa.Table,
+    relation: Relation,
+    choices: TableChoices,
+    commit: PartedCommit,
+    slice_bytes: int,
+) -> None:
+    first, last = (LSN(outline["commit_lsn"][at].as_py()) for at in (0, -1))
+    truncates = pc.equal(outline["op"], "T")
+    is_truncated = bool(pc.any(truncates).as_py())
+    # Copies of a row that has no key, and rows that a TRUNCATE leaves behind, are counted over all changes.
+    has_no_key = not relation.key_columns and relation.replica_identity == "f"
+    goes_whole = (
+        has_no_key
+        or (is_truncated and choices.policy.follows_keys)
+        or _has_keys_of_many_texts(relation, choices)
+    )
+    if bytes_of(outline) > slice_bytes and commit.is_ours and not goes_whole:
+        after = pc.max(outline.filter(truncates)["ordinal"]).as_py() if is_truncated else -1
+        parts = large.parts(last, after, weight(outline), relation)
+        make = partial(_make, relation=relation, choices=choices, commit=commit)
+        with suppress(KeysMoveError):
+            commit.make_of(parts, make, empties=is_truncated)
+            return
+    _make(large.read(first, last).combine_chunks(), relation, choices, commit.whole())
+
+
+def _has_keys_of_many_texts(relation: Relation, choices: TableChoices) -> bool:
+    """Whether keys that differ as texts, by which parts are made, may be one in the lake: 1.0 and 1.00."""
+    free = [column for column in relation.key_columns if column.typmod < 0]
+    types = (typed_column(column, relation.table, choices).lake_type for column in free)
+    return any(pa.types.is_decimal(lake_type) for lake_type in types)
+
+
+def refused_truncate(
+    changes: pa.Table, relation: Relation, choices: TableChoices
+) -> tuple[LSN, TruncatedError] | None:
+    """The first transaction at which a table that must not be truncated stops, and its error."""
+    if choices.policy.truncate != "error":
+        return None
+    truncates = changes.filter(pc.equal(changes["op"], "T"))["commit_lsn"]
+    if len(truncates) == 0:
+        return None
+    lsn = LSN(pc.min(truncates).as_py())
+    return lsn, TruncatedError(
+        f"the table was truncated by the transaction committed at {lsn}, and truncate is set to error",
+        f"set truncate to apply or ignore if that is wanted; then {hints.resnapshot(relation.table)}"
+        f" '{relation.table}'",
+    )

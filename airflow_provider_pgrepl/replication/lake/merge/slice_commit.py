@@ -1,0 +1,238 @@
+"""One commit of a slice of changes to its lake table: the ways to make it, all with the slice's position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake.table import TableMerger
+from pyroaring import BitMap64
+
+from airflow_provider_pgrepl.errors import LakeTableError, OvertakenError
+from airflow_provider_pgrepl.replication.delta.log import can_commit
+from airflow_provider_pgrepl.replication.delta.own_commit import committing
+from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+    Result,
+    bounded_columns,
+    commit_files,
+    commit_nothing,
+    commit_properties,
+    fenced,
+    narrow_bounds,
+    overtaken,
+    replace_files,
+)
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside, is_partitioned
+from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
+from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows, rewrite_files
+from airflow_provider_pgrepl.replication.lake.files.places import Places
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.tables import Merge
+
+MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
+_DIVISION = "Divide by zero"
+
+_ATTEMPTS = 10
+_CHEAP_BYTES = 256 << 10
+_WORTH_REWRITING = 4
+"""By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
+_DEAR_BYTES = 8 << 20
+"""More is never rewritten for a change, however large: while that takes seconds, the next one grows."""
+
+
+Way = Literal["mark", "rewrite", "merge"]
+
+
+def write_rows(files: LakeFiles, rows: pa.Table) -> None:
+    """Rows in the columns and types of the files."""
+    for batch in rows.to_batches():
+        files.write(batch)
+
+
+def write_left(
+    files: LakeFiles,
+    found: FileRows,
+    gone: Mapping[int, BitMap64],
+    make: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+) -> None:
+    """What stays of the rows of some files, as it is made."""
+    found.fetch(gone)
+    for number, marks in gone.items():
+        for left in found.all_of(number, without=np.asarray(marks.to_array(), np.int64)):
+            write_rows(files, make(left))
+
+
+@dataclass(frozen=True)
+class SliceCommit:
+    """The commit that brings `table`, through this very handle, to `position`. Only one method is called.
+
+    `relation_version`: of the effective relation at the position.
+
+    All raise FencedError when another process has written the table, LakeTableError, LakeUnavailableError.
+    """
+
+    table: DeltaTable
+    app: str
+    position: LSN
+    commit_ts: datetime | None
+    relation_version: int
+    strategy: Merge = "auto"
+
+    def make(self, how: Callable[[], None]) -> None:
+        """Call `how`, which makes the commit from what the table holds; again when somebody was faster.
+
+        Who may be: a compaction, also by another process, or an OPTIMIZE of somebody's, which leave the
+        position where it is. A MERGE of Delta's is refused by these as by another writer.
+        """
+        before = app_version(self.table, self.app)
+        for _ in range(_ATTEMPTS):
+            version, failed = int(self.table.version()), None
+            try:
+                how()
+                return
+            except (VersionTakenError, OvertakenError):
+                pass
+            except LakeTableError as error:
+                # What it read may have been compacted, and then deleted, meanwhile.
+                failed = error
+            self.read(self.table.update_incremental)
+            is_ours_still = app_version(self.table, self.app) == before
+            if failed is not None and not (is_ours_still and int(self.table.version()) > version):
+                raise failed
+            if not is_ours_still:
+                break
+        raise overtaken(self.table, self.app, version)
+
+    @property
+    def _properties(self) -> CommitProperties:
+        marks = relation_marks(self.table, self.relation_version)
+        return commit_properties(self.app, self.position, "changes", self.commit_ts, marks)
+
+    def _writer(self, values: Mapping[str, pa.ChunkedArray]) -> WriterProperties:
+        """For a commit that brings these values into the columns."""
+        bounded = bounded_columns(self.table, self.app)
+        safe = [name for name in bounded if name not in values or has_safe_bounds(values[name])]
+        return writer_properties(narrow_bounds(self.table, self.app, safe), compression="SNAPPY")
+
+    def read(self, reading: Callable[[], Result]) -> Result:
+        """Read the table as it is before the commit."""
+        before = read_position(self.table, self.app)
+        return fenced(self.table, self.app, before, reading)
+
+    def nothing(self) -> None:
+        """The position moves, the data stay."""
+        commit_nothing(self.table, self.app, self.position, self._properties)
+
+    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
+        ordered = rows.select([field.name for field in self.table.schema().fields])
+        if is_partitioned(self.table):
+            self._write_partitions(ordered, mode)
+            return
+        writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
+        properties = self._properties
+
+        def commit() -> None:
+            with committing(self.table, properties):
+                write_deltalake(
+                    self.table, ordered, mode=mode, commit_properties=properties, writer_properties=writer
+                )
+
+        fenced(self.table, self.app, self.position, commit)
+
+    def _write_partitions(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
+        """deltalake would make a folder of each partition's name, in which not all readers find the files."""
+        schema = pa.schema(self.table.schema().to_arrow())
+        with files_beside(self.table.table_uri, schema) as files:
+            write_rows(files, rows.cast(schema))
+            written = files.finish()
+        if mode == "append":
+            commit_files(self.table, self.app, self.position, written, self._properties)
+        else:
+            replace_files(self.table, self.app, self.position, written, schema, self._properties)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we do all that the table demands of its writers, and it need not be a MERGE of Delta's."""
+        return can_commit(self.table)
+
+    def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:
+        """How rows are to go: marked where they lie; left out where their files are written again; or by a
+        MERGE of Delta's."""
+        if not self.is_ours:
+            return "merge"
+        if self.strategy == "auto":
+            cheap = min(_WORTH_REWRITING * bytes_of_change, _DEAR_BYTES)
+            dear = bytes_to_rewrite > max(_CHEAP_BYTES, cheap)
+            return "mark" if dear else "rewrite"
+        return "mark" if self.strategy == "merge_on_read" else "rewrite"
+
+    def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:
+        """Have the rows at these places go, and add others, in all columns of the table.
+
+        Raises VersionTakenError when somebody has committed since the places were found.
+        """
+        if len(gone) == 0 and len(rows) == 0:
+            self.nothing()
+            return
+        with files_beside(found.uri, found.schema) as files:
+            marks = gone.marks()
+            if way == "rewrite":
+                # In the order in which rows came: of equal ones without a key the oldest go first.
+                write_left(files, found, marks)
+            write_rows(files, rows.select(found.schema.names).cast(found.schema))
+            self._replace(found, marks, files, way)
+
+    def _replace(self, found: FileRows, gone: Mapping[int, BitMap64], files: LakeFiles, way: Way) -> None:
+        at, replaces = (self.table, self.app, self.position, found), files.finish()
+        if way == "mark":
+            replace_rows(*at, gone, replaces, self._properties)
+        else:
+            rewrite_files(*at, gone, replaces, self._properties)
+
+    def rewrite(
+        self, found: FileRows, gone: Places, rows: pa.Table, others: Callable[[pa.Table], pa.Table]
+    ) -> None:
+        """The same, and write all files anew, with what `others` makes of the rows that stay."""
+        numbers, lost = range(len(found.files)), gone.marks()
+        with files_beside(found.uri, found.schema) as files:
+            write_left(files, found, {number: lost.get(number, BitMap64()) for number in numbers}, others)
+            write_rows(files, rows.select(found.schema.names).cast(found.schema))
+            written = files.finish()
+        rewrite_files(self.table, self.app, self.position, found, numbers, written, self._properties)
+
+    def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
+        """A MERGE of `source`, as s, into the table, as t; `run` commits it.
+
+        What the columns `names` are to hold stands in the source's columns c0, c1 and so on.
+        """
+        writer = self._writer({name: source[f"c{index}"] for index, name in enumerate(names)})
+        return self.table.merge(
+            source,
+            " and ".join(conditions),
+            source_alias="s",
+            target_alias="t",
+            commit_properties=self._properties,
+            writer_properties=writer,
+        )
+
+    def run(self, merger: TableMerger) -> dict[str, Any]:
+        """Commit a MERGE, which may divide by zero to say that a row is missing; returns its metrics."""
+
+        def execute() -> dict[str, Any]:
+            before = self.table.version()
+            metrics: dict[str, Any] = merger.execute()
+            if self.table.version() == before:
+                # Delta commits no MERGE that changes nothing.
+                self.nothing()
+            return metrics
+
+        return fenced(self.table, self.app, self.position, execute, known={_DIVISION: MISSING})

@@ -1,0 +1,173 @@
+"""A lake table, and its history, from one relation into the next: metadata only where that is enough.
+
+Both follow the table's own fence, at the position where they stand. The history goes first; since it is
+recognised by its columns, and the table by its RELATION_APP, whatever ends us in between is mended by doing
+it again. Older versions of a table keep the columns and types that they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.delta.own_commit import committing
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+    allow_timestamp_without_tz,
+    commit_properties,
+    fenced,
+    replace_files,
+)
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import data_files
+from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP, read_position
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
+from airflow_provider_pgrepl.replication.lake.history.place import history_path
+from airflow_provider_pgrepl.replication.lake.history.table import aligned
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
+from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
+
+_KIND = "evolution"
+
+Convert = Callable[[pa.Table], pa.Table]
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """One safe change of a table's relation, into its lake table."""
+
+    before: Relation
+    after: Relation
+    choices: TableChoices
+    lake_root: str
+    app: str
+
+    def evolve(self, table: DeltaTable, history: DeltaTable | None) -> None:
+        """Bring the history, then the table, to the relation `after`; both handles stand there then.
+
+        The position stays. Raises FencedError, LakeError, LakeTableError; DriftError and ValueRangeError for
+        values that cannot follow.
+        """
+        if history is not None:
+            self._evolve_history(history)
+        self._evolve_table(table)
+
+    def _evolve_table(self, table: DeltaTable) -> None:
+        held, wanted = _held(table), lake_schema(self.after, self.choices)
+        schema = _joined(held, wanted)
+        # The position stays, and so does the relation in which the changes above it begin.
+        versions = read_relations(table)
+        first = self.before.version if versions is None else versions[1]
+        marks = {RELATION_APP: self.after.version, BEFORE_APP: first}
+        if self._needs_rewriting(held, schema):
+            convert = lambda rows: evolved(rows, self.before, self.after, self.choices)  # noqa: E731
+            place = _Place(table, self.lake_root, self.after.table.path, self.app)
+            place.rewrite(schema, convert, marks)
+        elif len(schema) > len(held):
+            _Place(table, self.lake_root, self.after.table.path, self.app).add(held, schema, marks)
+
+    def _needs_rewriting(self, held: pa.Schema, schema: pa.Schema) -> bool:
+        if _is_widened(held, schema):
+            return True
+        return any(
+            typed.column.missing is not None and typed.name not in held.names
+            for typed in typed_columns(self.after, self.choices)
+        )
+
+    def _evolve_history(self, history: DeltaTable) -> None:
+        """Versions that ended before a column came had none: null, whatever its default."""
+        held = _held(history)
+        schema = _joined(held, history_schema(self.after, self.choices))
+        place = _Place(history, self.lake_root, history_path(self.after.table), self.app)
+        if _is_widened(held, schema):
+            place.rewrite(schema, self._widened, {})
+        elif len(schema) > len(held):
+            place.add(held, schema, {})
+
+    def _widened(self, rows: pa.Table) -> pa.Table:
+        """As `evolved`, without the defaults of added columns."""
+        found = evolved(rows, self.before, self.after, self.choices)
+        return found.select(rows.column_names)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A Delta table, and where its files lie."""
+
+    table: DeltaTable
+    lake_root: str
+    path: str
+    app: str
+
+    def add(self, held: pa.Schema, schema: pa.Schema, marks: Mapping[str, int]) -> None:
+        """Add the columns that it has not, without data."""
+        added = [field for field in schema if field.name not in held.names]
+        fields = [
+            Field(field.name, field.type, nullable=True)
+            for field in Schema.from_arrow(pa.schema(added)).fields
+        ]
+        allow_timestamp_without_tz(self.table, schema)
+        position = self._position()
+        properties = self._properties(position, marks)
+
+        def commit() -> None:
+            with committing(self.table, properties):
+                self.table.alter.add_columns(fields, commit_properties=properties)
+
+        fenced(self.table, self.app, position, commit)
+
+    def rewrite(self, schema: pa.Schema, convert: Convert, marks: Mapping[str, int]) -> None:
+        """Write each file anew, and have the table consist of these, in one commit."""
+        position = self._position()
+        files = self._write(schema, convert)
+        replace_files(self.table, self.app, position, files, schema, self._properties(position, marks))
+
+    def _position(self) -> LSN:
+        position = read_position(self.table, self.app)
+        if position is None:
+            raise LakeTableError(f"{self.table.table_uri}: it is not of this epoch")
+        return position
+
+    def _properties(self, position: LSN, marks: Mapping[str, int]) -> CommitProperties:
+        return commit_properties(self.app, position, _KIND, None, marks)
+
+    def _write(self, schema: pa.Schema, convert: Convert) -> list[WrittenFile]:
+        with data_files(self.lake_root, self.path, schema) as files:
+            for rows in self._rows():
+                for batch in aligned(convert(rows), schema).to_batches():
+                    files.write(batch)
+            return files.finish()
+
+    def _rows(self) -> Iterator[pa.Table]:
+        rows = FileRows(self.table)
+        for number in range(len(rows.files)):
+            yield from rows.all_of(number)
+
+
+def _held(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
+
+
+def _joined(held: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """The columns that are there, in their order and in the types that they get, then those that come."""
+    types = {field.name: field.type for field in wanted}
+    names = [*held.names, *(name for name in wanted.names if name not in held.names)]
+    # With what is said of each column.
+    about = {field.name: field.metadata for field in held}
+    return pa.schema(
+        [pa.field(name, types.get(name) or held.field(name).type, metadata=about.get(name)) for name in names]
+    )
+
+
+def _is_widened(held: pa.Schema, schema: pa.Schema) -> bool:
+    """Delta's types, of which Arrow has several each, differ."""
+    own = {field.name: field.type for field in Schema.from_arrow(held).fields}
+    return any(own.get(field.name, field.type) != field.type for field in Schema.from_arrow(schema).fields)

@@ -1,0 +1,142 @@
+"""From one relation of a table to the next: its changes, as texts, and its lake rows, as values. Pure.
+
+Columns are followed by attnum. What a safe change does to values is what PostgreSQL does: rows that were
+there get an added column's `missing`, a wider type says the same value in its own words, and a dropped
+column is left as it was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import DriftError
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
+from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Tuples, unchanged_pairs
+from airflow_provider_pgrepl.replication.lake.schema_evolution.widened_text import widened_text
+from airflow_provider_pgrepl.replication.postgres.names import show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
+
+_ROWS = ["I", "U", "D"]
+
+
+def translated(changes: pa.Table, before: Relation, after: Relation) -> pa.Table:
+    """Changelog rows of `before`, as they would read had the table been `after` from the beginning.
+
+    `new`, `old` and `unchanged` go from one order of published columns into the other's. A dropped column's
+    values go; an added one has its `missing` in each `new`, and in `old` where that is the whole row (replica
+    identity FULL). TRUNCATE and relations pass as they are. Raises DriftError when rows are not `before`'s.
+    """
+    if _layout(before) == _layout(after) or changes.num_rows == 0:
+        return changes
+    of_rows = pc.is_in(changes["op"], pa.array(_ROWS)).combine_chunks().to_numpy(zero_copy_only=False)
+    if not of_rows.all():
+        rows, others = changes.filter(pa.array(of_rows)), changes.filter(pa.array(~of_rows))
+        order = np.argsort(np.concatenate([np.flatnonzero(of_rows), np.flatnonzero(~of_rows)]))
+        return pa.concat_tables([translated(rows, before, after), others]).take(pa.array(order))
+    whole_old = before.replica_identity == "f"
+    new = _rebuilt(array_of(changes, "new", TEXTS), before, after, whole=True)
+    old = _rebuilt(array_of(changes, "old", TEXTS), before, after, whole=whole_old)
+    unchanged = _moved(array_of(changes, "unchanged", pa.list_(pa.int16())), before, after)
+    for name, values in (("new", new), ("old", old), ("unchanged", unchanged)):
+        index = changes.schema.get_field_index(name)
+        field = changes.schema.field(index)
+        changes = changes.set_column(index, field, values.cast(field.type))
+    return changes
+
+
+def is_same_layout(before: Relation, after: Relation) -> bool:
+    """Whether changes of one read as changes of the other."""
+    return _layout(before) == _layout(after)
+
+
+def _layout(relation: Relation) -> list[tuple[int, int, int]]:
+    return [(column.attnum, column.type_oid, column.typmod) for column in relation.columns]
+
+
+def _places(relation: Relation) -> dict[int, int]:
+    return {column.attnum: index for index, column in enumerate(relation.columns)}
+
+
+def _rebuilt(lists: pa.Array, before: Relation, after: Relation, *, whole: bool) -> pa.Array:
+    read = Tuples(lists, len(before.columns), before.table)
+    places = _places(before)
+    columns = []
+    for column in after.columns:
+        place = places.get(column.attnum)
+        if place is None:
+            fill = column.missing if whole else None
+            columns.append(pa.repeat(pa.scalar(fill, pa.large_string()), read.count))
+        else:
+            columns.append(widened_text(read.column(place), before.columns[place], column))
+    return _listed(columns, read.present, read.count)
+
+
+def _listed(columns: list[pa.Array], present: Bools, count: int) -> pa.Array:
+    """Lists of one value of each column for the rows that are present; null for the others."""
+    width = len(columns)
+    order = (np.arange(width)[None, :] * count + np.arange(count)[:, None]).ravel()
+    texts = pa.concat_arrays([pa.array([], pa.large_string()), *columns]).take(pa.array(order))
+    offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int64)]) * width
+    return pa.LargeListArray.from_arrays(pa.array(offsets), texts, TEXTS, mask=pa.array(~present))
+
+
+def _moved(unchanged: pa.Array, before: Relation, after: Relation) -> pa.Array:
+    """Indexes of unchanged columns in the new order; those of dropped columns go."""
+    rows, indexes = unchanged_pairs(unchanged)
+    places = _places(after)
+    there = np.array([places.get(column.attnum, -1) for column in before.columns], np.int64)
+    moved = there[indexes]
+    rows, moved = rows[moved >= 0], moved[moved >= 0]
+    counts = np.bincount(rows, minlength=len(unchanged))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.array(moved.astype(np.int16)),
+        pa.list_(pa.int16()),
+        mask=pa.array(counts == 0),
+    )
+
+
+def evolved(rows: pa.Table, before: Relation, after: Relation, choices: TableChoices) -> pa.Table:
+    """Rows of the lake table for `before`, as that for `after` has them.
+
+    Values are cast exactly, added columns are the typed `missing`, dropped ones stay; what is no column of
+    the relation (bookkeeping, a version's lifetime) passes as it is and stands last. Raises DriftError for a
+    value that cannot follow, ConfigError, ValueRangeError.
+    """
+    known = {typed.column.attnum: typed for typed in typed_columns(before, choices)}
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for typed in typed_columns(after, choices):
+        own = known.pop(typed.column.attnum, None)
+        columns[typed.name] = (
+            added_values(typed, len(rows)) if own is None else _widened(rows[own.name], own, typed)
+        )
+    return pa.table({**columns, **{name: rows[name] for name in rows.column_names if name not in columns}})
+
+
+def added_values(typed: TypedColumn, count: int) -> pa.Array:
+    """What rows from before a column have in it."""
+    if typed.column.missing is None:
+        return pa.nulls(count, typed.lake_type)
+    value = typed.parse(pa.array([typed.column.missing], pa.large_string()))
+    return value.take(pa.array(np.zeros(count, np.int64)))
+
+
+def _widened(values: pa.ChunkedArray, before: TypedColumn, after: TypedColumn) -> pa.ChunkedArray:
+    if values.type == after.lake_type:
+        return values
+    try:
+        return values.cast(after.lake_type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        # Arrow's message has the value in it.
+        pass
+    raise DriftError(
+        f"column {show_identifier(after.name)} cannot go from lake type {before.lake_type} to"
+        f" {after.lake_type}",
+        hints.resnapshot(after.table),
+    )

@@ -1,0 +1,221 @@
+"""RangeCopies: one table's ranges, copied in Spark tasks; what failed is tried again, the rest is kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError
+from pyspark.accumulators import AccumulatorParam
+from pyspark.errors import PySparkException
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, delete_uncommitted
+from airflow_provider_pgrepl.replication.lake.snapshot.range import write_range
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.spark.executors import UnfitHost, on_executor, result_of
+from airflow_provider_pgrepl.replication.spark.failures import (
+    is_of_workers,
+    spark_error,
+    text_of,
+    trace_in_words,
+    what_executors_lack,
+)
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_PAUSES_S = (0.5, 5.0, 15.0)
+"""How long to wait before the ranges that failed are copied again; as often as there are pauses."""
+
+
+@dataclass(frozen=True)
+class CopyJob:
+    """A table's share of the snapshot, as it goes to the tasks."""
+
+    dsn: str
+    snapshot: str
+    relation: Relation
+    choices: TableChoices
+    lake_root: str
+    position: LSN
+    exported_at: datetime
+
+    def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
+        try:
+            files = write_range(
+                self.dsn,
+                self.snapshot,
+                copy_range,
+                self.relation,
+                self.choices,
+                self.lake_root,
+                self.position,
+                self.exported_at,
+            )
+        except errors.PgReplError as error:
+            kind = error.__class__.__name__
+            return RangeOutcome(number, (), kind, error.message, error.hint, error.trace)
+        except Exception as error:  # noqa: BLE001 - it goes into the outcome, without its text
+            # Its text may hold values of rows, so only its class and frames are told.
+            log_unexpected(log, f"copying {self.relation.table}", error)
+            message = f"unexpected {error.__class__.__name__}"
+            return RangeOutcome(number, (), "TableError", message, trace=trace_of(error))
+        return RangeOutcome(number, tuple(files))
+
+
+@dataclass(frozen=True)
+class RangeOutcome:
+    """What a task has to say: the files, or the error, as data, so that no value travels in a traceback.
+
+    `trace`: classes and frames of the unexpected exception behind the error, if there is one.
+    """
+
+    number: int
+    files: tuple[WrittenFile, ...] = ()
+    error_kind: str = ""
+    message: str = ""
+    hint: str = ""
+    trace: str = ""
+
+    @property
+    def error(self) -> errors.PgReplError | None:
+        if not self.error_kind:
+            return None
+        kind: type[errors.PgReplError] = getattr(errors, self.error_kind)
+        error = kind(self.message, self.hint)
+        error.trace = self.trace
+        return error
+
+
+_Answers = list[RangeOutcome | UnfitHost]
+
+
+class _Gathered(AccumulatorParam[_Answers]):
+    """Brings each task's outcome to the driver when it ends, so that it is there when another one crashes."""
+
+    def zero(self, value: _Answers) -> _Answers:  # noqa: ARG002 - Spark's
+        return []
+
+    def addInPlace(self, value1: _Answers, value2: _Answers) -> _Answers:  # noqa: N802 - Spark's name
+        return value1 + value2
+
+
+class RangeCopies:
+    """One table's ranges under one keeper, at most `sessions` of them at the same time."""
+
+    def __init__(self, spark: SparkSession, job: CopyJob, keeper: TableKeeper, sessions: int) -> None:
+        self._spark = spark
+        self._job = job
+        self._keeper = keeper
+        self._sessions = sessions
+
+    def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
+        """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
+
+        Ranges that ended because the keeper lent its lock to a statement begin again without a pause.
+        Raises what a range failed with that trying again does not help, or has not helped. Whatever is
+        finished, raises TableSnapshotError when the keeper gave way to a statement or is gone. Raises
+        TableError when the tasks themselves crash again and again. Files of a copy that fails are deleted.
+        """
+        done: dict[int, RangeOutcome] = {}
+        try:
+            self._run(ranges, done)
+        except BaseException:
+            files = [file for outcome in done.values() for file in outcome.files]
+            delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
+            raise
+        return [file for number in sorted(done) for file in done[number].files]
+
+    def _run(self, ranges: Sequence[CopyRange], done: dict[int, RangeOutcome]) -> None:
+        pauses = iter(_PAUSES_S)
+        while True:
+            left = {number: part for number, part in enumerate(ranges) if number not in done}
+            error = self._try(left, done)
+            if error is None:
+                break
+            self._keeper.check()
+            if error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError):
+                raise error
+            if self._keeper.renew():
+                self._job = replace(self._job, snapshot=self._keeper.snapshot)
+                continue
+            pause = next(pauses, None)
+            if pause is None:
+                raise _told(error)
+            log.warning(
+                "%s: %d of %d ranges are copied and kept; the others, as one failed (%s), are copied again"
+                " under the same snapshot in %g s",
+                self._job.relation.table,
+                len(done),
+                len(ranges),
+                error.message,
+                pause,
+            )
+            time.sleep(pause)
+        self._keeper.check()
+
+    def _try(self, left: Mapping[int, CopyRange], done: dict[int, RangeOutcome]) -> errors.PgReplError | None:
+        """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
+        context = self._spark.sparkContext
+        gathered = context.accumulator([], _Gathered())
+        copy = on_executor(self._job.copy)
+        crash: errors.PgReplError | None = None
+        table = self._job.relation.table
+        try:
+            context.parallelize(list(left.items()), min(len(left), self._sessions)).foreach(
+                lambda part: gathered.add([copy(*part)])
+            )
+        except (Py4JJavaError, PySparkException) as error:
+            # Its text may hold values of rows. A context that has ended is no trouble of this table.
+            if context._jsc is None or context._jsc.sc().isStopped():
+                raise
+            trace = text_of(error)
+            crash = (
+                spark_error(f"copying {table}", trace)
+                if is_of_workers(trace) or what_executors_lack(trace)
+                else _crashed(table, trace)
+            )
+        failed: list[errors.PgReplError] = []
+        for outcome in map(result_of, gathered.value):
+            if outcome.error is None:
+                done[outcome.number] = outcome
+            else:
+                failed.append(outcome.error)
+        # What no retry helps comes first: it decides.
+        failed.sort(key=lambda error: error.retry is not errors.Retry.NEVER)
+        return failed[0] if failed else crash
+
+
+class _CrashedError(errors.TableError):
+    """Tasks that ended without a word."""
+
+
+def _crashed(table: TableName, trace: str) -> _CrashedError:
+    error = _CrashedError(
+        f"{table}: Spark tasks that copy it have crashed",
+        "see the logs of Spark's executors; with too little memory, a smaller snapshot_range_bytes helps",
+    )
+    error.trace = trace_in_words(trace)
+    log.warning("%s:\n%s", error.message, error.trace)
+    return error
+
+
+def _told(error: errors.PgReplError) -> errors.PgReplError:
+    if not isinstance(error, _CrashedError):
+        return error
+    told = errors.TableError(error.message, error.hint)
+    told.trace = error.trace
+    return told

@@ -1,0 +1,225 @@
+"""SnapshotCopy: tables at one snapshot, range by range in Spark tasks, each table one commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl import errors, hints
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    EffectiveFrom,
+    RelationIndex,
+    relations_uri,
+)
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.delta.comments import commented, commit_comments
+from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_path, is_history
+from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
+from airflow_provider_pgrepl.replication.lake.history.table import check_not_hidden, prepare_history
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import AT_ONCE, Copied, copy_tables
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
+from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+class SnapshotCopy:
+    """Copies the keeper's tables, which are `snapshotting`. An errored table does not keep the others from
+    being copied."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        dsn: str,
+        pipeline: Pipeline,
+        store: Store,
+        record: EpochRecord,
+        keeper: Keeper,
+        exported: ExportedSnapshot,
+    ) -> None:
+        self._spark = spark
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._store = store
+        self._record = record
+        self._keeper = keeper
+        self._exported = exported
+        # A commit at the consistent point itself is not in the snapshot.
+        self._position = LSN(exported.consistent_point - 1)
+        self._index = RelationIndex(relations_uri(pipeline.lake_root))
+        watching = trigger.read_watching(keeper.connection, pipeline)
+        self._place = None if watching is None else EffectiveFrom(self._position, watching)
+        self._rules = BoundRules(pipeline, self._index.records, lambda: set(self._index.relation_ids()))
+        self._index_lock = threading.Lock()
+        self._versions: dict[str, int] = {}
+        self._comments: dict[TableName, Comments] = {}
+        self._ranges_at_once = 1
+
+    def run(self) -> Copied:
+        """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
+        when all that were under way have been recorded."""
+        found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
+        relations = {relation.table: relation for relation in found}
+        self._comments = {
+            table: read_comments(self._keeper.connection, table, relation.oid)
+            for table, relation in relations.items()
+        }
+        sessions = self._keeper.sessions(AT_ONCE)
+        self._ranges_at_once = sessions.ranges
+        return copy_tables(
+            list(relations),
+            lambda table: self._copy(relations[table]),
+            at_once=sessions.tables,
+            finished=lambda table, rows: self._finish(relations[table], rows),
+            failed=lambda table, error: self._mark_errored(relations[table], error),
+        )
+
+    def _finish(self, relation: Relation, rows: int) -> None:
+        self._store.record_snapshot(
+            self._pipeline.name, relation, self._position, rows, self._pipeline.to_json()
+        )
+        self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
+
+    def write_point(self) -> None:
+        """Record the copies as a consistent point: the first moment of an epoch that can be read.
+
+        Only for the snapshot that begins it: from then on points are the replication app's.
+        """
+        if self._versions:
+            position, epoch, exported_at = self._moment
+            positions = {key: int(position) for key in self._versions if not is_history(key)}
+            point = ConsistentPoint(epoch, position, exported_at, self._versions, positions)
+            Points(self._pipeline.lake_root).append(point)
+
+    @property
+    def _moment(self) -> tuple[LSN, Epoch, datetime]:
+        """Position, epoch and time that the rows are of."""
+        return self._position, self._record.epoch, self._exported.exported_at
+
+    def _plan(self, keeper: TableKeeper, relation: Relation) -> list[CopyRange]:
+        """Raise TableError when settings do not fit the table as it is held: it may have been altered."""
+        if problems := list(self._rules.problems(relation)):
+            raise errors.TableError("\n".join(f"{relation.table}: {problem}" for problem in problems))
+        choices = self._pipeline.choices(relation.table)
+        return keeper.plan(copied_part(relation, choices), self._pipeline.snapshot_range_bytes)
+
+    def _copy(self, relation: Relation) -> int:
+        started = time.monotonic()
+        # Before the first file is written: it would stay in a folder that is not ours.
+        self._check_replaceable(relation.table)
+        with self._keeper.hold(relation) as keeper:
+            ranges = self._plan(keeper, relation)
+            if self._pipeline.choices(relation.table).policy.history:
+                prepare_history(relation, self._pipeline, *self._moment)
+            files = self._copy_ranges(keeper, relation, ranges)
+        rows = self._commit(relation, files)
+        log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
+        return rows
+
+    def _check_replaceable(self, table: TableName) -> None:
+        lake_root, name = self._pipeline.lake_root, self._pipeline.name
+        paths = [table.path, *([history_path(table)] if self._pipeline.choices(table).policy.history else [])]
+        for path in paths:
+            check_replaceable(f"{lake_root}/{path}", name, lambda: table in self._copied_before)
+        if len(paths) > 1 and history_key(table) in self._named_before:
+            check_not_hidden(lake_root, table)
+
+    @cached_property
+    def _copied_before(self) -> set[TableName]:
+        """The tables of which state or points say that they were copied before this run."""
+        records = self._store.read_tables(self._pipeline.name)
+        known = {table for table, record in records.items() if record.position_lsn is not None}
+        return known | {TableName.parse(key) for key in self._named_before if not is_history(key)}
+
+    @cached_property
+    def _named_before(self) -> frozenset[str]:
+        """What kept points name: keys of tables, and of histories."""
+        return frozenset(Points(self._pipeline.lake_root).kept_versions())
+
+    def _copy_ranges(
+        self, keeper: TableKeeper, relation: Relation, ranges: list[CopyRange]
+    ) -> list[WrittenFile]:
+        job = CopyJob(
+            self._dsn,
+            keeper.snapshot,
+            relation,
+            self._pipeline.choices(relation.table),
+            self._pipeline.lake_root,
+            self._position,
+            self._exported.exported_at,
+        )
+        return RangeCopies(self._spark, job, keeper, self._ranges_at_once).run(ranges)
+
+    def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
+        choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
+        record = RelationRecord.of_catalog(relation)
+        with self._index_lock:
+            self._index.add(self._record.epoch, record, self._place)
+        if choices.policy.history:
+            self._versions[history_key(relation.table)] = end_all_versions(
+                relation, self._pipeline, *self._moment
+            )
+        uri, comments = f"{lake_root}/{relation.table.path}", self._comments[relation.table]
+        commit_snapshot(
+            uri,
+            commented(lake_schema(relation, choices), comments.columns),
+            files,
+            self._position,
+            self._pipeline.name,
+            self._record.epoch,
+            self._exported.exported_at,
+            record.version,
+        )
+        table = open_table(uri)
+        commit_comments(
+            table,
+            app_id(self._pipeline.name, self._record.epoch),
+            self._position,
+            comments,
+        )
+        self._versions[str(relation.table)] = int(table.version())
+        return sum(file.rows for file in files)
+
+    def _mark_errored(self, relation: Relation, error: errors.PgReplError) -> None:
+        log.error("%s: %s", relation.table, error)
+        if error.trace:
+            log.error("%s: stopped by an unexpected %s", relation.table, error.trace)
+        self._store.set_state(
+            self._pipeline.name,
+            relation.table,
+            TableState.ERRORED,
+            error=type(error).__name__,
+            reason=error.message,
+            hint=error.hint or f"mend it, then {hints.resnapshot(relation.table)}",
+            remedy=error.remedy,
+            lsn=self._position,
+            trace=error.trace,
+        )

@@ -1,0 +1,227 @@
+"""What it takes to show a table as of a moment: a version of the lake table, and the changes since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import DriftError, LakeError, LakeTableError
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, letters
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
+    RelationTimeline,
+    relation_timeline,
+)
+from airflow_provider_pgrepl.replication.lake.time_travel.base import Base, Bases, membership, no_relation
+from airflow_provider_pgrepl.replication.lake.time_travel.kept_changes import KeptChanges
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import Moment
+from airflow_provider_pgrepl.replication.lake.time_travel.overlay import Overlay
+from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.verification import Unverified, find_unverified
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.values import lake_schema
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A version of the lake table, which holds all up to `lsn`, and what is to be laid over it, one after the
+    other; none: it is all.
+
+    `relation` is the effective one at the moment, None when the version is all and does not say; `schema` are
+    the columns of the result. `unverified`: DDL that may have
+    come before the moment and is not shown.
+    """
+
+    table: TableName
+    version: TableVersion
+    lsn: LSN
+    relation: Relation | None
+    schema: pa.Schema
+    overlays: tuple[Overlay, ...] = ()
+    unverified: Unverified | None = None
+
+    def rows(self) -> pa.Table:
+        """The table as of the moment. Raises LakeError, LakeTableError, DriftError, ValueRangeError."""
+        rows = self.version.read()
+        for overlay in self.overlays:
+            rows = overlay.lay_over(rows)
+        return rows.select(self.schema.names)
+
+
+class Planner:
+    """Finds plans of tables for one moment."""
+
+    def __init__(self, pipeline: Pipeline, moment: Moment, points: Points) -> None:
+        index = RelationIndex(relations_uri(pipeline.lake_root))
+        self._pipeline = pipeline
+        self._moment = moment
+        self._bases = Bases(pipeline.lake_root, moment, points, index)
+        self._kept = KeptChanges(moment, index)
+
+    @property
+    def lake_root(self) -> str:
+        return self._pipeline.lake_root
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that were replicated at the nearest consistent point, in order."""
+        point = self._bases.point
+        return tuple(sorted(key for key in point.tables if not is_history(key))) if point else ()
+
+    def plan(self, name: TableName) -> TablePlan:
+        """Raises LakeError for a table that cannot be shown as of the moment, saying since or until when it
+        can; DriftError when it was altered or made anew before."""
+        base = self._bases.find(name)
+        base.check_time(self._moment.timestamp)
+        built = base.relation(self._kept.index)
+        if base.lsn == self._moment.lsn and base.sure:
+            schema = self._schema_of(base, built)
+            return TablePlan(name, base.version, base.lsn, built, schema, unverified=self._unverified(built))
+        self._check_kept(base)
+        if built is None:
+            raise no_relation(name)
+        relation, overlays = self._overlays(built, base.lsn)
+        self._check_successors(relation, base.lsn)
+        if not base.sure and not self._is_member_later(relation):
+            raise self._not_held(name)
+        schema = overlays[-1].schema if overlays else self._schema_of(base, relation)
+        unverified = self._unverified(relation)
+        return TablePlan(name, base.version, base.lsn, relation, schema, overlays, unverified)
+
+    def relation(self, name: TableName) -> Relation:
+        """The table's definition that was effective. Raises what `plan` does."""
+        plan = self.plan(name)
+        if plan.relation is None:
+            raise no_relation(name)
+        return plan.relation
+
+    def _schema_of(self, base: Base, relation: Relation | None) -> pa.Schema:
+        """The version's columns, in the relation's order: one that came later stands last in the lake."""
+        held = pa.schema(base.opened.schema().to_arrow())
+        if relation is None:
+            return held
+        names = lake_schema(relation, self._pipeline.choices(relation.table)).names
+        return pa.schema([held.field(name) for name in names]) if set(names) == set(held.names) else held
+
+    def _check_kept(self, base: Base) -> None:
+        if base.lsn < self._moment.floor_lsn:
+            raise LakeError(
+                f"{base.name}: changes up to {self._moment.floor_lsn} are not kept any more, and the lake"
+                f" table that is nearest to {self._moment.lsn} is at {base.lsn}",
+                "read at a later LSN, or at a consistent point; changelog_retention_h of the pipeline says"
+                " how long changes are kept",
+            )
+
+    def _overlays(self, built: Relation, above: LSN) -> tuple[Relation, tuple[Overlay, ...]]:
+        """The relation in force at the moment, and the changes up to it. Reads no values; raises what would
+        have stopped the table among them."""
+        files = self._kept.files(built.oid, above, self._moment.lsn)
+        rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
+        self._check_gaps(built.table, rows)
+        choices = self._pipeline.choices(built.table)
+        timeline = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), choices)
+        if timeline.stop:
+            lsn, error = timeline.stop
+            raise DriftError(
+                f"{built.table} cannot be read as of {self._moment.lsn}: {error.message}, found at {lsn}",
+                f"read it before {lsn}, or after it was resnapshotted",
+            )
+        self._check_truncates(built.table, rows)
+        paths = tuple(file.path for file in files)
+        return timeline.relation, tuple(self._spans(timeline, rows, built, paths, above))
+
+    def _spans(
+        self, timeline: RelationTimeline, rows: pa.Table, before: Relation, paths: tuple[str, ...], above: LSN
+    ) -> Iterator[Overlay]:
+        start = 0
+        for span in timeline.spans:
+            heads = rows.slice(start, len(span.rows))
+            start += len(heads)
+            ops = Counter(heads["op"].to_pylist())
+            overlay = Overlay(
+                changelog=self._kept.uri,
+                paths=paths,
+                relation=span.begins,
+                choices=self._pipeline.choices(span.begins.table),
+                above=above,
+                upto=LSN(heads["commit_lsn"][-1].as_py()) if len(heads) else above,
+                before=before,
+                first=span.before,
+                received=self._received(heads) if span.before else (),
+                count=sum(ops[op] for op in CHANGES),
+                truncated="T" in ops,
+            )
+            above, before = overlay.upto, span.relation
+            if overlay.count or overlay.evolves:
+                yield overlay
+
+    def _received(self, heads: pa.Table) -> tuple[RelationRecord, ...]:
+        pairs = {(row["relation_id"], row["relation_version"]) for row in heads.to_pylist()}
+        found = (self._kept.find_record(*pair) for pair in sorted(pairs) if pair[1])
+        return tuple(record for record in found if record is not None)
+
+    def _check_gaps(self, table: TableName, rows: pa.Table) -> None:
+        gap = first_gap(rows, table)
+        if gap is not None:
+            lsn, error = gap
+            raise LakeError(
+                f"{table} cannot be read as of {self._moment.lsn}: {error.message}",
+                f"read it before {lsn}, or after it was resnapshotted",
+            )
+
+    def _check_truncates(self, table: TableName, rows: pa.Table) -> None:
+        truncates = rows.filter(pc.equal(rows["op"], "T"))
+        if truncates.num_rows and self._pipeline.choices(table).policy.truncate == "error":
+            first = LSN(truncates["commit_lsn"][0].as_py())
+            raise LakeTableError(
+                f"{table} was truncated at {first}, and its policy is that TRUNCATE stops it",
+                f"read it before {first}, or after it was resnapshotted",
+            )
+
+    def _check_successors(self, relation: Relation, above: LSN) -> None:
+        """A table of the same name and another oid, with changes up to the moment, took its place."""
+        upto = self._moment.lsn
+        others = {
+            record.catalog.oid
+            for record in self._kept.records
+            if record.catalog is not None and record.catalog.table == relation.table
+        }
+        for oid in others - {relation.oid}:
+            if self._kept.rows(self._kept.files(oid, above, upto), oid, above, upto).num_rows:
+                raise DriftError(
+                    f"{relation.table} was dropped and another made under its name before {upto}",
+                    hints.resnapshot(relation.table),
+                )
+
+    def _is_member_later(self, relation: Relation) -> bool:
+        """Whether a later change shows that the table never left the publication."""
+        lsn = self._moment.lsn
+        rows = self._kept.rows(self._kept.files(relation.oid, lsn), relation.oid, lsn)
+        rows = rows.filter(pc.is_in(rows["op"], letters(CHANGES)))
+        if rows.num_rows == 0:
+            return False
+        record = self._kept.find_record(relation.oid, rows["relation_version"][0].as_py())
+        return record is not None and membership(record.catalog) == membership(relation)
+
+    def _unverified(self, relation: Relation | None) -> Unverified | None:
+        return None if relation is None else find_unverified(relation, self._kept, self._pipeline)
+
+    def _not_held(self, name: TableName) -> LakeError:
+        return LakeError(
+            f"the lake does not hold {name} as of {self._moment.lsn}",
+            "it is paused, errored, or no longer replicated, and whether all of its changes were received is"
+            " not known; `pgrepl status` says which",
+        )

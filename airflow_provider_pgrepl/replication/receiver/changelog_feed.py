@@ -1,0 +1,269 @@
+"""ChangelogFeed: what the stream brings, into the changelog, and how far that is durable."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns, excluded
+from airflow_provider_pgrepl.replication.pgoutput.columns import Splitter, TransactionBegin
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiver.catalog_watch import CatalogWatch
+from airflow_provider_pgrepl.replication.receiver.changelog_rows import VersionTagger
+from airflow_provider_pgrepl.replication.receiver.message_rows import KeptMessages
+from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
+from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
+from airflow_provider_pgrepl.replication.receiver.relation_tracker import RelationTracker
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.event_trigger import trigger
+from airflow_provider_pgrepl.replication.source.stream import Chunk
+from airflow_provider_pgrepl.replication.source.synchronous_standbys import (
+    is_synchronous,
+    synchronous_problem,
+)
+
+log = logging.getLogger(__name__)
+
+_LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
+_STANDBYS_S = 5.0
+RENEW_S = 120.0
+"""A receiver that runs commits at least as often."""
+
+
+@dataclass(frozen=True)
+class KeepaliveRule:
+    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves: after
+    `max_wait_s` at the latest, and `idle_wait_s` where nothing but keepalives came since the last one.
+    `renew_s`: how often there is a commit, with a new token, whatever comes."""
+
+    min_interval_s: float = 30.0
+    min_bytes: int = 1 << 20
+    max_wait_s: float = 60.0
+    idle_wait_s: float = 120.0
+    renew_s: float = RENEW_S
+
+
+@dataclass
+class ReceiverProgress:
+    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable. `sequence`:
+    that of its writer's last commit, None before the first."""
+
+    received_lsn: LSN = field(default_factory=lambda: LSN(0))
+    durable_lsn: LSN = field(default_factory=lambda: LSN(0))
+    confirmed_lsn: LSN = field(default_factory=lambda: LSN(0))
+    seen_lsn: LSN = field(default_factory=lambda: LSN(0))
+    changelog_version: int = 0
+    sequence: int | None = None
+    changes: int = 0
+
+
+class ChangelogFeed:
+    """The writing half of a receiver: splits, tags, buffers and flushes. One thread's own, with the catalog
+    connection, from the first `look_if_due` on.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        catalog: Connection,
+        writer: ChangelogWriter,
+        progress: ReceiverProgress,
+        rule: KeepaliveRule,
+        confirmed_lsn: LSN,
+        renew_token: Callable[[int], int],
+    ) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._writer = writer
+        self._progress = progress
+        self._rule = rule
+        self._renew_token, self._last_renewal = renew_token, time.monotonic()
+        # Who replaces this receiver, because its connection was lost from here on, continues from this.
+        progress.sequence = writer.sequence
+        self.confirmed_lsn = confirmed_lsn
+        """What the slot was told before."""
+        self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, self.confirmed_lsn)
+        trusts = pipeline.trust_table_owners
+        self._watch = CatalogWatch(catalog, writer.epoch_record, trusts_owners=trusts)
+        index = RelationIndex(relations_uri(pipeline.lake_root))
+        self._splitter = Splitter()
+        self._tagger = self._make_tagger(index)
+        self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
+        # All that committed before it has been received; once the buffer is flushed it is durable too.
+        self._idle_lsn = writer.durable_lsn
+        self._is_idle = False
+        self._last_flush = self._last_record = self._last_move = time.monotonic()
+        self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
+        # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
+        self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
+        self._is_synchronous, self._standbys_at = False, float("-inf")
+        progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
+        progress.changelog_version = writer.version
+
+    def _make_tagger(self, index: RelationIndex) -> VersionTagger:
+        pipeline, catalog = self._pipeline, self._catalog
+        read_key = partial(trigger.read_key, catalog, pipeline.name)
+        tracker = RelationTracker(
+            pipeline.name,
+            pipeline.publication,
+            self._writer.epoch,
+            index,
+            read_relation=self._watch.read_relation,
+            read_trigger=self._read_trigger,
+            read_key=read_key,
+            hidden=HiddenColumns(excluded(pipeline), index.records),
+        )
+        if pipeline.event_trigger and self._read_trigger() is None:
+            log.warning("the event trigger is not there, or does not fire: %s", hints.SNAPSHOT)
+        elif pipeline.event_trigger and read_key() is None:
+            log.warning("the key of the event trigger cannot be read: %s", hints.SNAPSHOT)
+        # Without the option nobody's messages say anything of tables.
+        look_at_ddl = tracker.look_at_ddl if pipeline.event_trigger else None
+        kept = KeptMessages(frozenset(pipeline.message_prefixes))
+        return VersionTagger(self._writer.epoch, tracker.received, look_at_ddl, kept)
+
+    @property
+    def sequence(self) -> int:
+        """That of the writer's last commit."""
+        return self._writer.sequence
+
+    @property
+    def begun(self) -> TransactionBegin | None:
+        """The transaction that has begun and not ended."""
+        return self._splitter.begun
+
+    @property
+    def has_passed_resent(self) -> bool:
+        """Whether all that the slot was told before has come again, and was seen to be the same."""
+        return self._resent.is_passed
+
+    def take(self, chunk: Chunk) -> None:
+        """Buffer what a chunk brings, whose messages are gone then; nothing of it is durable yet."""
+        if chunk.messages:
+            split = self._splitter.split(chunk.messages)
+            # A row of hundreds of MB need not be there twice while it is written.
+            chunk.messages.clear()
+            rows = self._resent.drop(self._tagger.tag(split), split.ended)
+            self._buffer.add(rows, split.ended, chunk.size)
+            self._progress.changes += rows.num_rows
+            if split.ended:
+                self._idle_lsn = max(self._idle_lsn, LSN(split.ended[-1].end_lsn))
+        if chunk.keepalive and not self._splitter.is_open:
+            self._resent.pass_idle(chunk.keepalive.lsn)
+            self._idle_lsn = max(self._idle_lsn, chunk.keepalive.lsn)
+        self._progress.received_lsn = self._idle_lsn
+        if not self._buffer.has_whole:
+            self._settle()
+
+    def look_if_due(self) -> None:
+        """What came is seen to be all that there is; also that nothing comes."""
+        interval = _LOOK_S if self._idle_lsn > self._looked_lsn else _IDLE_LOOK_S
+        if not self._buffer.has_whole and time.monotonic() - self._last_look >= interval:
+            self._look()
+            self._settle()
+
+    def _look(self) -> None:
+        """Before anything becomes durable: are all changes sent? Says in the changelog where they may not be.
+
+        Raises PublicationError, and what `PublicationWatch.look` does.
+        """
+        self._watch.check_publication()
+        self._publication.look()
+        self._look_at_standbys()
+        self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
+
+    def _look_at_standbys(self) -> None:
+        """While commits at the source wait for this receiver, it makes everything durable at once."""
+        now = time.monotonic()
+        if now - self._standbys_at < _STANDBYS_S:
+            return
+        self._standbys_at, before = now, self._is_synchronous
+        self._is_synchronous = is_synchronous(self._catalog, self._pipeline.slot)
+        if self._is_synchronous and not before:
+            log.warning("%s", synchronous_problem(self._catalog, self._pipeline.slot))
+
+    @property
+    def _interval_s(self) -> float:
+        return 0.0 if self._is_synchronous else self._pipeline.flush_interval_s
+
+    def until_flush(self) -> float:
+        """Seconds until what is whole has to be flushed, or until it is time to look again."""
+        if not self._buffer.has_whole:
+            return min(self._pipeline.flush_interval_s, self._rule.renew_s)
+        return max(0.0, self._last_flush + self._interval_s - time.monotonic())
+
+    def flush_if_due(self) -> None:
+        """Make durable what is whole, by time or by size; or how far an idle source is, by the rule."""
+        interval_over = time.monotonic() - self._last_flush >= self._interval_s
+        if self._buffer.has_whole:
+            if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:
+                self._flush()
+        elif self._keepalive_due():
+            self._record_idle()
+
+    def _flush(self) -> None:
+        if not self._buffer.has_whole:
+            return
+        self._look()
+        self._buffer.flush(self._idle_lsn)
+        self._is_idle = False
+        self._last_flush = time.monotonic()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say how far everything is durable now; the reading thread tells the slot."""
+        progress, durable = self._progress, self._writer.durable_lsn
+        if durable > progress.durable_lsn:
+            self._last_move = time.monotonic()
+        progress.changelog_version = self._writer.version
+        progress.sequence = self._writer.sequence
+        progress.durable_lsn = durable
+        progress.seen_lsn = max(durable, self._looked_lsn)
+
+    def renew_if_due(self) -> None:
+        """Give a sign of life: a copy of the source that was made before it has not the new token, and who
+        meets this receiver from such a copy sees it commit."""
+        if time.monotonic() - self._last_renewal < self._rule.renew_s:
+            return
+        self._writer.give_sign_of_life(self._renew_token(self._writer.token))
+        self._last_renewal = time.monotonic()
+        self._settle()
+
+    def rest(self) -> None:
+        """Say in the changelog that this receiver has ended, and none follows it."""
+        self._writer.rest()
+        self._settle()
+
+    def finish(self) -> None:
+        """Flush what is whole; there comes no more."""
+        self._flush()
+        if self._idle_lsn > self._progress.durable_lsn:
+            self._record_idle()
+
+    def _keepalive_due(self) -> bool:
+        now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
+        if self._is_synchronous:
+            return ahead > 0 and not self._splitter.is_open
+        if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
+            return False
+        wait_s = self._rule.idle_wait_s if self._is_idle else self._rule.max_wait_s
+        return ahead >= self._rule.min_bytes or now - self._last_move >= wait_s
+
+    def _record_idle(self) -> None:
+        self._look()
+        self._writer.record_keepalive(self._idle_lsn)
+        self._is_idle = True
+        self._last_record = time.monotonic()
+        self._settle()
+
+    def _read_trigger(self) -> str | None:
+        return trigger.read_watching(self._catalog, self._pipeline)

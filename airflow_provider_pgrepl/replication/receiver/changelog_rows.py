@@ -1,0 +1,200 @@
+"""From a split chunk to changelog rows: relation versions, and rows for Relations, Truncates and Messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import WireError
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.pgoutput import messages as logical_messages
+from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, ControlMessage, Int64s, Split
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.receiver.excluded_values import without_hidden
+from airflow_provider_pgrepl.replication.receiver.message_rows import KeptMessages, message_rows
+
+LookUp = Callable[[logical_messages.RelationMessage, int, int], RelationRecord | None]
+"""What a relation is that was received at a commit LSN, by a transaction; None: it is none of ours."""
+
+
+@dataclass(frozen=True)
+class Ddl:
+    """What a message of the event trigger says.
+
+    `record`: the relation that a table became there, if the message is of one. `effective`: those that hold
+    for rows from there on although the stream does not announce them again.
+    """
+
+    record: RelationRecord | None = None
+    effective: tuple[RelationRecord, ...] = ()
+
+
+LookAtDdl = Callable[[logical_messages.LogicalMessage, int, int], Ddl | None]
+"""What a logical message in the transaction with this commit LSN and xid says of DDL; None when it is not
+one of our event trigger's."""
+
+
+@dataclass(frozen=True)
+class _Events:
+    """What the chunk says of relations, by message index, in order.
+
+    `records` become rows; `effective` says which version of a relation holds for the rows after it.
+    """
+
+    records: dict[int, RelationRecord]
+    effective: list[tuple[int, RelationRecord]]
+    messages: dict[int, logical_messages.LogicalMessage]
+
+
+class VersionTagger:
+    """Turns splits into ROW_SCHEMA tables in stream order; remembers the version of each relation."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        look_up: LookUp,
+        look_at_ddl: LookAtDdl | None = None,
+        kept: KeptMessages | None = None,
+    ) -> None:
+        self._epoch = epoch
+        self._kept = kept or KeptMessages()
+        self._look_up = look_up
+        self._look_at_ddl = look_at_ddl or (lambda _message, _lsn, _xid: None)
+        self._versions: dict[int, int] = {}
+        self._hidden: dict[int, tuple[int, ...]] = {}
+        self._unknown: set[int] = set()
+
+    def tag(self, split: Split) -> pa.Table:
+        """Rows of the chunk by (commit_lsn, ordinal). Raises WireError for a row of an unknown relation."""
+        events = self._events(split)
+        split = self._without_unknown(split)
+        versions = self._stamp_versions(split, events)
+        rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
+        rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
+        self._hidden.update(
+            {record.version: record.hidden for _, record in events.effective if record.hidden}
+        )
+        rows = without_hidden(rows, self._hidden)
+        controls = [row for control in split.controls for row in self._control_rows(control, events)]
+        placed = [
+            (control, message)
+            for control in split.controls
+            if (message := self._message(control, events)) is not None
+        ]
+        self._versions.update({record.message.oid: record.version for _, record in events.effective})
+        if not controls and not placed:
+            return rows
+        pieces = [rows, pa.Table.from_pylist(controls, schema=ROW_SCHEMA)]
+        table = pa.concat_tables([*pieces, message_rows(self._epoch, placed)] if placed else pieces)
+        if table.num_rows == 1:
+            return table
+        return table.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+    def _events(self, split: Split) -> _Events:
+        """The chunk's Relation messages, looked up in the catalog, and what it says of DDL."""
+        events = _Events({}, [], {})
+        for control in split.controls:
+            if control.tag == "R":
+                received = logical_messages.parse_relation(control.data)
+                record = self._look_up(received, control.commit_lsn, control.xid)
+                if record is None:
+                    self._unknown.add(received.oid)
+                    continue
+                self._unknown.discard(received.oid)
+                events.records[control.index] = record
+                events.effective.append((control.index, record))
+            elif control.tag == "M":
+                message = events.messages[control.index] = logical_messages.parse_message(control.data)
+                if control.commit_us == NO_TIME:
+                    continue
+                ddl = self._look_at_ddl(message, control.commit_lsn, control.xid)
+                if ddl is not None and ddl.record is not None:
+                    events.records[control.index] = ddl.record
+                events.effective.extend((control.index, record) for record in (ddl.effective if ddl else ()))
+        return events
+
+    def _without_unknown(self, split: Split) -> Split:
+        """Without rows of relations that are not to be in the changelog."""
+        if not self._unknown:
+            return split
+        ours = ~np.isin(split.rows["relation_id"].to_numpy(), list(self._unknown))
+        return replace(split, rows=split.rows.filter(pa.array(ours)), row_index=split.row_index[ours])
+
+    def _stamp_versions(self, split: Split, events: _Events) -> Int64s:
+        """Each row's relation version: the one that came into force last before it."""
+        ids = split.rows["relation_id"].to_numpy()
+        versions = np.zeros(len(ids), np.int64)
+        for relation_id in np.unique(ids).tolist():
+            mine = ids == relation_id
+            version = self._versions.get(relation_id)
+            if version is not None:
+                versions[mine] = version
+            for index, record in events.effective:
+                if record.message.oid == relation_id:
+                    versions[mine & (split.row_index > index)] = record.version
+        if len(versions) and not versions.all():
+            raise WireError("the stream sent a row before its relation")
+        return versions
+
+    def _version_at(self, relation_id: int, index: int, events: _Events) -> int:
+        """A relation's version at a message of the chunk; 0 when it was never received."""
+        version = self._versions.get(relation_id, 0)
+        for place, record in events.effective:
+            if place < index and record.message.oid == relation_id:
+                version = record.version
+        return version
+
+    def _control_rows(self, control: ControlMessage, events: _Events) -> list[dict[str, object]]:
+        record = events.records.get(control.index)
+        if record is not None:
+            return [self._row(control, "R", record.message.oid, record.version, [record.to_json()])]
+        if control.tag == "R":
+            return []
+        if control.tag == "T":
+            truncate = logical_messages.parse_truncate(control.data)
+            option = {(1, 1): "cascade restart identity", (1, 0): "cascade", (0, 1): "restart identity"}
+            text = option.get((truncate.cascade, truncate.restart_identity), "")
+            return [
+                self._row(control, "T", oid, self._version_at(oid, control.index, events), [text], offset)
+                for offset, oid in enumerate(truncate.oids)
+                if oid not in self._unknown
+            ]
+        return []
+
+    def _message(self, control: ControlMessage, events: _Events) -> logical_messages.LogicalMessage | None:
+        """The logical message that is to become a row."""
+        message = events.messages.get(control.index)
+        if message is None or control.index in events.records:
+            return None
+        if message.prefix == logical_messages.DDL_PREFIX and not message.content and not message.left_out:
+            return None  # it only keeps the one before it in its place
+        if message.prefix == logical_messages.DDL_PREFIX:
+            # What it carries of the catalog may be a default of a column that is not to be kept.
+            message = replace(message, content=b"")
+        return message if self._kept.keeps(message, control.commit_lsn) else None
+
+    def _row(
+        self,
+        control: ControlMessage,
+        op: str,
+        relation_id: int,
+        version: int,
+        new: list[str],
+        offset: int = 0,
+    ) -> dict[str, object]:
+        outside = control.commit_us == NO_TIME
+        return {
+            "epoch": self._epoch,
+            "commit_lsn": control.commit_lsn,
+            "ordinal": control.ordinal + offset,
+            "xid": None if outside else control.xid,
+            "commit_ts": None if outside else control.commit_us,
+            "relation_id": relation_id,
+            "relation_version": version,
+            "op": op,
+            "new": new,
+        }

@@ -1,0 +1,122 @@
+"""Whether source and changelog continue each other: same server and history, same slot and publication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
+from airflow_provider_pgrepl.replication.source.publication import read_identity
+from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
+from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot, why_invalidated
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection
+
+
+def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
+    """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
+    server = check_source(source, record)
+    if (rewound := history_error(server, written_lsn(source), record, durable_lsn)) is not None:
+        raise rewound
+    check_publication(source, record.publication, record.publication_oid)
+    slot = check_slot(source, record.slot, server)
+    if (moved := slot_error(slot, durable_lsn)) is not None:
+        raise moved
+    return slot.confirmed_flush_lsn or LSN(0)
+
+
+def check_slot(source: connection, name: str, server: Server) -> Slot:
+    """Return the slot. Raises SlotError when it is gone, or when the server has invalidated it."""
+    slot = read_slot(source, name)
+    if slot is None:
+        raise missing_slot(name, server)
+    if slot.invalidation:
+        raise SlotError(why_invalidated(source, slot), hints.NEW_EPOCH)
+    return slot
+
+
+def check_source(source: connection, record: EpochRecord) -> Server:
+    """The server, which is the changelog's, as is the database. Raises RewoundError for others.
+
+    To be asked before anything else, because at another source no slot and no publication is what it was.
+    """
+    server, slot = read_server(source), read_slot(source, record.slot)
+    before = known_source(record, server, {} if slot is None else {slot.name: slot})
+    if before.differs(server):
+        raise RewoundError(
+            f"the changelog was written from {before}, and the connection leads to another"
+            f" {before.kind_of(server)}: {source_of(server)}",
+            "check the connection (conn_id, or PGREPL_DSN). Nothing was changed",
+        )
+    return server
+
+
+def history_error(
+    server: Server, written: LSN, record: EpochRecord | None, durable_lsn: LSN
+) -> RewoundError | None:
+    """The error of a source that has the right identity and another history than was recorded of it; or None.
+
+    `written`: the server's WAL position, read after `durable_lsn`. `record`: None if there is no changelog.
+    """
+    if record is not None and server.timeline != record.timeline:
+        return RewoundError(
+            f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"
+            " it was restored or failed over, and may lack transactions that are in the lake, or it is a copy"
+            " of the source",
+            hints.prove_source(),
+        )
+    if written >= durable_lsn:
+        return None
+    replays = ", or it has not yet replayed its primary's WAL" if server.in_recovery else ""
+    return RewoundError(
+        f"the WAL position of the source ({written}) is before {durable_lsn}, up to where its changes were"
+        f" received: it was restored to an earlier state, or is a copy of the source{replays}",
+        hints.prove_source(),
+    )
+
+
+def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
+    """The error of a slot that has confirmed more than the changelog has, or None. `durable_lsn`: read after
+    the slot, because a receiver moves both."""
+    confirmed = slot.confirmed_flush_lsn or LSN(0)
+    if confirmed <= durable_lsn:
+        return None
+    return SlotError(
+        f"the slot {slot.name} has confirmed {confirmed}, beyond {durable_lsn}, the last durable LSN:"
+        " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
+        " changes between are lost. Or this server is a copy of the source",
+        hints.prove_source(),
+    )
+
+
+def missing_slot(name: str, server: Server) -> SlotError:
+    """The error of a source without the slot."""
+    return SlotError(
+        f"there is no replication slot {name} in {source_of(server)}: it was dropped, or this server is a"
+        " copy of the source, which has none",
+        hints.prove_source(),
+    )
+
+
+def check_publication(source: connection, name: str, recorded_oid: int) -> None:
+    """Raises PublicationError when it is not the one of this oid any more, or publishes less."""
+    found = read_identity(source, name)
+    if found is None:
+        raise PublicationError(f"the publication {name} no longer exists", hints.NEW_EPOCH)
+    oid, is_complete = found
+    if oid != recorded_oid:
+        raise PublicationError(
+            f"the publication {name} was dropped and created again; changes between are lost", hints.NEW_EPOCH
+        )
+    if not is_complete:
+        raise PublicationError(
+            f"the publication {name} was altered: it no longer publishes insert, update, delete and truncate,"
+            " so changes since are lost",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');"
+            f" then {hints.NEW_EPOCH}",
+        )

@@ -1,0 +1,335 @@
+"""Receiver: from the slot to the changelog. The only file that confirms to the slot what was received.
+
+Two threads: one owns the connection (reads, and sends status messages also while a flush is slow), one splits
+and writes. The slot is told an LSN only after the changelog commit that covers it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import FencedError, PgReplError, SourceConnectionError, UnsendableError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import continuity
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import (
+    ChangelogFeed,
+    KeepaliveRule,
+    ReceiverProgress,
+)
+from airflow_provider_pgrepl.replication.receiver.skipping import pass_gaps
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.ended_session import EndedSession
+from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
+from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
+from airflow_provider_pgrepl.replication.state.source_tokens import renew_token, replace_token
+from airflow_provider_pgrepl.trace import trace_of
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 8 << 20
+_STATUS_INTERVAL_S = 5.0
+_SMALL_BYTES, _GATHER_S = 64 << 10, 0.005
+_POLL_S = 0.05
+
+
+_MENDABLE = (SourceConnectionError, UnsendableError)
+"""Errors after which one connects again."""
+
+
+def _outranks(later: BaseException, first: BaseException) -> bool:
+    """That another took over outranks all, a lost connection may be how. What connecting again does not mend,
+    as a commit that is not on the disk, outranks what it does."""
+    if isinstance(later, FencedError):
+        return True
+    return isinstance(first, _MENDABLE) and not isinstance(later, _MENDABLE)
+
+
+class Receiver:
+    """Receives until stopped or failed: `start` raises what is wrong then, `error` holds what came later.
+
+    `progress`: that of a receiver which this one replaces, to go on with.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        pipeline: Pipeline,
+        keepalive: KeepaliveRule | None = None,
+        progress: ReceiverProgress | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._rule = keepalive or KeepaliveRule()
+        self._chunks: queue.Queue[Chunk | None] = queue.Queue(
+            max(1, pipeline.receive_buffer_bytes // _CHUNK_BYTES)
+        )
+        self._stopping = threading.Event()
+        self._ask_for_reply = threading.Event()
+        self._connections = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self._last_status = 0.0
+        self._confirmed_lsn = LSN(0)
+        self.progress = progress or ReceiverProgress()
+        self.error: BaseException | None = None
+        self.unfinished: TransactionBegin | None = None
+        """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
+        All that committed before it is durable."""
+        self.failed = threading.Event()
+        self._renews, self._superseded = True, 0
+        self._has_fenced = False
+        self.had_slot = False
+        """Whether the slot was taken: address, login and rights are right then."""
+
+    def start(self) -> None:
+        """Take the slot, fence the changelog, check that source and changelog continue each other, and go."""
+        with ExitStack() as connections:
+            self._prepare(connections)
+            self._connections = connections.pop_all()
+        log.info("receiving from slot %s, durable up to %s", self._pipeline.slot, self.progress.durable_lsn)
+        self._writing = self._thread("pgrepl-write", self._write)
+        self._reading = self._thread("pgrepl-read", self._read)
+        # The reader hands over to a writer that is alive, so that one goes first.
+        self._threads = [self._writing, self._reading]
+        for thread in self._threads:
+            thread.start()
+
+    def _prepare(self, connections: ExitStack) -> None:
+        pipeline = self._pipeline
+        self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
+        connections.callback(self._catalog.close)
+        self._session = EndedSession(self._catalog)
+        # Before the slot is asked for: what another database answers is no word on this pipeline's.
+        server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
+        # Of an invalidated slot the server says on the stream that it can no longer be accessed, and not why.
+        continuity.check_slot(self._catalog, pipeline.slot, server)
+        pass_gaps(self._catalog, pipeline)
+        self._stream = connections.enter_context(
+            ReplicationStream(
+                self._dsn,
+                pipeline.slot,
+                pipeline.publication,
+                messages=bool(pipeline.message_prefixes) or pipeline.event_trigger,
+                message_bytes=pipeline.message_bytes,
+            )
+        )
+        self.had_slot = True
+        self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
+        # While the slot is ours, nobody else at this server writes a token for it.
+        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, self._renew_token)
+        self._feed = ChangelogFeed(
+            pipeline,
+            self._catalog,
+            writer,
+            self.progress,
+            self._rule,
+            self._confirmed_lsn,
+            self._replace_token,
+        )
+        self._has_fenced = True
+
+    def _renew_token(self, before: int, record: EpochRecord, durable_lsn: LSN) -> int:
+        def check() -> None:
+            self._confirmed_lsn = continuity.check(self._catalog, record, durable_lsn)
+
+        return renew_token(self._dsn, self._pipeline.slot, check, before, self._pipeline.used_publication)
+
+    def _replace_token(self, before: int) -> int:
+        """Return a new token, or `before` if the source keeps none, or cannot be asked now."""
+        if not self._renews or not before:
+            return before
+        try:
+            used = self._pipeline.used_publication
+            fresh = replace_token(self._dsn, self._pipeline.slot, before, self._superseded, used)
+        except PgReplError as error:
+            log.info("the token that source and lake share is renewed later: %s", error.message)
+            return before
+        # Why it cannot be has been said once.
+        self._renews = fresh != before
+        self._superseded = before
+        return fresh
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
+
+    def stop(self, timeout_s: float = 60.0, *, is_replaced: bool = False) -> None:
+        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice.
+
+        `is_replaced`: another receiver of this process follows, so that the lake is not left at rest.
+        """
+        self._stopping.set()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not self.has_ended:
+            # A connection must not be closed under the thread that uses it; the slot is free when we exit.
+            log.warning(
+                "the receiver did not end within %s s; what it was writing is not confirmed", timeout_s
+            )
+            return
+        if self._has_fenced and not is_replaced:
+            self._rest()
+        if self._threads:
+            # Who replaces this one continues from its last commit, also when it failed before it said so.
+            self.progress.sequence, self._threads = self._feed.sequence, []
+        self._connections.close()
+
+    def _rest(self) -> None:
+        self._has_fenced = False
+        try:
+            self._feed.rest()
+        except PgReplError as error:
+            log.info("the changelog does not say that this receiver has ended: %s", error.message)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is at work any more."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def request_keepalive(self) -> None:
+        """Ask the server how far it is, so that `seen_lsn` moves without waiting for its own keepalive."""
+        self._ask_for_reply.set()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that supervises
+            if self.error is None or _outranks(error, self.error):
+                self.error = error
+            level = logging.WARNING if isinstance(error, FencedError) else logging.ERROR
+            if isinstance(error, PgReplError):
+                log.log(level, "the receiver ended: %s", error)
+            else:
+                log.error("the receiver ended: unexpected %s", trace_of(error))
+        finally:
+            self._stopping.set()
+            if self.error is not None:
+                self.failed.set()
+
+    # The reading thread: the connection is its own.
+
+    def _read(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                chunk = self._stream.read(_POLL_S, _CHUNK_BYTES)
+                if chunk.messages or chunk.keepalive:
+                    self._hand_over(chunk)
+                if chunk.has_heard:
+                    self._liveness.heard()
+                elif self._liveness.must_ask():
+                    self.request_keepalive()
+                wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
+                is_small = chunk.has_heard and not wants_reply and chunk.size < _SMALL_BYTES
+                del chunk  # while the next one comes, it need not be there as well
+                self._send_status_if_due(asked=wants_reply)
+                if is_small:
+                    # One costs as much as some hundred messages: let more of them come together.
+                    self._stopping.wait(_GATHER_S)
+        except UnsendableError as error:
+            self._end_writing()
+            self._writing.join()
+            raise self._unsendable(error) from None
+        finally:
+            self._end_writing()
+        while self._writing.is_alive():
+            self._writing.join(_POLL_S)
+            self._send_status_if_due()
+        if self.error is None:
+            self._send_status()
+            self._stream.end()
+
+    def _unsendable(self, error: UnsendableError) -> UnsendableError:
+        """The same, with the place of the transaction if it has begun. The writing thread has ended."""
+        self.unfinished = begun = self._feed.begun
+        if begun is None:
+            place = f"the next transaction after {self.progress.durable_lsn}"
+            way_out = hints.NEW_EPOCH
+        else:
+            place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
+            way_out = (
+                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} says what it"
+                " costs to go on without this transaction, and with --yes does so"
+            )
+        return UnsendableError(
+            f"the server cannot send {place}: {error.message}. It stands in the WAL as it is, whatever is"
+            " done to the row now, and ends the stream each time",
+            f"mend what writes such rows first; then {way_out}",
+        )
+
+    def _hand_over(self, chunk: Chunk) -> None:
+        """Queue it for the writing thread; while that is behind, go on sending status messages."""
+        while self._writing.is_alive():
+            try:
+                self._chunks.put(chunk, timeout=_POLL_S)
+                return
+            except queue.Full:
+                self._send_status_if_due()
+        # The writer failed; its error stands. What was read is not durable, so the slot keeps it.
+        self._stopping.set()
+
+    def _end_writing(self) -> None:
+        """Let the writing thread finish what it was given, also when the connection is gone."""
+        while self._writing.is_alive():
+            with suppress(queue.Full):
+                self._chunks.put(None, timeout=_POLL_S)
+                return
+
+    def _send_status_if_due(self, *, asked: bool = False) -> None:
+        self._check_session()
+        moved = self._confirmable_lsn > self.progress.confirmed_lsn
+        overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
+        if asked or moved or overdue or self._ask_for_reply.is_set():
+            self._send_status()
+
+    def _check_session(self) -> None:
+        """End the stream if the server has ended the catalog session, without which nothing gets durable.
+
+        The writing thread notices only when its commit is over, and a server that shuts down waits for us.
+        """
+        if self._session.has_ended():
+            self._stream.close()
+            raise SourceConnectionError("the server ended the session at the catalog, as in a shutdown")
+
+    @property
+    def _confirmable_lsn(self) -> LSN:
+        return self.progress.durable_lsn if self._feed.has_passed_resent else self._feed.confirmed_lsn
+
+    def _send_status(self) -> None:
+        if self._stream.has_ended:
+            # Nobody hears it any more, and why it has ended is still to be read.
+            return
+        asks = self._ask_for_reply.is_set()
+        self._ask_for_reply.clear()
+        confirmed = self._confirmable_lsn
+        self._stream.send_status(max(self.progress.received_lsn, confirmed), confirmed, wants_reply=asks)
+        self.progress.confirmed_lsn = confirmed
+        self._last_status = time.monotonic()
+
+    # The writing thread: the feed, and with it the catalog connection, is its own.
+
+    def _write(self) -> None:
+        feed = self._feed
+        while True:
+            feed.look_if_due()
+            feed.renew_if_due()
+            try:
+                chunk = self._chunks.get(timeout=feed.until_flush())
+            except queue.Empty:
+                feed.flush_if_due()
+                continue
+            if chunk is None:
+                break
+            feed.take(chunk)
+            feed.flush_if_due()
+        feed.finish()

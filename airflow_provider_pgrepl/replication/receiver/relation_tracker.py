@@ -1,0 +1,256 @@
+"""What the stream says of relations: by Relation messages, and by the event trigger's where there is one.
+
+A Relation message does not say at which place the catalog became what it is now. An event trigger's message
+does, and carries the catalog of that place. So while the same event trigger watches, a relation is what was
+known of it last, until a message says otherwise, whatever the catalog is by now.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from airflow_provider_pgrepl.replication.changelog.relation_index import EffectiveFrom, RelationIndex
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns
+from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, LogicalMessage, RelationMessage
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
+from airflow_provider_pgrepl.replication.receiver.changelog_rows import Ddl
+from airflow_provider_pgrepl.replication.source.event_trigger.message import (
+    ANYTHING,
+    DdlMessage,
+    parse_ddl_message,
+)
+from airflow_provider_pgrepl.replication.source.event_trigger.seal import SealedMessage, read_sealed
+
+log = logging.getLogger(__name__)
+
+ReadRelation = Callable[[int, int], Relation | None]
+"""The table of an oid now, as a transaction announces it, or none (0)."""
+ReadTrigger = Callable[[], str | None]
+ReadKey = Callable[[], bytes | None]
+
+_WARN_EVERY_S = 60.0
+
+
+class RelationTracker:
+    """Looks relations up for one session of the receiver, and has each in the index before it is used.
+
+    `read_trigger` gives the identity of the event trigger that watches now, None without one; `read_key` the
+    key that its messages are sealed with, None when it cannot be read.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        publication: str,
+        epoch: Epoch,
+        index: RelationIndex,
+        read_relation: ReadRelation,
+        read_trigger: ReadTrigger,
+        read_key: ReadKey = lambda: None,
+        hidden: HiddenColumns | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._publication = publication
+        self._epoch = epoch
+        self._index = index
+        self._read_from_catalog = read_relation
+        self._hidden = hidden
+        self._read_trigger = read_trigger
+        self._read_key = read_key
+        self._key: bytes | None = None
+        self._warned_at = -_WARN_EVERY_S
+        self._forgotten_at = -1
+        self._messages: dict[int, RelationMessage] = {}
+        self._known: dict[int, tuple[RelationRecord, str]] = {}
+
+    def received(self, message: RelationMessage, commit_lsn: int, xid: int) -> RelationRecord | None:
+        """The relation of a Relation message in a transaction; None for one of our own
+        tables, whose changes would make changes of themselves.
+
+        The catalog may be a later one already. What was known last still holds when no DDL can have passed
+        unseen since: the trigger that told, or was there when the catalog was read, is the one that watches
+        now.
+        """
+        if self._is_ours(RelationRecord(message, None)):
+            return None
+        self._messages[message.oid] = message
+        self._learn_selected()
+        # In this order: DDL between the two is still to come in the stream, if it is marked at all.
+        trigger = self._read_trigger()
+        found = self._read_relation(message.oid, xid)
+        using = self._may_have_had_using(message.oid, commit_lsn, trigger)
+        record = RelationRecord(message, found, using)
+        if trigger is not None:
+            known = self._last_known(message.oid, commit_lsn)
+            if known is not None and known[1] == trigger:
+                earlier = RelationRecord(message, known[0].catalog, using)
+                if earlier.agrees and _differ_in_files_only(earlier.catalog, found):
+                    record = _watched(record, earlier.catalog)
+                elif earlier.agrees:
+                    record = earlier
+        return self._remember(record, trigger, commit_lsn)
+
+    def look_at_ddl(self, message: LogicalMessage, commit_lsn: int, xid: int) -> Ddl | None:
+        """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
+        if message.prefix == DDL_PREFIX and message.left_out:
+            return self._look_at_all(commit_lsn)
+        sealed = read_sealed(message.content) if message.prefix == DDL_PREFIX else None
+        if sealed is None or sealed.pipeline != self._pipeline:
+            return None
+        is_genuine = self._is_genuine(sealed, xid)
+        if is_genuine is False:
+            self._warn_of_forgery(xid)
+            return None
+        # Without the key nobody can say who speaks, but it may be the trigger.
+        ddl = parse_ddl_message(sealed.said, self._publication) if is_genuine else ANYTHING
+        self._learn_selected()
+        if not ddl.oid:
+            return self._look_at_all(commit_lsn)
+        record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
+        if record is None or self._is_ours(record):
+            return None
+        if self._may_have_had_using(ddl.oid, commit_lsn, trigger):
+            record = replace(record, using=True)
+        known = self._last_known(ddl.oid, commit_lsn)
+        if ddl.relation is not None and known is not None and known[1] == trigger:
+            record = _watched(record, known[0].catalog)
+        if ddl.gone is None and ddl.relation is None:
+            trigger = self._read_trigger() or ""
+            record = replace(record, catalog=self._read_relation(ddl.oid))
+        received = self._messages.get(ddl.oid)
+        if received is not None and RelationRecord(received, record.catalog).agrees:
+            # The stream may not announce it again: to it, nothing has changed.
+            record = replace(record, message=received)
+        else:
+            received = None
+        record = self._remember(record, trigger or None, commit_lsn)
+        return Ddl(record, () if received is None else (record,))
+
+    def _learn_selected(self) -> None:
+        """A column may have had an excluded name only when a snapshot selected its table."""
+        if self._hidden is not None and self._hidden.names:
+            self._index.catch_up()
+
+    def _is_genuine(self, message: SealedMessage, xid: int) -> bool | None:
+        """Whether our event trigger has made it; None when that cannot be told."""
+        if self._key is not None and message.is_genuine(self._key, xid):
+            return True
+        self._key = self._read_key()  # the trigger may have been made anew
+        return None if self._key is None else message.is_genuine(self._key, xid)
+
+    def _warn_of_forgery(self, xid: int) -> None:
+        if time.monotonic() - self._warned_at < _WARN_EVERY_S:
+            return
+        self._warned_at = time.monotonic()
+        log.warning(
+            "transaction %d holds a message of prefix %s that the event trigger has not made: it is not"
+            " believed. Who may send such is a matter of EXECUTE on pg_logical_emit_message",
+            xid,
+            DDL_PREFIX,
+        )
+
+    def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
+        """The message's relation as if the stream had sent it; None for a table that is not known."""
+        if ddl.relation is not None:
+            relation = self._with_had_rows(ddl.relation)
+            relation = relation if self._hidden is None else self._hidden.bare(relation) or relation
+            return replace(RelationRecord.of_catalog(relation), using=ddl.using)
+        known = self._last_known(ddl.oid, commit_lsn)
+        last = self._messages.get(ddl.oid) or (known[0].message if known else None)
+        return None if last is None else RelationRecord(last, None, ddl.using)
+
+    def _is_ours(self, record: RelationRecord) -> bool:
+        return record.message.schema == STATE_SCHEMA and self._was_always_ours(record.message.oid)
+
+    def _was_always_ours(self, oid: int) -> bool:
+        """A table of somebody's that was moved into our schema is told of like any that is moved."""
+        return all(name.schema == STATE_SCHEMA for name in self._index.names(oid))
+
+    def _with_had_rows(self, relation: Relation) -> Relation:
+        """No message says which partitions had rows before. Of one that is gone by now, or was attached once
+        more since, nobody can say."""
+        if not relation.partitions:
+            return relation
+        now = self._read_relation(relation.oid)
+        known = {(part.oid, part.links): part.had_rows for part in now.partitions} if now else {}
+        partitions = (
+            replace(part, had_rows=known.get((part.oid, part.links), True)) for part in relation.partitions
+        )
+        return replace(relation, partitions=tuple(partitions))
+
+    def _look_at_all(self, commit_lsn: int) -> Ddl:
+        """Anything may have changed, by USING too: relations are from here on what the catalog says now."""
+        self._known.clear()
+        self._forgotten_at = commit_lsn
+        self._index.forget(self._epoch, commit_lsn)
+        trigger = self._read_trigger()
+        records = [
+            RelationRecord(message, self._read_relation(oid)) for oid, message in self._messages.items()
+        ]
+        marked = (record if record.agrees else replace(record, using=True) for record in records)
+        return Ddl(effective=tuple(self._remember(record, trigger, commit_lsn) for record in marked))
+
+    def _may_have_had_using(self, oid: int, commit_lsn: int, trigger: str | None) -> bool:
+        """Whether DDL that may have had USING came since columns and catalog were last known to agree.
+
+        While no event trigger watches, only of this session: whether it watched then is not to be known.
+        """
+        known = self._last_known(oid, commit_lsn)
+        if known is not None:
+            return known[0].using and not known[0].agrees
+        if self._forgotten_at >= 0:
+            return True
+        return trigger is not None and self._index.is_forgotten(self._epoch, oid, commit_lsn)
+
+    def _last_known(self, oid: int, commit_lsn: int) -> tuple[RelationRecord, str] | None:
+        known = self._known.get(oid)
+        if known is not None:
+            return known
+        found = self._index.effective(self._epoch, oid, commit_lsn)
+        if found is None or found[1].commit_lsn <= self._forgotten_at:
+            return None
+        return found[0], found[1].trigger
+
+    def _read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
+        found = self._read_from_catalog(oid, told_by)
+        return found if self._hidden is None else self._hidden.bare(found)
+
+    def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:
+        """The record as it is kept."""
+        if self._hidden is not None:
+            record = self._hidden.mark(record)
+        place = None if trigger is None else EffectiveFrom(commit_lsn, trigger)
+        self._index.add(self._epoch, record, place)
+        if trigger is None:
+            self._known.pop(record.message.oid, None)
+        else:
+            self._known[record.message.oid] = record, trigger
+        return record
+
+
+def _watched(record: RelationRecord, known: Relation | None) -> RelationRecord:
+    """The record, if it shows another file: DDL by which rows could be lost with one would have been told."""
+    if known is None or record.catalog is None or record.catalog.relkind == "p":
+        return record
+    return replace(
+        record,
+        watched=known.files.keys() == record.catalog.files.keys() and known.files != record.catalog.files,
+    )
+
+
+def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> bool:
+    """Whether all that happened is TRUNCATE, VACUUM FULL or the like, which are no DDL to event triggers.
+
+    Whether a partition had rows is looked up anew each time, and not always with the same certainty.
+    """
+    return earlier is not None and now is not None and _without_files(earlier) == _without_files(now)
+
+
+def _without_files(relation: Relation) -> Relation:
+    partitions = tuple(replace(part, relfilenode=0, had_rows=False, xmin=0) for part in relation.partitions)
+    return replace(relation, relfilenode=0, xmin=0, partitions=partitions)

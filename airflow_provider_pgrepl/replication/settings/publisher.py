@@ -1,0 +1,237 @@
+"""What a pipeline file says of a publisher → PublisherSettings, or why it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, get_args, get_type_hints
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.settings.business_events import FUNCTION
+from airflow_provider_pgrepl.replication.settings.fields import describe, is_of
+from airflow_provider_pgrepl.replication.settings.publisher_settings import (
+    SHORT_TEXT_BYTES,
+    PublisherSettings,
+    TargetKind,
+)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
+_SOME_TEXTS = tuple[str, ...] | None
+_REFERENCE = hints.reference("publishers")
+_ONLY_OF = {
+    "exchange": "rabbitmq",
+    "unrouted": "rabbitmq",
+    "namespace": "nats",
+    "wire": "nats",
+    "topic": "kafka",
+    "tombstones": "kafka",
+    "transactions": "kafka",
+    "registry_conn_id": "kafka",
+    "subject_names": "kafka",
+    "stream": "nats",
+}
+"""Which target a setting is of, where it is not of all."""
+_FORMATS = {
+    "rabbitmq": ("json", "debezium"),
+    "nats": ("creek", "json", "debezium"),
+    "kafka": ("json", "debezium", "avro"),
+}
+"""Of each target; the first unless named."""
+_OF_CREEK = ("namespace", "wire")
+_NOT_OF_CREEK = (
+    *("stream", "outbox", "transform", "transform_transaction", "transaction_changes", "messages", "route"),
+    *("source", "schemas", "cloudevents", "row_filter"),
+)
+"""Which settings are, and are not, of creek's format."""
+_STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+_STREAM_RULE = "may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
+_PLACES = re.compile(r"\{route\}|\{type\}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def parse_publisher(
+    pipeline: str, name: str, given: object, *, has_lake_tables: bool = True
+) -> PublisherSettings:
+    """Of the entry `name` in a pipeline file's `publishers`. Raises ConfigError."""
+    where = f"publishers: {name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"publishers: {name!r} may hold only a-z, 0-9 and _, at most 40 of them, and not begin with _"
+        )
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where} must be an object", _REFERENCE)
+    types = get_type_hints(PublisherSettings)
+    known = [field.name for field in dataclasses.fields(PublisherSettings) if field.name != "name"]
+    if unknown := sorted(set(given) - set(known)):
+        raise ConfigError(
+            f"{where} has unknown key {', '.join(map(repr, unknown))}", hints.known_keys(unknown, known)
+        )
+    if "target" not in given:
+        raise ConfigError(f"{where} has no target", f"one of {', '.join(map(repr, get_args(TargetKind)))}")
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
+    for key, value in values.items():
+        _check(f"{where}: {key}", value, types[key])
+    target = values["target"]
+    formats = _FORMATS[target]
+    body = values.setdefault("format", formats[0])
+    if body not in formats:
+        raise ConfigError(
+            f"{where}: format: {body!r} is not of target {target!r}",
+            f"one of {', '.join(map(repr, formats))}",
+        )
+    _check_kinds(where, values)
+    _settle_unchanged(where, values, has_lake_tables=has_lake_tables)
+    defaults = {"conn_id": f"pgrepl_{target}", "source": pipeline}
+    if target == "rabbitmq":
+        defaults |= {"exchange": f"pgrepl.{pipeline}", "route": "{route}.{type}"}
+    if target == "nats" and body != "creek":
+        defaults |= {"stream": pipeline, "route": "{route}.{type}"}
+    if target == "kafka":
+        defaults |= {"topic": f"{pipeline}.{{schema}}.{{table}}", "route": f"{pipeline}.{{route}}"}
+        defaults["registry_conn_id"] = "pgrepl_registry"
+    named = {key: value for key, value in values.items() if value != "" or key not in defaults}
+    fields: dict[str, Any] = {**defaults, **named, "name": name}
+    found = PublisherSettings(**fields)
+    _check_values(found, where)
+    return found
+
+
+def _check_kinds(where: str, values: dict[str, Any]) -> None:
+    """Raise ConfigError for settings of another target, or of another format."""
+    for key, target in _ONLY_OF.items():
+        if key in values and values["target"] != target:
+            raise ConfigError(f"{where}: {key}: is of target {target!r} alone", _REFERENCE)
+    is_creek = values["format"] == "creek"
+    if values.get("unchanged") == "require" and not is_creek:
+        raise ConfigError(
+            f"{where}: unchanged: 'require' is of creek's format",
+            "set it to look_up: other formats name the values that are missing",
+        )
+    for key in _NOT_OF_CREEK if is_creek else _OF_CREEK:
+        if key in values:
+            which = "not of" if is_creek else "of"
+            hint = "set format to json, or debezium" if is_creek else _REFERENCE
+            raise ConfigError(f"{where}: {key}: is {which} creek's format", hint)
+
+
+def _settle_unchanged(where: str, values: dict[str, Any], *, has_lake_tables: bool) -> None:
+    """Without lake tables what was not sent is in the changelog or nowhere. In creek's format it would be a
+    NULL, which is not sent; other formats name what is missing. Raises ConfigError."""
+    if has_lake_tables:
+        return
+    if values["format"] == "creek":
+        values.setdefault("unchanged", "require")
+    given = values.get("unchanged", "fill")
+    fits = given == "require" if values["format"] == "creek" else given != "look_up"
+    if not fits:
+        raise ConfigError(
+            f"{where}: unchanged: {given!r} does not go with lake_tables: none",
+            "set it to require: an event that lacks a value stops its table, or is recorded and not sent"
+            " (on_error); a NULL would be taken for the value"
+            if values["format"] == "creek"
+            else "there is no lake to look into: set it to fill",
+        )
+
+
+def _check_values(settings: PublisherSettings, where: str) -> None:
+    try:
+        _ = settings.column_rules, settings.rules, settings.rows
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", error.hint) from None
+    _check_numbers(settings, where)
+    if len(settings.exchange.encode()) > SHORT_TEXT_BYTES:
+        raise ConfigError(f"{where}: exchange: is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows")
+    if settings.exchange.startswith("amq."):
+        raise ConfigError(f"{where}: exchange: names that begin with amq. are the broker's own")
+    if settings.metrics:
+        settings.metrics_address()
+    if settings.stream and not _STREAM_WORD.fullmatch(settings.stream):
+        raise ConfigError(f"{where}: stream: {_STREAM_RULE}")
+    if settings.format == "creek":
+        _check_streams(settings, where)
+    elif settings.format == "debezium" and not settings.database:
+        raise ConfigError(f"{where} has no database", "name that of the source: it is part of each event")
+    elif settings.format != "debezium" and (settings.database or settings.schemas):
+        raise ConfigError(f"{where}: database and schemas are of format debezium", _REFERENCE)
+    if settings.target == "kafka":
+        _check_topic(settings, where)
+    _check_business(settings, where)
+
+
+def _check_numbers(settings: PublisherSettings, where: str) -> None:
+    if settings.max_event_bytes <= 0:
+        raise ConfigError(f"{where}: max_event_bytes: must be greater than 0")
+    if not 0 < settings.publish_keep_h <= 876_000:
+        raise ConfigError(f"{where}: publish_keep_h: must be greater than 0, and not more than 876000")
+
+
+def _check_business(settings: PublisherSettings, where: str) -> None:
+    if settings.route and not _PLACES.search(settings.route):
+        raise ConfigError(
+            f"{where}: route: {settings.route!r} names neither {{route}} nor {{type}}",
+            'give it as "shop.{route}"',
+        )
+    if settings.messages and "{route}" not in (settings.route or "{route}"):
+        raise ConfigError(f"{where}: route: logical messages have a {{route}}, and no {{type}}", _REFERENCE)
+    if settings.transform_transaction:
+        _check_alone(settings, where)
+    if settings.transaction_changes <= 0:
+        raise ConfigError(f"{where}: transaction_changes: must be greater than 0")
+    if settings.tables == () and not settings.messages:
+        raise ConfigError(f"{where}: tables: none is named", "name some, or give null for all")
+
+
+def _check_alone(settings: PublisherSettings, where: str) -> None:
+    place = settings.transform_transaction
+    if not FUNCTION.fullmatch(place):
+        raise ConfigError(
+            f"{where}: transform_transaction: {place!r} is no place of a function",
+            'give it as "package.module:function"',
+        )
+    given = [name for name in ("outbox", "transform", "messages", "schemas") if getattr(settings, name)]
+    if settings.format != "json":
+        given.append("format")
+    if given:
+        raise ConfigError(
+            f"{where}: transform_transaction makes all events, and {', '.join(given)} would make others",
+            "have the function do it, or give it another publisher",
+        )
+
+
+def _check_streams(settings: PublisherSettings, where: str) -> None:
+    if not settings.database:
+        raise ConfigError(
+            f"{where} has no database",
+            "give the name by which consumers know the source; it is part of the streams' names",
+        )
+    for key in ("namespace", "database"):
+        if not _STREAM_WORD.fullmatch(getattr(settings, key)):
+            raise ConfigError(f"{where}: {key}: {_STREAM_RULE}")
+
+
+def _check_topic(settings: PublisherSettings, where: str) -> None:
+    rest = settings.topic.replace("{schema}", "s").replace("{table}", "t")
+    if not _TOPIC.fullmatch(rest):
+        raise ConfigError(
+            f"{where}: topic: {settings.topic!r} may hold A-Z, a-z, 0-9, ., _, -, {{schema}} and {{table}}",
+            'as "shop.{schema}.{table}"',
+        )
+    if settings.tombstones and not ("{schema}" in settings.topic and "{table}" in settings.topic):
+        raise ConfigError(
+            f"{where}: tombstones: several tables would share a topic, and rows of one delete another's",
+            "have topic hold {schema} and {table}",
+        )
+
+
+def _check(where: str, value: object, hint: Any) -> None:
+    if hint == _SOME_TEXTS:
+        fits, described = value is None or is_of(value, tuple[str, ...]), "a list of strings, or null"
+    else:
+        fits, described = is_of(value, hint), describe(hint)
+    if not fits:
+        shown = list(value) if isinstance(value, tuple) else value
+        raise ConfigError(f"{where}: {shown!r} must be {described}", _REFERENCE)

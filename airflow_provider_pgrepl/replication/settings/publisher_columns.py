@@ -1,0 +1,103 @@
+"""ColumnRules: which columns a publisher's target gets otherwise than the source has them, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
+
+HINT = "name a column as schema.table.column"
+_MOST_BYTES = 255
+"""Of a new name: PostgreSQL's own have 63 at most."""
+
+
+@dataclass(frozen=True)
+class ColumnRules:
+    """`excluded` are not sent; of `hashed` a hash is, of `masked` always the same; `renamed`: by which names.
+
+    Raises ConfigError for a column of which two of the first three are said, and for a new name that is
+    given to two columns of a table.
+    """
+
+    excluded: frozenset[ColumnName] = frozenset()
+    hashed: frozenset[ColumnName] = frozenset()
+    masked: frozenset[ColumnName] = frozenset()
+    renamed: Mapping[ColumnName, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for (one, columns), (other, more) in combinations(self._by_field.items(), 2):
+            # What is hashed or masked may have another name besides.
+            is_both = other == "rename_columns" and one != "exclude_columns"
+            if not is_both and (twice := sorted(columns & more)):
+                raise ConfigError(f"{twice[0]} is named by {one} and by {other}", "choose one of them")
+        given = [(column.table, name) for column, name in self.renamed.items()]
+        if alike := sorted({pair for pair in given if given.count(pair) > 1}):
+            table, name = alike[0]
+            raise ConfigError(f"rename_columns: two columns of {table} are to be called {name!r}")
+
+    @classmethod
+    def parse(
+        cls,
+        exclude_columns: Iterable[str],
+        hash_columns: Iterable[str],
+        mask_columns: Iterable[str],
+        rename_columns: Mapping[str, str],
+    ) -> ColumnRules:
+        """Of a publisher's settings. Raises ConfigError, which names the setting."""
+        for given, name in rename_columns.items():
+            if not _is_name(name):
+                raise ConfigError(
+                    f"rename_columns: {given}: {name!r} is no name of a column",
+                    f"give a string of at most {_MOST_BYTES} bytes",
+                )
+        renamed = {_column("rename_columns", given): name for given, name in rename_columns.items()}
+        if len(renamed) < len(rename_columns):
+            raise ConfigError("rename_columns: a column is named twice, written in two ways")
+        return cls(
+            _parse("exclude_columns", exclude_columns),
+            _parse("hash_columns", hash_columns),
+            _parse("mask_columns", mask_columns),
+            renamed,
+        )
+
+    @cached_property
+    def all(self) -> frozenset[ColumnName]:
+        """Every column that is named."""
+        return frozenset().union(*self._by_field.values())
+
+    def tables(self) -> frozenset[TableName]:
+        """Whose columns are named."""
+        return frozenset(column.table for column in self.all)
+
+    @property
+    def _by_field(self) -> dict[str, frozenset[ColumnName]]:
+        return {
+            "exclude_columns": self.excluded,
+            "hash_columns": self.hashed,
+            "mask_columns": self.masked,
+            "rename_columns": frozenset(self.renamed),
+        }
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    try:
+        return len(name.encode()) <= _MOST_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _parse(name: str, given: Iterable[str]) -> frozenset[ColumnName]:
+    return frozenset(_column(name, column) for column in given)
+
+
+def _column(name: str, given: str) -> ColumnName:
+    try:
+        return ColumnName.parse(given)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", HINT) from None

@@ -1,0 +1,219 @@
+"""One table, locked against DDL while it is copied in ranges."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from airflow_provider_pgrepl.errors import BusyError, SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
+    let_owners_in,
+    refused_code,
+    shut_owners_out,
+    unsafe_to_select,
+)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
+    Gate,
+    Shape,
+    check_unaltered,
+    import_snapshot,
+    losses,
+    open_gate,
+)
+from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
+
+log = logging.getLogger(__name__)
+
+_LOCK_TRIES_S = 0.9
+MOST_LOANS = 20
+"""How often a table lends its lock against code of its owner while it is copied."""
+
+
+class TableKeeper:
+    """A transaction that has the snapshot, and an ACCESS SHARE lock on one table and its partitions.
+
+    `snapshot` is the name under which the table's copies import it, from the session `gate`, which ends
+    before the lock is released. So a copy that has locked the table, and then imports the snapshot, reads the
+    table as it was, and runs no code that its owner adds later.
+
+    As soon as a session of the source waits for the table, it is given up: its copies that run are ended, and
+    `check` raises.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        connection: Connection,
+        kept: str,
+        gate: Gate,
+        relation: Relation,
+        lock_timeout_s: float,
+        *,
+        trusts_owners: bool,
+    ) -> None:
+        self.connection = connection
+        self.snapshot = gate.snapshot
+        self.relation = relation
+        self._dsn = dsn
+        self._kept = kept
+        self._lock_timeout_s = lock_timeout_s
+        self._trusts_owners = trusts_owners
+        self._leaves: dict[int, TableName] = {}
+        self._loans = 0
+        self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
+        self._watch.start()
+
+    def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
+        """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
+
+        A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
+        TableError when it has such code, or cannot be copied without a SELECT; TableSnapshotError when the
+        connection is lost.
+        """
+        try:
+            with losses(TableSnapshotError):
+                return self._plan(relation, range_bytes)
+        finally:
+            # What was read after the table was given up is no reason for anything else.
+            self._watch.raise_failure()
+
+    def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
+        ranges = plan_ranges(self.connection, relation, range_bytes)
+        leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
+        if self._trusts_owners or not leaves or self._can_shut_out(leaves):
+            self._leaves = leaves
+            return ranges
+        whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
+        if any(part.is_planned for part in whole):
+            raise unsafe_to_select(relation.table)
+        log.info(
+            "%s is copied by one task for each partition: its owner could run code in a SELECT, see"
+            " trust_table_owners",
+            relation.table,
+        )
+        return whole
+
+    def _can_shut_out(self, leaves: dict[int, TableName]) -> bool:
+        def attempt(_: float) -> bool:
+            with self._watch.turn:
+                self._watch.raise_failure()
+                return self._has_shut_out(leaves)
+
+        try:
+            return with_short_waits(attempt, _LOCK_TRIES_S, BusyError)
+        except BusyError:
+            return False
+
+    def _has_shut_out(self, leaves: dict[int, TableName]) -> bool:
+        check = connect(self._dsn, "keeper check")
+        try:
+            code = shut_owners_out(self.connection, check, leaves)
+            if code:
+                found = [one for of_leaf in code.values() for one in of_leaf]
+                raise refused_code(check, self.relation.table, found)
+        finally:
+            check.close()
+        return code is not None
+
+    def check(self) -> None:
+        """Raise TableSnapshotError if the table was given up, or the connection was lost.
+
+        What was copied is not used then. To be called before the copies are committed.
+        """
+        self._watch.check()
+
+    def renew(self) -> bool:
+        """Take back what was lent to a statement, so that copies can begin under a new `snapshot`.
+
+        Return False if nothing was lent. Raises TableSnapshotError if the lock is not had in time, or was
+        lent too often; TableError if the owner has added code.
+        """
+        if not self._watch.is_lent:
+            return False
+        self._loans += 1
+        if self._loans > MOST_LOANS:
+            raise TableSnapshotError(
+                f"{self.relation.table}: statements of other sessions needed its lock {MOST_LOANS} times"
+                " while it was copied",
+                "run the snapshot when the table is not analyzed, vacuumed or altered",
+            )
+        with losses(TableSnapshotError):
+            with_short_waits(lambda _: self._take_back(), self._lock_timeout_s, BusyError)
+        return True
+
+    def _take_back(self) -> None:
+        with self._watch.turn:
+            self._watch.raise_failure()
+            try:
+                is_shut = self._has_shut_out(self._leaves)
+            except BusyError:
+                raise BusyError(
+                    f"{self.relation.table}: another session holds the lock that it was lent"
+                ) from None
+            if not is_shut:
+                raise TableSnapshotError(f"{self.relation.table}: the role may not lock it any more")
+            gate = open_gate(self._dsn, self._kept)
+            self.snapshot = gate.snapshot
+            self._watch.resume(gate)
+
+    def close(self) -> None:
+        """Release the lock. Can be called again."""
+        self._watch.close()
+
+    def __enter__(self) -> TableKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def keep_table(
+    dsn: str, snapshot: str, relation: Relation, then: Shape, lock_timeout_s: float, *, trusts_owners: bool
+) -> TableKeeper:
+    """Import a snapshot in a session of the table's own, lock the table, and export the snapshot again.
+
+    Raises TableSnapshotError if the lock is not had in time or the table differs from `then`; SnapshotError
+    if the snapshot is gone.
+    """
+    connection = connect(dsn, "keeper")
+
+    def attempt(_: float) -> None:
+        # No partition's lock is waited for while those of others are held: a transaction that locks these,
+        # too, might end as the victim of a deadlock.
+        import_snapshot(connection, snapshot)
+        try:
+            lock_tables(connection, dsn, [relation], lock_timeout_s)
+        except SnapshotError as error:
+            if not connection.closed:
+                with source_errors("ending the transaction of the keeper"):
+                    connection.cursor().execute("ROLLBACK")
+            raise TableSnapshotError(error.message, error.hint) from None
+
+    try:
+        with_short_waits(attempt, lock_timeout_s, TableSnapshotError)
+        try:
+            check_unaltered(dsn, [relation], then)
+        except SnapshotError as error:
+            raise TableSnapshotError(error.message, error.hint) from None
+        gate = open_gate(dsn, snapshot)
+    except BaseException:
+        connection.close()
+        raise
+    return TableKeeper(
+        dsn,
+        connection,
+        snapshot,
+        gate,
+        relation,
+        lock_timeout_s,
+        trusts_owners=trusts_owners,
+    )

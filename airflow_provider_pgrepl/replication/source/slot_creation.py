@@ -1,0 +1,215 @@
+"""The creation of a slot, given up when it takes too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import psycopg2
+
+from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError, SlotError, SnapshotError
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    connect_replication,
+    row,
+    rows,
+)
+from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors, translate
+from airflow_provider_pgrepl.replication.source.slot import PLUGIN, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.time_limit import abandon
+
+_BLOCKERS = """
+SELECT pg_catalog.format('pid %%s (transaction %%s, %%s, %%s, in it since %%s)', a.pid,
+           coalesce(l.transactionid::text, 'unknown'), coalesce(a.usename, 'unknown user'),
+           coalesce(nullif(a.application_name, ''), 'no application name'),
+           coalesce(a.xact_start::timestamptz(0)::text, 'unknown'))
+FROM unnest(pg_catalog.pg_blocking_pids(%(pid)s)) AS b (pid)
+    JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
+    LEFT JOIN pg_catalog.pg_locks l
+        ON l.pid = b.pid AND l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
+UNION
+SELECT pg_catalog.format('prepared transaction %%L (transaction %%s)', p.gid, p.transaction)
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
+WHERE l.pid = %(pid)s AND NOT l.granted
+"""
+
+_CANCEL_GRACE_S = 10.0
+_ENDED_BY_US = (None, "57014", "57P01")
+
+
+def export_snapshot(dsn: str, name: str, *, timeout_s: float) -> ExportedSnapshot:
+    """Create a temporary slot, which exports a snapshot for as long as it is held.
+
+    The server waits for all transactions that write when it starts. After `timeout_s` this is given up:
+    SnapshotError names who is in the way, and no slot is left behind. Raises SlotError when the name is
+    taken, ServerSettingError when there is no free slot or sender or wal_level is not logical.
+    """
+    control = connect(dsn, "slot control")
+    try:
+        return SlotCreation(control, dsn, name, temporary=True, timeout_s=timeout_s).export()
+    finally:
+        control.close()
+
+
+class SlotCreation:
+    """One CREATE_REPLICATION_SLOT, with somebody who looks at the clock.
+
+    A temporary slot exports a snapshot, and goes with the connection that made it.
+    """
+
+    def __init__(
+        self, control: Connection, dsn: str, name: str, *, temporary: bool, timeout_s: float
+    ) -> None:
+        self._control = control
+        self._name = name
+        self._temporary = temporary
+        self._timeout_s = timeout_s
+        self._connection = connect_replication(dsn, "slot export")
+        self._answer: tuple[Any, ...] | None = None
+        self._error: Any = None
+
+    @property
+    def has_made(self) -> bool:
+        """Whether the slot was made, and by us."""
+        return self._answer is not None
+
+    def export(self) -> ExportedSnapshot:
+        """Create a temporary slot. Raises as `export_snapshot`."""
+        _, point, snapshot, _ = self._run()
+        try:
+            with source_errors("asking for the time"):
+                now = row(self._control, "SELECT pg_catalog.clock_timestamp()")[0]
+        except BaseException:
+            self._connection.close()
+            raise
+        return ExportedSnapshot(
+            self._connection,
+            self._name,
+            consistent_point=LSN.parse(point),
+            snapshot=snapshot,
+            exported_at=now,
+        )
+
+    def create(self) -> LSN:
+        """Create a slot that stays; its consistent point. Raises as `export_snapshot`."""
+        _, point, _, _ = self._run()
+        self._connection.close()
+        return LSN.parse(point)
+
+    def _run(self) -> tuple[Any, ...]:
+        worker = threading.Thread(target=self._create, name=f"create slot {self._name}", daemon=True)
+        try:
+            worker.start()
+            worker.join(self._timeout_s)
+            if worker.is_alive():
+                self._give_up(worker)
+            if self._error is not None:
+                self._refuse(self._error)
+            if self._answer is None:
+                raise SlotError(f"the server gave no answer to the creation of slot {self._name}")
+            return self._answer
+        except BaseException:
+            if worker.is_alive():  # interrupted: closing would wait for the command
+                with suppress(psycopg2.Error):
+                    self._end(worker, "pg_cancel_backend")
+                abandon(self._connection)
+                worker.join(_CANCEL_GRACE_S)
+            if not worker.is_alive():
+                self._connection.close()
+            raise
+
+    def _create(self) -> None:
+        has_options = self._connection.server_version >= 150000
+        if self._temporary:
+            kind, options = "TEMPORARY LOGICAL", "(SNAPSHOT 'export')" if has_options else "EXPORT_SNAPSHOT"
+        else:
+            kind, options = "LOGICAL", "(SNAPSHOT 'nothing')" if has_options else "NOEXPORT_SNAPSHOT"
+        command = f"CREATE_REPLICATION_SLOT {quote_identifier(self._name)} {kind} {PLUGIN} {options}"
+        try:
+            self._answer = row(self._connection, command)
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread, whatever it is
+            self._error = error
+
+    def _give_up(self, worker: threading.Thread) -> None:
+        """Cancel the creation and raise SnapshotError, unless it was ready in this very moment."""
+        pid = self._connection.info.backend_pid
+        with source_errors("looking for what blocks the slot"):
+            blockers = [text for (text,) in rows(self._control, _BLOCKERS, {"pid": pid})]
+            for end in ("pg_cancel_backend", "pg_terminate_backend"):
+                self._end(worker, end)
+                if not worker.is_alive():
+                    break
+        if self._answer is not None:
+            return
+        if worker.is_alive():  # nothing reaches it: closing would wait for the answer
+            abandon(self._connection)
+            worker.join(_CANCEL_GRACE_S)
+        if getattr(self._error, "pgcode", None) not in _ENDED_BY_US:
+            self._refuse(self._error)
+        self._connection.close()
+        self._wait_until_gone()
+        raise SnapshotError(
+            f"{'a snapshot' if self._temporary else f'slot {self._name}'} could not be made within"
+            f" {self._timeout_s:g} s, because the server waits for transactions that were running:"
+            f" {'; '.join(blockers) or 'none of them can be seen'}",
+            "wait for them or end them (select pg_terminate_backend(pid)), or raise slot_timeout_s",
+        )
+
+    def _end(self, worker: threading.Thread, how: str) -> None:
+        rows(self._control, f"SELECT pg_catalog.{how}(%s)", (self._connection.info.backend_pid,))
+        worker.join(_CANCEL_GRACE_S)
+
+    def _wait_until_gone(self) -> None:
+        """A slot whose creation is cancelled is dropped by the server, at the latest with the session."""
+        deadline = time.monotonic() + _CANCEL_GRACE_S
+        while (slot := read_slot(self._control, self._name)) is not None:
+            if not slot.active or time.monotonic() > deadline:
+                drop_slot(self._control, self._name)
+                return
+            time.sleep(0.05)
+
+    def _refuse(self, error: Any) -> NoReturn:
+        code = getattr(error, "pgcode", None)
+        if code == "42710":
+            self._refuse_taken()
+        if code == "53400":
+            raise ServerSettingError(
+                f"slot {self._name} cannot be made: all of the server's max_replication_slots are in use",
+                "raise max_replication_slots (needs a restart), or drop a slot that nobody needs:"
+                " select slot_name, active, wal_status from pg_replication_slots",
+            )
+        if code == "55000":
+            raise ServerSettingError(
+                f"slot {self._name} cannot be made: {describe(error)}",
+                "set wal_level = logical and restart the server",
+            )
+        if code == "42501":
+            raise PrivilegeError(
+                f"slot {self._name} cannot be made: {describe(error)}",
+                "ALTER ROLE … REPLICATION (Amazon RDS and Aurora: GRANT rds_replication TO …)",
+            )
+        if isinstance(error, psycopg2.Error):
+            raise translate(error, f"making slot {self._name}") from None
+        raise error
+
+    def _refuse_taken(self) -> NoReturn:
+        slot = read_slot(self._control, self._name)
+        facts = (
+            f" with plugin {slot.plugin} in database {slot.database}"
+            + (f", read by pid {slot.active_pid}" if slot.active else ", not active")
+            if slot
+            else ""
+        )
+        raise SlotError(
+            f"a slot named {self._name} exists already{facts}",
+            "it goes with the session that made it: run the same again when that has ended"
+            if self._temporary
+            else "give the pipeline another slot name, or drop that slot if nobody needs it:"
+            f" select pg_drop_replication_slot('{self._name}')",
+        )

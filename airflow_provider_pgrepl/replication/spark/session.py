@@ -1,0 +1,152 @@
+"""The Spark session, and clear words when something to run it is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.spark.session_settings import (
+    DELTA_EXTENSION,
+    session_settings,
+    with_spare_slot,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def build_session(
+    app_name: str,
+    master: str | None = None,
+    extra_conf: Mapping[str, str] | None = None,
+    delta: bool = True,
+    spare_slot: bool = False,
+) -> SparkSession:
+    """A Spark session with the settings that this package needs.
+
+    What `spark-submit` was given wins over our settings, `extra_conf` over both; `master` is `local[*]` when
+    nobody names one, and has one slot more for a `spare_slot`: a streaming query needs one for what it reads,
+    whatever else runs. `delta=False` needs no jars: enough for all that reads and writes lake tables with
+    deltalake. Raises ToolError when pyspark, Java or a jar is missing.
+    """
+    if find_spec("pyspark") is None:
+        raise ToolError("pyspark is not installed", "pip install 'airflow-provider-pgrepl[spark]'")
+    submitted = _submitted_settings()
+    if submitted is None:
+        check_java()
+    settings = session_settings(submitted or {}, master, extra_conf or {}, delta=delta)
+    if spare_slot:
+        settings["spark.master"] = with_spare_slot(settings["spark.master"])
+    if settings["spark.master"].startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if submitted is not None and settings.get("spark.jars", "") != submitted.get("spark.jars", ""):
+        _load_into_running_jvm(settings["spark.jars"])
+
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def runs_on_cluster() -> bool:
+    """Whether spark-submit was given a master whose executors are processes of their own."""
+    return not (_submitted_settings() or {}).get("spark.master", "local").startswith("local")
+
+
+def check_java() -> None:
+    """Raise ToolError unless there is a Java that Spark can run on."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    hint = "sudo apt-get install -y openjdk-17-jre-headless"
+    if java is None or not Path(java).exists():
+        where = f"in JAVA_HOME ({home})" if home else "on the PATH"
+        raise ToolError(f"Spark needs Java 17 or later, and there is none {where}", hint)
+    # Java before 9 does not know the option, and a cut-down build lacks the module.
+    probe = subprocess.run(
+        [java, "--add-modules", "jdk.incubator.vector", "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if probe.returncode != 0:
+        raise ToolError(f"Spark needs Java 17 or later with jdk.incubator.vector; {java} is not one", hint)
+    major = _java_major(probe.stderr)
+    if major is not None and major < 17:
+        raise ToolError(f"Spark needs Java 17 or later; {java} is {major}", hint)
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Whether this session was started with Delta."""
+    return DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
+
+
+def check_delta(spark: SparkSession) -> None:
+    """Raise ToolError unless this session was started with Delta."""
+    if not has_delta(spark):
+        raise ToolError(
+            "this Spark session was started without Delta",
+            "start it with airflow_provider_pgrepl.replication.spark.session.build_session",
+        )
+
+
+def _java_major(version_text: str) -> int | None:
+    for line in version_text.splitlines():
+        if " version " in line and line.count('"') >= 2:
+            first = line.split('"')[1].split(".")[0].split("-")[0]
+            return int(first) if first.isdigit() else None
+    return None
+
+
+def _submitted_settings() -> dict[str, str] | None:
+    """What spark-submit was given; None when this process was not started by it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    # The name is always set there, if only to the file's.
+    return {key: value for key, value in SparkConf(loadDefaults=True).getAll() if key != "spark.app.name"}
+
+
+def _load_into_running_jvm(jars: str) -> None:
+    """spark-submit has started the JVM, and its driver looks only into jars that its class loader knows."""
+    from pyspark import SparkContext
+
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        for jar in jars.split(","):
+            if "://" not in jar:
+                loader.addURL(jvm.java.io.File(jar).toURI().toURL())
+    except Exception as error:
+        raise ToolError(
+            "the jars cannot be added to the running Spark driver",
+            f"spark-submit --jars {jars} …",
+        ) from error
+
+
+class LazySession:
+    """A Spark session that is made when it is first needed."""
+
+    def __init__(self, make: Callable[[], SparkSession]) -> None:
+        self._make = make
+        self._spark: SparkSession | None = None
+
+    def get(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = self._make()
+        return self._spark
+
+    def stop(self) -> None:
+        if self._spark is not None:
+            self._spark.stop()

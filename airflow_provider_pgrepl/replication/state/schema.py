@@ -1,0 +1,299 @@
+"""The schema `_pgrepl`, version by version. A version that was released is never edited, only followed."""
+
+from __future__ import annotations
+
+import psycopg2
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError, one_line
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA
+from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.state.ownership import check_ownership
+
+SCHEMA = STATE_SCHEMA
+
+_VERSIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE _pgrepl.pipelines (
+        name text PRIMARY KEY,
+        system_identifier text NOT NULL,
+        slot text NOT NULL,
+        publication text NOT NULL,
+        slot_owned boolean NOT NULL,
+        publication_owned boolean NOT NULL,
+        lake text NOT NULL CONSTRAINT pipelines_lake UNIQUE,
+        config jsonb NOT NULL,
+        created_at timestamptz NOT NULL DEFAULT now(),
+        CONSTRAINT pipelines_slot UNIQUE (system_identifier, slot)
+    );
+    CREATE UNIQUE INDEX pipelines_publication ON _pgrepl.pipelines (system_identifier, publication)
+        WHERE publication_owned;
+    CREATE TABLE _pgrepl.tables (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        schema_name text NOT NULL,
+        table_name text NOT NULL,
+        state text NOT NULL,
+        reason text NOT NULL DEFAULT '',
+        hint text NOT NULL DEFAULT '',
+        lsn pg_lsn,
+        since timestamptz NOT NULL DEFAULT now(),
+        relation text,
+        position_lsn pg_lsn,
+        snapshot_at timestamptz,
+        rows_copied bigint,
+        PRIMARY KEY (pipeline, schema_name, table_name)
+    );
+    CREATE TABLE _pgrepl.progress (
+        pipeline text PRIMARY KEY REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        received_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        durable_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        told_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        applied_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        applied_commit_ts timestamptz,
+        changes_per_s double precision NOT NULL DEFAULT 0,
+        holder text NOT NULL DEFAULT '',
+        updated_at timestamptz NOT NULL DEFAULT now()
+    );
+    """,
+    """
+    ALTER TABLE _pgrepl.tables
+        ADD error text NOT NULL DEFAULT '',
+        ADD membership text NOT NULL DEFAULT 'configured'
+            CONSTRAINT tables_membership CHECK (membership IN ('configured', 'added', 'removed')),
+        ADD config text;
+    ALTER TABLE _pgrepl.progress ADD idle_at timestamptz;
+    """,
+    # Until now the hint alone said it; where it says more than these two, they lead to the same.
+    """
+    ALTER TABLE _pgrepl.tables ADD remedy text;
+    UPDATE _pgrepl.tables SET remedy = CASE
+        WHEN error = 'PrivilegeError' AND hint LIKE '%then retry the table%' THEN 'grant'
+        WHEN error = 'DriftError' AND hint LIKE '%then retry the table%' THEN 'undo'
+        WHEN error = 'DriftError' AND hint <> '' THEN 'anew' END
+    WHERE state = 'errored';
+    """,
+    """
+    CREATE TABLE _pgrepl.locks (
+        pipeline text NOT NULL,
+        purpose text NOT NULL,
+        pid int NOT NULL,
+        started timestamptz NOT NULL,
+        holder text NOT NULL,
+        PRIMARY KEY (pipeline, purpose)
+    );
+    """,
+    "ALTER TABLE _pgrepl.progress ADD table_bytes jsonb NOT NULL DEFAULT '{}'",
+    "ALTER TABLE _pgrepl.progress RENAME told_lsn TO confirmed_lsn",
+    "UPDATE _pgrepl.tables SET remedy = 'resnapshot' WHERE remedy = 'anew'",
+    "ALTER TABLE _pgrepl.progress ADD table_merges jsonb NOT NULL DEFAULT '{}'",
+    "ALTER TABLE _pgrepl.tables ADD trace text NOT NULL DEFAULT ''",
+    # What is not known of earlier records is recorded when an app next finds that all else agrees.
+    """
+    ALTER TABLE _pgrepl.pipelines
+        ADD id uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+        ADD database text NOT NULL DEFAULT '',
+        ADD database_oid bigint NOT NULL DEFAULT 0,
+        ADD lake_id text NOT NULL DEFAULT '';
+    """,
+    """
+    CREATE TABLE _pgrepl.selected_relations (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        relation_id bigint NOT NULL,
+        relation_version bigint NOT NULL,
+        relation text NOT NULL,
+        PRIMARY KEY (pipeline, relation_id, relation_version)
+    );
+    """,
+    # Unlike a slot, a publication has its name in one database only.
+    """
+    DROP INDEX _pgrepl.pipelines_publication;
+    CREATE UNIQUE INDEX pipelines_publication
+        ON _pgrepl.pipelines (system_identifier, database_oid, publication) WHERE publication_owned;
+    """,
+)
+
+_MIGRATIONS_TABLE = """
+SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'migrations'
+"""
+
+LOCK_WAIT_MS = 10_000
+_ATTEMPTS = 3
+_MADE_BY_ANOTHER = (
+    psycopg2.errors.UniqueViolation,
+    psycopg2.errors.DuplicateSchema,
+    psycopg2.errors.DuplicateTable,
+)
+
+# A lock on one of the tables takes a right on it, which an advisory lock does not.
+_IN_THE_WAY = """
+SELECT DISTINCT pg_catalog.format('role %s from %s (database pid %s, %s)', coalesce(a.usename, 'unknown'),
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.pid,
+    coalesce(nullif(a.application_name, ''), a.backend_type))
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+    LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation
+WHERE l.pid <> pg_catalog.pg_backend_pid() AND l.granted AND l.locktype = 'relation'
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND (c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')
+        OR (c.relname = 'pg_namespace' AND l.mode = 'RowExclusiveLock'))
+ORDER BY 1
+"""
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the schema to this program's version; nothing is written when it is there already.
+
+    Several may do so at once, and wait for each other. Raises PrivilegeError naming the right that is
+    missing, StateError when the schema is of a newer program, or the database is read-only, and
+    SourceConnectionError, which names who is in the way, when a lock was not had in time.
+    """
+    for _ in range(_ATTEMPTS):
+        if _version(connection) == len(_VERSIONS) or _has_migrated(connection):
+            return
+    raise SourceConnectionError("schema _pgrepl is being set up by others", "try again when they are done")
+
+
+def _has_migrated(connection: Connection) -> bool:
+    """False when others have made meanwhile what was to be made."""
+    doing = "setting up schema _pgrepl"
+    with source_errors(doing):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
+                _apply(connection)
+                cursor.execute("COMMIT")
+        except _MADE_BY_ANOTHER:
+            _roll_back(connection)
+            return False
+        except psycopg2.errors.LockNotAvailable:
+            _roll_back(connection)
+            raise _in_the_way(connection, doing) from None
+        except psycopg2.errors.InsufficientPrivilege:
+            _roll_back(connection)
+            raise _missing_right(connection) from None
+        except psycopg2.errors.ReadOnlySqlTransaction:
+            _roll_back(connection)
+            raise StateError(
+                "schema _pgrepl cannot be set up: the database is read-only",
+                "give another database for it: state_conn_id, or PGREPL_STATE_DSN",
+            ) from None
+        except BaseException:
+            _roll_back(connection)
+            raise
+    return True
+
+
+def _in_the_way(connection: Connection, doing: str) -> SourceConnectionError:
+    who = "; ".join(one_line(text) for (text,) in rows(connection, _IN_THE_WAY))
+    return SourceConnectionError(
+        f"{doing}: a lock was not had within {LOCK_WAIT_MS // 1000} s, because of"
+        f" {who or 'somebody who has just let go of it'}",
+        "try again when that is done",
+    )
+
+
+def is_set_up(connection: Connection) -> bool:
+    """Whether the schema is there, of whatever version. Raises StateError for a newer one."""
+    return _version(connection) > 0
+
+
+def remove_schema(connection: Connection) -> bool:
+    """Drop the schema when it records no pipeline; whether it is gone.
+
+    It stays when it holds something that is not ours, or belongs to another role.
+    """
+    if not _exists(connection):
+        return True
+    with source_errors("removing schema _pgrepl"):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
+                is_empty = _drop_tables(connection)
+                cursor.execute("COMMIT")
+        except psycopg2.errors.LockNotAvailable:
+            _roll_back(connection)
+            raise _in_the_way(connection, "removing schema _pgrepl") from None
+        except (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.DependentObjectsStillExist):
+            _roll_back(connection)
+            return False
+        except BaseException:
+            _roll_back(connection)
+            raise
+    return is_empty
+
+
+def _drop_tables(connection: Connection) -> bool:
+    with connection.cursor() as cursor:
+        if _version(connection):
+            cursor.execute("LOCK TABLE _pgrepl.pipelines IN ACCESS EXCLUSIVE MODE")
+            if rows(connection, "SELECT 1 FROM _pgrepl.pipelines LIMIT 1"):
+                return False
+            cursor.execute("DROP TABLE IF EXISTS _pgrepl.locks, _pgrepl.selected_relations")
+            cursor.execute(
+                "DROP TABLE _pgrepl.progress, _pgrepl.tables, _pgrepl.pipelines, _pgrepl.migrations"
+            )
+        cursor.execute("DROP SCHEMA _pgrepl RESTRICT")
+    return True
+
+
+def _apply(connection: Connection) -> None:
+    """Others who do the same wait, for the schema, for this table, or for a lock on it."""
+    with connection.cursor() as cursor:
+        if not _exists(connection):
+            cursor.execute("CREATE SCHEMA _pgrepl")
+        check_ownership(connection)  # it may have come since the connection was opened
+        if rows(connection, _MIGRATIONS_TABLE, (SCHEMA,)):
+            cursor.execute("LOCK TABLE _pgrepl.migrations IN SHARE ROW EXCLUSIVE MODE")
+        version = _version(connection)
+        if version == 0:
+            cursor.execute(
+                "CREATE TABLE IF NOT EXISTS _pgrepl.migrations"
+                " (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+            )
+        for number, statements in enumerate(_VERSIONS[version:], version + 1):
+            cursor.execute(statements)
+            cursor.execute("INSERT INTO _pgrepl.migrations (version) VALUES (%s)", (number,))
+
+
+def _version(connection: Connection) -> int:
+    """The version of the schema that is there; 0 without one. Raises StateError for a newer one."""
+    with source_errors("reading schema _pgrepl"):
+        # A plain read: to_regclass() may remember from before the lock that there was no such schema.
+        if not rows(connection, _MIGRATIONS_TABLE, (SCHEMA,)):
+            return 0
+        found = row(connection, "SELECT coalesce(max(version), 0) FROM _pgrepl.migrations")[0]
+    if found > len(_VERSIONS):
+        raise StateError(
+            f"schema _pgrepl has version {found}, and this program knows {len(_VERSIONS)} at most",
+            "update airflow-provider-pgrepl here to the version that runs elsewhere",
+        )
+    return int(found)
+
+
+def _exists(connection: Connection) -> bool:
+    return bool(rows(connection, "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (SCHEMA,)))
+
+
+def _roll_back(connection: Connection) -> None:
+    if not connection.closed:
+        connection.cursor().execute("ROLLBACK")
+
+
+def _missing_right(connection: Connection) -> PrivilegeError:
+    role, database = row(connection, "SELECT current_user::text, pg_catalog.current_database()::text")
+    acting = acting_role_hint(connection)
+    if _exists(connection):
+        return PrivilegeError(
+            f"role {role} may not set up the tables of schema _pgrepl in database {database}",
+            f"{acting}GRANT USAGE, CREATE ON SCHEMA _pgrepl TO {quote_identifier(role)}, or let the schema's"
+            " owner run this once",
+        )
+    return PrivilegeError(
+        f"role {role} may not create schema _pgrepl in database {database}: it lacks CREATE on the database",
+        f"{acting}GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}, or give"
+        " another database: state_conn_id, or PGREPL_STATE_DSN",
+    )
