@@ -17,7 +17,8 @@ from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.cli.applications import add_commands, split
 from airflow_provider_pgrepl.cli.commands import COMMANDS, Arguments, Work
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.app import app_arguments, process
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import process as app_arguments
 from airflow_provider_pgrepl.replication.runtime import process_io
 from airflow_provider_pgrepl.replication.runtime.host import check_libraries
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -82,11 +83,11 @@ def _creek(arguments: Arguments) -> int:
 
 
 def _warm_up(_: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.runtime import compiled_folder, compiled_loops
+    from airflow_provider_pgrepl.replication.runtime import compiled_loops
 
     logging.getLogger(compiled_loops.__name__).setLevel(logging.INFO)
     compiled_loops.ensure_compiled()
-    sys.stdout.write(f"all loops are compiled, in {compiled_folder.folder()}\n")
+    sys.stdout.write(f"all loops are compiled, in {compiled_loops.folder()}\n")
     return process.DONE
 
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
-from airflow_provider_pgrepl.replication.events.beginning import begin_after
+from airflow_provider_pgrepl.replication.events.position import begin_after
 from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord
 from airflow_provider_pgrepl.replication.events.targets.base import Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
 from benchmarks import pipelines, workload
 from benchmarks.receive import receive
 from benchmarks.source import Source

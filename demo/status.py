@@ -12,8 +12,7 @@ from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from demo.errors import DemoError
 from demo.lake import Balance, Lake
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
-from airflow_provider_pgrepl.replication.app.app_arguments import (
+from airflow_provider_pgrepl.replication.app.process import (
     AddArguments,
     as_given,
     of_publish,
     of_replicate,
     of_snapshot,
+    source_dsn,
 )
-from airflow_provider_pgrepl.replication.app.process import source_dsn
 from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import supervisor

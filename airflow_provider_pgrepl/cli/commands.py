@@ -12,17 +12,96 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.cli import command_options as options
 from airflow_provider_pgrepl.errors import ConfigError, escaped
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
+from airflow_provider_pgrepl.replication.catalogs.unity_client import TOKEN_VARIABLE
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument of a command: what argparse is told."""
+
+    name: str
+    how: dict[str, object]
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(self.name, **self.how)  # type: ignore[arg-type]
+
+
+JSON = Option("--json", {"action": "store_true", "help": "for programs"})
+YES = Option("--yes", {"action": "store_true", "help": "do it; without, it is only said"})
+YES_TO_DROP = Option(
+    "--yes", {"action": "store_true", "help": "needed with --drop-lake-tables; without, it is only said"}
+)
+TABLES = Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
+ANY_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all errored ones, if none"})
+TIMEOUT = Option(
+    "--timeout",
+    {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
+)
+TABLES_TO_COMPACT = Option(
+    "--tables", {"default": "", "metavar": "a.b,c.d", "help": "compact these lake tables, and no others"}
+)
+LIMIT = Option(
+    "--limit-s",
+    {
+        "type": float,
+        "default": MAINTENANCE_LIMIT_S,
+        "metavar": "SECONDS",
+        "help": "begin to join no more files after that",
+    },
+)
+LSN = Option("--lsn", {"required": True, "metavar": "X/X", "help": "as the error names it"})
+UNTOUCHED = Option(
+    "--untouched",
+    {
+        "nargs": "+",
+        "default": [],
+        "metavar": "TABLE",
+        "help": "tables that, as you know, it has not changed: they go on without a new copy",
+    },
+)
+DROP_TABLES = Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
+DROP_LAKE = Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
+GIVE_UP = Option(
+    "--give-up",
+    {"metavar": "NAME", "help": "the source, if it has another history than the lake; the error names it"},
+)
+SOURCE_NAME = Option("name", {"metavar": "NAME", "help": "the source's; the error for another one says it"})
+LOOK_ONLY = Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
+MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
+
+SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all, if none"})
+AFTER = Option(
+    "--after",
+    {
+        "metavar": "PLACE",
+        "help": "a change's id, an LSN or a moment; else the oldest change that is kept",
+    },
+)
+FOLLOW = Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
+UNITY = Option(
+    "--unity",
+    {
+        "metavar": "URL",
+        "help": f"register them in Unity Catalog there (token: {TOKEN_VARIABLE}), and print their names",
+    },
+)
+UNITY_CATALOG = Option(
+    "--unity-catalog", {"metavar": "NAME", "help": "the catalog of it, which must be there"}
+)
+REMOVE = Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
+
 
 Arguments = argparse.Namespace
 Work = Callable[[Pipeline, Arguments], int]
@@ -169,16 +248,16 @@ def _drift(pipeline: Pipeline, arguments: Arguments) -> int:
 
 def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.drift_check.migration import check_migration
-    from airflow_provider_pgrepl.replication.runtime.text_file import read_text
+    from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 
     sql = read_text("migration", arguments.migration)
     return _report(check_migration(process.source_dsn(), pipeline, sql), arguments)
 
 
 def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.app.lake_choice import refuse_without_lake
+    from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
     from airflow_provider_pgrepl.replication.catalogs.spark_catalog import catalog_sql
-    from airflow_provider_pgrepl.replication.catalogs.unity_catalog import register_in_unity
+    from airflow_provider_pgrepl.replication.catalogs.unity import register_in_unity
     from airflow_provider_pgrepl.replication.catalogs.unity_client import TOKEN_VARIABLE
 
     refuse_without_lake(pipeline, "catalog", "there is nothing to register")
@@ -196,16 +275,16 @@ def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
 
 def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.source.connection import connect
-    from airflow_provider_pgrepl.replication.source.event_trigger import event_trigger_sql, trigger
+    from airflow_provider_pgrepl.replication.source.event_trigger import sql, trigger
 
     if arguments.remove:
-        return _say(event_trigger_sql.removal_script(pipeline.name).rstrip())
+        return _say(sql.removal_script(pipeline.name).rstrip())
     with closing(connect(process.source_dsn(), f"event trigger {pipeline.name}")) as source:
         return _say(trigger.install_sql(source, pipeline).rstrip())
 
 
 def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.events.json_lines import json_lines
+    from airflow_provider_pgrepl.replication.events.stream import json_lines
 
     given: str | None = arguments.after
     after = given if given is None or "/" in given else _moment(given)
@@ -235,70 +314,70 @@ def _report(report: DriftReport, arguments: Arguments) -> int:
     return process.WILL_NOT_HELP if report.is_unsafe else process.DONE
 
 
-COMMANDS: tuple[tuple[str, str, Work, tuple[options.Option, ...]], ...] = (
-    ("status", "tables, states, positions and lag of a pipeline", _status, (options.JSON,)),
-    ("pause", "let tables stand still; their changes are kept", _pause, (options.TABLES,)),
-    ("resume", "have paused tables catch up", _resume, (options.TABLES,)),
-    ("retry", "have errored tables catch up, when the cause is gone", _retry, (options.ANY_TABLES,)),
+COMMANDS: tuple[tuple[str, str, Work, tuple[Option, ...]], ...] = (
+    ("status", "tables, states, positions and lag of a pipeline", _status, (JSON,)),
+    ("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
+    ("resume", "have paused tables catch up", _resume, (TABLES,)),
+    ("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),
     (
         "remove",
         "take tables out of the pipeline",
         _remove,
-        (options.TABLES, options.DROP_TABLES, options.TIMEOUT, options.YES_TO_DROP),
+        (TABLES, DROP_TABLES, TIMEOUT, YES_TO_DROP),
     ),
     (
         "maintain",
         "compact lake tables and changelog, let old points go, delete what nobody needs",
         _maintain,
-        (options.TABLES_TO_COMPACT, options.LIMIT, options.JSON),
+        (TABLES_TO_COMPACT, LIMIT, JSON),
     ),
     (
         "teardown",
         "drop slot, publication and records",
         _teardown,
-        (options.DROP_LAKE, options.GIVE_UP, options.TIMEOUT, options.YES),
+        (DROP_LAKE, GIVE_UP, TIMEOUT, YES),
     ),
     (
         "skip",
         "go on without a transaction that the server cannot send",
         _skip,
-        (options.LSN, options.UNTOUCHED, options.YES),
+        (LSN, UNTOUCHED, YES),
     ),
     (
         "changes",
         "print changes as lines of JSON",
         _changes,
-        (options.SOME_TABLES, options.AFTER, options.FOLLOW),
+        (SOME_TABLES, AFTER, FOLLOW),
     ),
-    ("drift", "compare the tables with the catalog as it is now", _drift, (options.LOOK_ONLY, options.JSON)),
+    ("drift", "compare the tables with the catalog as it is now", _drift, (LOOK_ONLY, JSON)),
     (
         "check-migration",
         "say what SQL would do to a pipeline",
         _check_migration,
-        (options.MIGRATION, options.JSON),
+        (MIGRATION, JSON),
     ),
     (
         "catalog",
         "print the SQL that registers lake tables where readers look, or register them in Unity Catalog",
         _catalog,
-        (options.UNITY, options.UNITY_CATALOG),
+        (UNITY, UNITY_CATALOG),
     ),
     (
         "accept-source",
         "go on with a source whose schema _pgrepl was lost or restored",
         _accept_source,
-        (options.SOURCE_NAME,),
+        (SOURCE_NAME,),
     ),
     (
         "accept-missing",
         "go on without consistent points, or an index of relations, that the lake has lost",
         _accept_missing,
-        (options.YES,),
+        (YES,),
     ),
     (
         "event-trigger-sql",
         "print what a superuser runs once",
         _event_trigger_sql,
-        (options.REMOVE,),
+        (REMOVE,),
     ),
 )

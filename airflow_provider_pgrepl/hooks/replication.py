@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg2
+import psycopg2.extensions
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 from sqlalchemy.engine import URL
 
-from airflow_provider_pgrepl.errors import PgReplError, SlotError
-from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS, SECRET_EXTRAS, dsn_of
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError
+from airflow_provider_pgrepl.hooks.lake import lake_variables
+from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source import permanent, publication
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.settings.store_variables import use_store
+from airflow_provider_pgrepl.replication.source import publication, slot_creation
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    with_system_certificates,
+)
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
-from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, drop_slot, read_slot
+
+CONNECTION_TYPES = ("pgrepl", "postgres", "postgresql")
+LIBPQ_EXTRAS = (
+    "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation", "sslsni",
+    "ssl_min_protocol_version", "ssl_max_protocol_version", "channel_binding", "require_auth",
+    "options", "connect_timeout", "target_session_attrs", "load_balance_hosts", "hostaddr",
+    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+    "gssencmode", "krbsrvname", "passfile", "service",
+)  # fmt: skip
+"""Keys of a connection's extra that go to libpq; what they mean is in PostgreSQL's manual, 34.1.2."""
+
+SECRET_EXTRAS = ("sslpassword",)
+
+
+def dsn_of(connection: Any) -> str:
+    """The connection string for an Airflow connection of type `pgrepl` or `postgres`.
+
+    Raises ConfigError for another type, and for an extra of a `pgrepl` connection that libpq does not have:
+    a misspelt `sslmode` must not connect without TLS. A `postgres` connection may carry its own provider's.
+    """
+    if connection.conn_type not in CONNECTION_TYPES:
+        raise ConfigError(
+            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}",
+            "use a connection of type pgrepl (or postgres)",
+        )
+    extras = {key: value for key, value in connection.extra_dejson.items() if value not in (None, "")}
+    _check_extras(connection, extras)
+    parts: dict[str, object] = {
+        "host": connection.host,
+        "port": connection.port,
+        "dbname": connection.schema,
+        "user": connection.login,
+        "password": connection.password,
+        **{key: _text(extras[key]) for key in LIBPQ_EXTRAS if key in extras},
+    }
+    try:
+        text: str = psycopg2.extensions.make_dsn(**{key: value for key, value in parts.items() if value})
+    except psycopg2.Error:
+        # Without the cause: libpq quotes what it could not read.
+        raise ConfigError(f"connection {connection.conn_id!r} does not make a connection string") from None
+    return text
+
+
+def _check_extras(connection: Any, extras: Mapping[str, object]) -> None:
+    unknown = sorted(set(extras) - set(LIBPQ_EXTRAS))
+    if unknown and connection.conn_type == "pgrepl":
+        raise ConfigError(
+            f"connection {connection.conn_id!r} has unknown extras: {', '.join(unknown)}",
+            f"known ones: {', '.join(LIBPQ_EXTRAS)}",
+        )
+    if extras.get("iam"):
+        raise ConfigError(
+            f"connection {connection.conn_id!r} logs in by IAM tokens, which expire while replication runs",
+            "use a user with a password or a client certificate",
+        )
+
+
+def _text(value: object) -> str:
+    """JSON's true and false are libpq's 1 and 0."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
 
 _ROLE = "hook"
 
@@ -153,7 +221,7 @@ class PgReplicationHook(DbApiHook):
         It needs a second free slot while it is made. Raises SlotError, SnapshotError (open transactions that
         the server waits for), ServerSettingError.
         """
-        with permanent.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
+        with slot_creation.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
             return exported.consistent_point
 
     def get_slot(self, name: str) -> Slot | None:
@@ -191,3 +259,19 @@ class PgReplicationHook(DbApiHook):
             yield connection
         finally:
             connection.close()
+
+
+def access_to(pipeline: Pipeline) -> Access:
+    """The pipeline, with connection strings that are masked in logs from here on. Raises ConfigError."""
+    dsn = PgReplicationHook(pipeline.conn_id).dsn()
+    state_dsn = PgReplicationHook(pipeline.state_conn_id).dsn() if pipeline.state_conn_id else dsn
+    return Access(pipeline, dsn, state_dsn)
+
+
+def access_with_lake(pipeline: Pipeline) -> Access:
+    """The same for what reads or writes the lake in this process: it reaches the store as the pipeline says.
+
+    For tasks, which have a process of their own; not for triggers. Raises ConfigError.
+    """
+    use_store(lake_variables(pipeline))
+    return access_to(pipeline)

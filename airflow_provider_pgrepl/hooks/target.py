@@ -9,7 +9,7 @@ from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app.process import REGISTRY_VARIABLE, SALT_VARIABLE, TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings, TargetKind
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, TargetKind
 
 _SCHEMES: dict[TargetKind, tuple[str, str]] = {
     "rabbitmq": ("amqp", "amqps"),

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
     read_pipeline,
     read_tables,
 )
+from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.operators.failures import failure_of, translated
 
 

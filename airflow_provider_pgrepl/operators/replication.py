@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.hooks.target import target_secrets
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_replication
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _MODES = ("continuous", "caught_up")
 

@@ -10,43 +10,197 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException
+from airflow.providers.common.compat.openlineage.utils.spark import (
+    inject_parent_job_information_into_spark_properties,
+    inject_transport_information_into_spark_properties,
+)
+from airflow.sdk import BaseOperatorLink, Connection, conf
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
-from airflow_provider_pgrepl.hooks.access import access_to, access_with_lake
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, check_at_parse_time, read_pipeline
+from airflow_provider_pgrepl.hooks.replication import (
+    PgReplicationHook,
+    access_to,
+    access_with_lake,
+    missing_connection,
+)
 from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, StatusLink
-from airflow_provider_pgrepl.operators.driver_settings import (
-    connection_strings,
-    driver_environment,
-    properties_with_lineage,
-)
 from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_well, translated
-from airflow_provider_pgrepl.operators.spark_connection import (
-    LOCAL_CONN_ID,
-    ensure_connection,
-    has_driver_on_cluster,
-)
-from airflow_provider_pgrepl.operators.submit_parameters import (
-    refuse_connection_id,
-    refuse_of_no_use_on_worker,
-)
-from airflow_provider_pgrepl.operators.worker import STATUS, push, run_folder, show_links, task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
 from airflow_provider_pgrepl.replication.runtime import spark_submit
+from airflow_provider_pgrepl.replication.runtime.process_io import (
+    FORMAT_VARIABLE,
+    JSON,
+    LEVEL_VARIABLE,
+    RESULT_VARIABLE,
+)
+from airflow_provider_pgrepl.replication.runtime.spark_submit import quiet_logging, small_process
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import replaced_by
 from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
-from airflow_provider_pgrepl.spark_driver.claim import Adoption, Pause
-from airflow_provider_pgrepl.spark_driver.follow import End, Following, ForsakenError, StoppedError
-from airflow_provider_pgrepl.spark_driver.order import Order
-from airflow_provider_pgrepl.spark_driver.place import Claim, Place
+from airflow_provider_pgrepl.spark_driver.claim import Adoption, Claim, Order, Pause, Place
+from airflow_provider_pgrepl.spark_driver.follow import (
+    RESULT_FILE,
+    End,
+    Following,
+    ForsakenError,
+    StoppedError,
+)
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
+
+LOCAL_CONN_ID = "pgrepl_local_spark"
+
+
+def ensure_connection(conn_id: str | None, master: str) -> None:
+    """Make sure that the connection is there; for None, that LOCAL_CONN_ID leads to `master` from here on.
+
+    Raises AirflowNotFoundException for a connection that is not there, which the hook would pass over.
+    """
+    if conn_id is not None:
+        try:
+            SparkSubmitHook.get_connection(conn_id)
+        except AirflowNotFoundException as error:
+            other = "leave spark_conn_id out: then Spark runs on this worker (master)"
+            raise missing_connection(error, conn_id, "spark", other) from None
+        return
+    os.environ[f"AIRFLOW_CONN_{LOCAL_CONN_ID.upper()}"] = Connection(
+        conn_id=LOCAL_CONN_ID, conn_type="spark", host=master
+    ).as_json()
+
+
+def has_driver_on_cluster(connection: Mapping[str, Any]) -> bool:
+    """Whether the driver is to run on the cluster, by what SparkSubmitHook knows of the connection.
+
+    Raises ConfigError for a standalone cluster, on which Spark runs no driver in Python:
+    https://spark.apache.org/docs/4.2.0/submitting-applications.html
+    """
+    if connection["deploy_mode"] != "cluster":
+        return False
+    if str(connection["master"]).startswith("spark://"):
+        raise ConfigError(
+            "deploy mode cluster: on a standalone cluster Spark runs no driver in Python",
+            "set the Spark connection's deploy mode to client: the driver then runs on this worker, detached"
+            " from the task, and its executors on the cluster",
+        )
+    return True
+
+
+_CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
+_OF_NO_USE = {
+    "java_class": "the applications are in Python",
+    "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
+    "track_driver_via_k8s_api": _CLUSTER,
+    "yarn_track_via_rm_api": _CLUSTER,
+    "yarn_rm_auth": _CLUSTER,
+}
+_DEFAULTS: Mapping[str, Any] = {"status_poll_interval": 1}
+
+
+def refuse_connection_id(parameters: Mapping[str, Any]) -> None:
+    """Raise ConfigError for Spark's connection by its other name."""
+    if "conn_id" in parameters:
+        raise ConfigError("conn_id: is called spark_conn_id here; that of the source stands in the pipeline")
+
+
+def refuse_of_no_use_on_worker(operator: Any) -> None:
+    """Raise ConfigError for parameters that mean nothing when the driver runs on this worker."""
+    given = [
+        f"{name}: {why}"
+        for name, why in _OF_NO_USE.items()
+        if getattr(operator, f"_{name}") not in (None, False, _DEFAULTS.get(name))
+    ]
+    if given:
+        raise ConfigError("; ".join(given), "leave it out")
+
+
+def connection_strings(pipeline: Pipeline) -> dict[str, str]:
+    """The pipeline's secrets, for the environment of the process alone."""
+    secrets = {"PGREPL_DSN": PgReplicationHook(pipeline.conn_id).dsn()}
+    if pipeline.state_conn_id is not None:
+        secrets["PGREPL_STATE_DSN"] = PgReplicationHook(pipeline.state_conn_id).dsn()
+    return secrets | lake_variables(pipeline)
+
+
+def driver_environment(
+    hook: SparkSubmitHook | None, env_vars: Mapping[str, Any], secrets: Mapping[str, str], folder: Path
+) -> dict[str, str]:
+    """The worker's environment with the task's variables, and over all of them the secrets.
+
+    `hook`: None for an application without Spark. In `folder` the application leaves its result.
+    """
+    # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
+    inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
+    # Nor a token of other keys, or another endpoint.
+    replaced = set(replaced_by(secrets))
+    inherited = {key: value for key, value in inherited.items() if key not in replaced}
+    environment = {**quiet_logging(), **inherited}
+    if hook is None:
+        environment = small_process(environment)
+    else:
+        environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if hook is not None and hook._connection["master"].startswith("local"):
+        environment["PYSPARK_PYTHON"] = sys.executable
+    environment.setdefault(LEVEL_VARIABLE, conf.get("logging", "logging_level", fallback="INFO"))
+    environment |= {key: str(value) for key, value in env_vars.items()}
+    ours = {FORMAT_VARIABLE: JSON, RESULT_VARIABLE: str(folder / RESULT_FILE), "PYTHONUNBUFFERED": "1"}
+    return {**environment, **secrets, **ours}
+
+
+def properties_with_lineage(
+    conf: Mapping[Any, Any] | None, context: Any, *, parent: bool, transport: bool
+) -> dict[Any, Any]:
+    """Spark's properties with OpenLineage's: of the task (`parent`), of where events go (`transport`)."""
+    properties = dict(conf or {})
+    if parent:
+        properties = inject_parent_job_information_into_spark_properties(properties, context)
+    if transport:
+        properties = inject_transport_information_into_spark_properties(properties, context)
+    return properties
+
+
+STATUS = "status"
+"""The XCom of how an application stands, renewed while it runs."""
+
+
+def run_folder() -> Path:
+    """The folder of `[pgrepl] run_folder`; `pgrepl` below AIRFLOW_HOME when none is named."""
+    named = str(conf.get("pgrepl", "run_folder", fallback="")).strip()
+    home = os.environ.get("AIRFLOW_HOME") or "~/airflow"
+    return Path(named or f"{home}/pgrepl").expanduser()
+
+
+def task_of(context: Any) -> str:
+    """The try of a task, as a person would look for it."""
+    task = context.get("ti")
+    if task is None:
+        return f"process {os.getpid()}"
+    return f"task {task.task_id} of {task.dag_id}, run {task.run_id}, try {task.try_number}"
+
+
+def push(context: Any, key: str, value: Any) -> None:
+    """Give it to XCom now; what was under this key is replaced."""
+    if (task := context.get("ti")) is not None:
+        task.xcom_push(key=key, value=value)
+
+
+def show_links(context: Any, operator: Any, links: Iterable[BaseOperatorLink]) -> None:
+    """Show the links from the beginning: Airflow itself does at the end of a task, which may take months."""
+    if (task := context.get("ti")) is None:
+        return
+    for link in links:
+        push(context, link.xcom_key, link.get_link(operator, ti_key=task))
+
 
 _PIPELINE_FILE = "pipeline.json"
 _JUST_ENDED_S = 15.0

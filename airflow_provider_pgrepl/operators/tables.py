@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
@@ -16,6 +15,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
     read_pipeline,
     read_tables,
 )
+from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.operators.failures import translated
 from airflow_provider_pgrepl.replication.app.access import Access
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
     read_flag,
     read_pipeline,
 )
+from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.operators.failures import translated
 
 

@@ -12,17 +12,16 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
-from airflow_provider_pgrepl.hooks.access import access_to
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
     read_flag,
     read_pipeline,
 )
-from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
+from airflow_provider_pgrepl.hooks.replication import PgReplicationHook, access_to
 from airflow_provider_pgrepl.operators.failures import as_airflow, translated
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
-from airflow_provider_pgrepl.replication.runtime.text_file import read_text
+from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 from airflow_provider_pgrepl.triggers.drift import DriftTrigger
 
 _FAIL_ON = ("unsafe", "any", "never")

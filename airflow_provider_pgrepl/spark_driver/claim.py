@@ -2,17 +2,187 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import re
+import secrets
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.errors import BusyError
-from airflow_provider_pgrepl.spark_driver.locked_file import LockedFile
-from airflow_provider_pgrepl.spark_driver.order import Order
-from airflow_provider_pgrepl.spark_driver.place import Claim, Place, PlaceTakenError
-from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
+from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, STATE_DSN_VARIABLE
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.store_variables import (
+    AZURE_ENDPOINT,
+    ENDPOINT,
+    GOOGLE_ENDPOINT,
+)
+from airflow_provider_pgrepl.spark_driver.process import (
+    AppState,
+    LocalApp,
+    LockedFile,
+    is_private_folder,
+    private_folder,
+    remove_private_folder,
+    supervised_folders,
+)
+from airflow_provider_pgrepl.spark_driver.supervisor import write_whole
+
+_TOKEN = re.compile(r"pgrepl-[0-9a-f]{32}")
+_LOCK = "lock"
+
+
+class PlaceTakenError(Exception):
+    """An application lives there, or is just being started."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A place that nobody has, and a folder for the application that is to live there."""
+
+    folder: Path
+    _lock: LockedFile
+
+    def launch(
+        self, command: Sequence[str], application: str, env: Mapping[str, str], stop_timeout_s: float
+    ) -> LocalApp:
+        """Start it; it has the place from now on, whatever becomes of this process."""
+        return LocalApp.launch(command, application, env, self.folder, stop_timeout_s, self._lock)
+
+
+class Place:
+    """A private folder with one of its own for each application that was started: of these one may run."""
+
+    def __init__(self, run_folder: Path, app: str, pipeline: Pipeline) -> None:
+        """`app`: `snapshot`, `replicate` or `publish-NAME`. Raises ConfigError for an unsafe folder."""
+        host = "host-" + re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
+        # By what stays when the file changes, so that what a killed task left is found: pipelines of one name
+        # have different lakes.
+        digest = hashlib.sha256(f"{app}\0{pipeline.name}\0{pipeline.lake_root}".encode()).hexdigest()[:12]
+        self.app = app
+        home = private_folder(private_folder(run_folder.expanduser().absolute()) / host)
+        self.folder = private_folder(home / f"{app}-{pipeline.name}-{digest}")
+
+    def find(self, token: object) -> LocalApp | None:
+        """The application of this place with that token, whoever gave it; None when there is none."""
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            return None
+        folder = self.folder / token
+        if is_private_folder(folder):
+            return LocalApp(folder)
+        return next((app for app in self._elsewhere() if app.token == token), None)
+
+    def running(self) -> LocalApp | None:
+        """The one that runs, if there is one."""
+        return next((app for app in self.apps() if app.status() is AppState.RUNNING), None)
+
+    def elsewhere(self) -> LocalApp | None:
+        """Return the application that runs on this host for the same pipeline and lake from another run
+        folder, as after `[pgrepl] run_folder`, AIRFLOW_HOME or the host's name was changed."""
+        return next(self._elsewhere(), None)
+
+    def _elsewhere(self) -> Iterator[LocalApp]:
+        for folder in supervised_folders():
+            is_ours = _TOKEN.fullmatch(folder.name) and folder.parent.name == self.folder.name
+            if not is_ours or folder.parent == self.folder or not is_private_folder(folder):
+                continue
+            app = LocalApp(folder)
+            if app.status() is AppState.RUNNING:
+                yield app
+
+    def apps(self) -> list[LocalApp]:
+        """All that have left something here."""
+        names = sorted(path.name for path in self.folder.iterdir())
+        return [app for app in map(self.find, names) if app is not None]
+
+    @contextmanager
+    def claim(self) -> Iterator[Claim]:
+        """Take the place for a new application; those that left something here have ended then.
+
+        Raises PlaceTakenError while one is there. If nothing was launched inside the block, nothing stays.
+        """
+        lock = LockedFile.take(self.folder / _LOCK)
+        if lock is None:
+            raise PlaceTakenError
+        try:
+            folder = private_folder(self.folder / f"pgrepl-{secrets.token_hex(16)}")
+            try:
+                yield Claim(folder, lock)
+            finally:
+                if LocalApp(folder).pid is None:
+                    remove_private_folder(folder)
+        finally:
+            lock.release()
+
+
+_FILE = "order.json"
+_OF_PLACE = {
+    "order",
+    *(f"variable {name}" for name in (DSN_VARIABLE, STATE_DSN_VARIABLE)),
+    *(f"variable {name}" for name in (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)),
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A pipeline, arguments, settings of Spark, and variables, whose values are never written down."""
+
+    pipeline: Pipeline
+    application: str
+    arguments: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def write(self, folder: Path) -> None:
+        """Leave it beside the application that it is for."""
+        salt = secrets.token_hex(16)
+        write_whole(folder / _FILE, json.dumps({"salt": salt, **self._comparable(salt)}))
+
+    def differences(self, folder: Path) -> list[str]:
+        """The names of what the application of that folder was ordered otherwise; `order` if nobody knows."""
+        try:
+            known = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            return _differences(known, self._comparable(str(known["salt"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return ["order"]
+
+    def differences_of_place(self, folder: Path) -> list[str]:
+        """Those by which source, state or store may be others than that application's: names and paths are
+        the same at two servers."""
+        return [name for name in self.differences(folder) if name in _OF_PLACE]
+
+    def _comparable(self, salt: str) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "application": self.application,
+            "arguments": list(self.arguments),
+            "settings": list(self.settings),
+            "pipeline": json.loads(self.pipeline.to_json()),
+            "variable": {name: _digest(salt, value) for name, value in self.environment.items()},
+        }
+
+
+def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, value in wanted.items():
+        if not isinstance(value, dict):
+            found += [name] if known[name] != value else []
+            continue
+        keys = sorted({*value, *known[name]})
+        found += [f"{name} {key}" for key in keys if known[name].get(key) != value.get(key)]
+    return found
+
+
+def _digest(salt: str, value: str) -> str:
+    return hashlib.sha256(f"{salt}{value}".encode()).hexdigest()
+
 
 _POLL_S = 0.2
 _BEGIN_WAIT_S = 30.0

@@ -12,8 +12,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine
 from airflow_provider_pgrepl.spark_driver.claim import Adoption, InCharge
-from airflow_provider_pgrepl.spark_driver.log_tail import LogTail
-from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
+from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp, LogTail
 
 RESULT_FILE = "result.json"
 

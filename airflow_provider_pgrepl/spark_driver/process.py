@@ -2,21 +2,243 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import shutil
+import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.runtime.process_io import LogLine, is_error, parse
 from airflow_provider_pgrepl.spark_driver import supervisor
-from airflow_provider_pgrepl.spark_driver.locked_file import LockedFile, holder_of
-from airflow_provider_pgrepl.spark_driver.log_tail import LogTail
-from airflow_provider_pgrepl.spark_driver.private_folder import remove_private_folder
-from airflow_provider_pgrepl.spark_driver.processes import ask_to_end, is_process
+
+
+def is_process(pid: int, token: str) -> bool:
+    """Whether process `pid` runs, and has this token among its arguments."""
+    try:
+        return token in psutil.Process(pid).cmdline()
+    except (psutil.Error, OSError, ValueError, OverflowError):
+        return False
+
+
+def ask_to_end(pid: int, token: str) -> None:
+    """SIGTERM to that process, and to no other that may get its id meanwhile."""
+    if not hasattr(os, "pidfd_open"):
+        if is_process(pid, token):
+            os.kill(pid, signal.SIGTERM)
+        return
+    try:
+        handle = os.pidfd_open(pid)
+    except (OSError, ValueError, OverflowError):
+        return
+    try:
+        if is_process(pid, token):
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def supervised_folders() -> Iterator[Path]:
+    """Yield the folders that supervisors of this host name among their arguments. Any process can name any
+    folder there: only what lies in the folder says whether one of ours runs."""
+    program = Path(supervisor.__file__).name
+    for process in psutil.process_iter(["cmdline"]):
+        words: list[str] = process.info["cmdline"] or []
+        if "--folder" in words and any(Path(word).name == program for word in words[:3]):
+            yield Path(words[words.index("--folder") + 1])
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private_folder(path: Path) -> Path:
+    """A folder, made where it is not there, which nobody but this user can enter.
+
+    Raises ConfigError for one that cannot be made, is a link, is somebody else's, or was open to others'
+    writing: what lies in it then may be anybody's.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = path.lstat()
+    except OSError as error:
+        raise _refused(path, f"cannot be made: {error.strerror}") from None
+    if not stat.S_ISDIR(facts.st_mode):
+        raise _refused(path, "is a link, not a folder")
+    if facts.st_uid != os.geteuid():
+        raise _refused(
+            path, f"belongs to user {facts.st_uid}, not to user {os.geteuid()}, who runs this task"
+        )
+    if facts.st_mode & _OTHERS_WRITE:
+        raise _refused(path, "can be written in by other users")
+    if stat.S_IMODE(facts.st_mode) != 0o700:
+        path.chmod(0o700)
+    return path
+
+
+def is_private_folder(path: Path) -> bool:
+    """Whether there is such a folder."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) == 0o700
+    )
+
+
+def remove_private_folder(path: Path) -> None:
+    """Delete it with all that is in it, if it is one; links in it are not followed."""
+    if is_private_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _refused(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"the run folder {path} {why}",
+        "name a folder that belongs to the user of Airflow's workers alone in Airflow's configuration:"
+        " [pgrepl] run_folder, or AIRFLOW__PGREPL__RUN_FOLDER",
+    )
+
+
+class LockedFile:
+    """An exclusive lock on a file. Held until `release`, or until all processes that inherited it ended."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    @classmethod
+    def take(cls, path: Path, holder: str = "") -> LockedFile | None:
+        """The lock, with `holder` written into the file; None while somebody has it."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        os.truncate(fd, 0)
+        os.write(fd, holder.encode())
+        return cls(path, fd)
+
+    def release(self) -> None:
+        """Let go of it here; who inherited it keeps it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def holder_of(path: Path) -> str:
+    """Who holds it, or held it last, in their own words; empty when unknown."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds it at this moment."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+_MARK = "log.forwarded"
+_CHUNK_BYTES = 1 << 20
+_TAIL_LINES = 20
+
+
+class LogTail:
+    """Lines of all segments, in order. The folder keeps how far they were read, and the last error."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mark = folder / _MARK
+        self._number, self._offset, self.last_error = self._read_mark()
+        self.last_lines: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def new_lines(self, *, ended: bool = False) -> Iterator[LogLine]:
+        """Complete lines not read before; with `ended` also an unfinished last one."""
+        yield from self._skip_what_is_gone()
+        while True:
+            # Asked before the segment is read: what it then lacks is in no later one.
+            has_next = self._segment(self._number + 1).exists()
+            yield from self._lines(ended or has_next)
+            if not has_next:
+                return
+            self._number, self._offset = self._number + 1, 0
+
+    def why(self) -> str:
+        """Its last error, for people; its last lines where it had none."""
+        return self.last_error or "\n".join(self.last_lines)
+
+    def _lines(self, is_whole: bool) -> Iterator[LogLine]:
+        """The segment from where reading stopped; `is_whole` when nothing more will be written to it."""
+        try:
+            segment = self._segment(self._number).open("rb")
+        except FileNotFoundError:
+            return
+        with segment:
+            while True:
+                segment.seek(self._offset)
+                chunk = segment.read(_CHUNK_BYTES)
+                whole = chunk.rfind(b"\n") + 1
+                if (is_whole and len(chunk) < _CHUNK_BYTES) or (not whole and len(chunk) == _CHUNK_BYTES):
+                    whole = len(chunk)
+                if not whole:
+                    return
+                for raw in chunk[:whole].splitlines():
+                    yield self._noted(parse(raw.decode("utf-8", errors="replace").rstrip()))
+                self._offset += whole
+                self._write_mark()
+
+    def _noted(self, line: LogLine) -> LogLine:
+        self.last_lines.append(line.text)
+        if is_error(line):
+            self.last_error = line.text
+        return line
+
+    def _skip_what_is_gone(self) -> Iterator[LogLine]:
+        oldest = min((int(path.name.rpartition("-")[2]) for path in self._folder.glob("log-*")), default=0)
+        if oldest > self._number:
+            self._number, self._offset = oldest, 0
+            yield parse("earlier lines were dropped while nobody read them")
+
+    def _segment(self, number: int) -> Path:
+        return self._folder / supervisor.LOG_PATTERN.format(number)
+
+    def _read_mark(self) -> tuple[int, int, str]:
+        try:
+            mark = json.loads(self._mark.read_text(encoding="utf-8"))
+            return int(mark["segment"]), int(mark["offset"]), str(mark["error"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, 0, ""
+
+    def _write_mark(self) -> None:
+        mark = {"segment": self._number, "offset": self._offset, "error": self.last_error}
+        self._mark.write_text(json.dumps(mark), encoding="utf-8")
+
 
 _POLL_S = 0.2
 _REAP_S = 10.0

@@ -11,7 +11,7 @@ from airflow.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
-from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.hooks.replication import access_to
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 if TYPE_CHECKING:

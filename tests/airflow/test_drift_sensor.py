@@ -11,7 +11,7 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.airflow.conftest import SECRET
 from tests.support.recorded import Recorded
 

@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.dsn import dsn_of
+from airflow_provider_pgrepl.hooks.replication import dsn_of
 
 
 def parsed(conn_type: str = "pgrepl", extra: dict[str, Any] | None = None, **fields: Any) -> dict[str, str]:

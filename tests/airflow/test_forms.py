@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.airflow.conftest import SECRET
 from tests.support.changelogs import epoch_record
 from tests.support.recorded import Recorded

@@ -18,14 +18,23 @@ import pytest
 from airflow_provider_pgrepl.errors import BusyError, ConfigError
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import process, supervisor
-from airflow_provider_pgrepl.spark_driver.claim import Adoption, InCharge
+from airflow_provider_pgrepl.spark_driver.claim import (
+    Adoption,
+    Claim,
+    InCharge,
+    Order,
+    Place,
+    PlaceTakenError,
+)
 from airflow_provider_pgrepl.spark_driver.follow import Following, StoppedError
-from airflow_provider_pgrepl.spark_driver.locked_file import LockedFile
-from airflow_provider_pgrepl.spark_driver.order import Order
-from airflow_provider_pgrepl.spark_driver.place import Claim, Place, PlaceTakenError
-from airflow_provider_pgrepl.spark_driver.private_folder import private_folder
-from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
-from airflow_provider_pgrepl.spark_driver.processes import ask_to_end, supervised_folders
+from airflow_provider_pgrepl.spark_driver.process import (
+    AppState,
+    LocalApp,
+    LockedFile,
+    ask_to_end,
+    private_folder,
+    supervised_folders,
+)
 from tests.airflow.conftest import Journal, eventually, is_alive
 
 STAND_IN = str(Path(__file__).parent / "stand_in.py")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hooks.lake import lake_variables
-from airflow_provider_pgrepl.operators.driver_settings import connection_strings
+from airflow_provider_pgrepl.hooks.replication import access_with_lake
+from airflow_provider_pgrepl.operators.spark_app import connection_strings
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import store_variables
 

@@ -11,7 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
-from airflow_provider_pgrepl.replication.lake.files import thorough_compaction
+from airflow_provider_pgrepl.replication.lake.files import compaction
 from tests.airflow.conftest import SECRET
 from tests.airflow.test_drift_sensor import Said
 from tests.support.kept import Kept
@@ -67,7 +67,7 @@ def test_a_task_that_is_killed_ends_between_two_commits(kept: Kept, monkeypatch:
     from airflow.sdk.exceptions import AirflowException
 
     task, began = operator(kept), threading.Event()
-    real = thorough_compaction.compact_thoroughly
+    real = compaction.compact_thoroughly
 
     def slow(*arguments: Any) -> Any:
         began.set()

@@ -41,7 +41,7 @@ def test_every_named_module_and_hook_can_be_imported() -> None:
 
 
 def test_every_field_of_the_connection_form_reaches_libpq() -> None:
-    from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS
+    from airflow_provider_pgrepl.hooks.replication import LIBPQ_EXTRAS
 
     [connection_type] = info()["connection-types"]
     assert set(connection_type["conn-fields"]) <= set(LIBPQ_EXTRAS)

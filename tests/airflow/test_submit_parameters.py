@@ -164,7 +164,7 @@ def test_lineage_is_asked_of_the_same_functions_as_sparks_own_operator(
         return {**properties, key: "told"}
 
     name = "transport" if "transport" in parameter else "parent_job"
-    module = "airflow_provider_pgrepl.operators.driver_settings"
+    module = "airflow_provider_pgrepl.operators.spark_app"
     monkeypatch.setattr(f"{module}.inject_{name}_information_into_spark_properties", inject)
     submitted.run(**{parameter: True})
     assert setting(f"{key}=told")(submitted)

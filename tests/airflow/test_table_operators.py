@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.airflow.conftest import SECRET
 from tests.airflow.test_drift_sensor import Said
 from tests.support.recorded import Recorded

@@ -15,7 +15,8 @@ from typing import Any
 from airflow_provider_pgrepl.replication.app import copy_states, replicate, snapshot
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake import consistent_points
-from airflow_provider_pgrepl.replication.lake.apply import catch_up_planner, merge_task, scheduler
+from airflow_provider_pgrepl.replication.lake.apply import merge_task, scheduler
+from airflow_provider_pgrepl.replication.lake.apply import scheduler as catch_up_planner
 from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream

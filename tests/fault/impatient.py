@@ -10,8 +10,8 @@ from functools import partial
 from importlib import import_module
 
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.events.publish import delivery
-from airflow_provider_pgrepl.replication.events.targets import kafka_link, kafka_properties, nats, rabbitmq
+from airflow_provider_pgrepl.replication.events.publish import publisher
+from airflow_provider_pgrepl.replication.events.targets import kafka, kafka_broker, nats, rabbitmq
 
 STOP_S = 5.0
 LONGEST_PAUSE_S = 1.0
@@ -22,11 +22,11 @@ HEARTBEAT_S = 6
 
 
 def publish_impatiently() -> None:
-    delivery._LONGEST_PAUSE_S = LONGEST_PAUSE_S
+    publisher._LONGEST_PAUSE_S = LONGEST_PAUSE_S
     nats._PING_S = PING_S
     rabbitmq._HEARTBEAT_S = HEARTBEAT_S
-    kafka_link._CONNECT_S = CONNECT_S
-    kafka_properties._GIVEN |= {"message.timeout.ms": ANSWER_S * 1000, "socket.timeout.ms": ANSWER_S * 333}
+    kafka._CONNECT_S = CONNECT_S
+    kafka_broker._GIVEN |= {"message.timeout.ms": ANSWER_S * 1000, "socket.timeout.ms": ANSWER_S * 333}
 
 
 def end_impatiently() -> None:

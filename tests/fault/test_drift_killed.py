@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.in_process import InProcess
 from tests.support.random_ddl import Following, ShiftingTables, lake_difference
 from tests.support.replicated import execute, kill, wait_until

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.kafka import KafkaBroker
 from tests.support.kafka import KafkaTopics, kept_rows
 from tests.support.loop_disk import Disk, disk

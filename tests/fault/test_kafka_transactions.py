@@ -16,10 +16,10 @@ import pytest
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.targets.base import Sending
 from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

@@ -16,8 +16,8 @@ from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.creek.last_message import last_message
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
+from airflow_provider_pgrepl.replication.creek.stream_reading import last_message
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.nats import NatsServer
 from tests.support.jetstream import CreekMessage, CreekStream, creek_applied, running_nats
 from tests.support.publishing import (

@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, read_record
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.rabbitmq import Broker
 from tests.support.publishing import (
     IMPATIENT,

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
-from airflow_provider_pgrepl.replication.app.snapshot_run import opened
+from airflow_provider_pgrepl.replication.app.snapshot import opened
 from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger

@@ -19,8 +19,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from airflow_provider_pgrepl.__main__ import main as pgrepl
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.formats.change_schema import ChangeSchema
+from airflow_provider_pgrepl.replication.events.formats.avro import ChangeSchema
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.targets.schema_registry import (
     RefusedSchemaError,
     SchemaRegistry,

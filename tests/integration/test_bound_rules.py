@@ -13,19 +13,19 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
-from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.snapshot import (
     add_tables,
     begin_new_epoch,
     resnapshot,
     take_tables,
 )
+from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import requested_of
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.copy import keeper
+from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
     Selected,
@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 )
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
@@ -162,7 +162,7 @@ def test_a_column_renamed_after_the_tables_were_chosen_is_not_copied(kept: Kept)
     with (
         kept.access.store("test") as store,
         export_snapshot(kept.dsn, "pgrepl_test_copy", timeout_s=30) as exported,
-        keeper.keep(kept.dsn, exported.snapshot, [renamed], kept.pipeline.publication, 5) as held,
+        snapshot_holder.keep(kept.dsn, exported.snapshot, [renamed], kept.pipeline.publication, 5) as held,
     ):
         epoch = read_epoch(kept.changelog)
         copy = SnapshotCopy(no_spark, kept.dsn, kept.pipeline, store, epoch, held, exported)

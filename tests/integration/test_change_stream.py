@@ -22,17 +22,17 @@ from airflow_provider_pgrepl.errors import (
     NoChangelogError,
     ValueRangeError,
 )
-from airflow_provider_pgrepl.replication.changelog import retention
+from airflow_provider_pgrepl.replication.changelog import maintenance
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
-from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.stream import stream
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
+from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.values import TypedColumn
 from tests.conftest import closing_connection
 from tests.support.received import Received
@@ -319,7 +319,7 @@ def drop_up_to(received: Received, lsn: LSN) -> None:
     """As retention does."""
     table = open_changelog(received.changelog)
     files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    retention._remove(table, [file for file in files if file["max.commit_lsn"] <= lsn])
+    maintenance._remove(table, [file for file in files if file["max.commit_lsn"] <= lsn])
 
 
 def test_a_new_epoch_stops_it_when_all_of_the_old_one_is_read(received, dsn):

@@ -21,8 +21,8 @@ from psycopg2.errors import UndefinedTable
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.creek import client
-from airflow_provider_pgrepl.replication.creek.settings import ConsumerSettings
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.creek.consumer import ConsumerSettings
+from airflow_provider_pgrepl.replication.creek.wire import Wire
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.copied import Copied, begun, copying, rows

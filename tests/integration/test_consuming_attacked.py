@@ -13,8 +13,8 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.creek.framing import framed
-from airflow_provider_pgrepl.replication.creek.narrower import keeps_less
+from airflow_provider_pgrepl.replication.creek.copy_database import keeps_less
+from airflow_provider_pgrepl.replication.creek.wire import framed
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.copied import Copied, begun, copying

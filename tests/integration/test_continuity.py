@@ -1,4 +1,4 @@
-"""receiver/continuity.py: a source that is not as the changelog left it is rejected before anything is received."""
+"""receiver/continuity.py: a source that is not as the changelog left it is rejected before it is read."""
 
 from __future__ import annotations
 

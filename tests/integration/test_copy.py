@@ -18,14 +18,14 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from airflow_provider_pgrepl.errors import LakeError, SourceError, ValueRangeError
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import read_csv
-from airflow_provider_pgrepl.replication.lake.snapshot.range import write_range
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_range
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.storage import open_storage
 
 POSITION = LSN.parse("1/2")

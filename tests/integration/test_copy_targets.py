@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.creek.copy_database import CopyDatabase
-from airflow_provider_pgrepl.replication.creek.failures import TableFailedError
-from airflow_provider_pgrepl.replication.creek.kept_table import KeptStream
+from airflow_provider_pgrepl.replication.creek.copy_database import CopyDatabase, KeptStream, TableFailedError
 from airflow_provider_pgrepl.replication.creek.table_shape import ShapeColumn, TableShape
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.conftest import closing_connection

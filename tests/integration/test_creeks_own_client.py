@@ -29,14 +29,14 @@ from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.creek.events import CreekEvents
-from airflow_provider_pgrepl.replication.creek.framing import unframed
 from airflow_provider_pgrepl.replication.creek.messages import (
     SnapshotHeader,
     change_of,
     parsed_schema,
     row_of,
 )
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.creek.wire import unframed
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from tests.conftest import closing_connection

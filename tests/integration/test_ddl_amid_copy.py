@@ -20,13 +20,11 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source import connection
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.connection import abandon, connect
 from airflow_provider_pgrepl.replication.source.copy import imported_snapshot, lock_watch
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, TableKeeper, keep
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from tests.support.application import HANGS_S, Application, waits
 from tests.support.replicated import wait_until
 

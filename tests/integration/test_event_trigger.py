@@ -10,11 +10,11 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.delta.handles import forget
+from airflow_provider_pgrepl.replication.lake.delta.table import forget
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
-from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import trigger_names
+from airflow_provider_pgrepl.replication.source.event_trigger.sql import trigger_names
 from tests.conftest import closing_connection
 from tests.support.handed import Handed
 from tests.support.replicated import execute, wait_until

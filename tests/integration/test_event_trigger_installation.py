@@ -14,12 +14,12 @@ import pytest
 from airflow_provider_pgrepl.errors import BusyError, PrivilegeError, SourceError
 from airflow_provider_pgrepl.replication.source.connection import Connection, row
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
-from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import (
+from airflow_provider_pgrepl.replication.source.event_trigger.sql import (
     body_of,
     install_statements,
     removal_script,
 )
-from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from airflow_provider_pgrepl.replication.source.preflight.check import server_warnings
 from demo.postgres import Server, binaries
 from tests.conftest import closing_connection
 from tests.support.application import Application, waits

@@ -12,12 +12,13 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.pgoutput.messages import parse_message
-from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import (
-    body_of,
-    install_statements,
+from airflow_provider_pgrepl.replication.source.event_trigger.message import (
+    DdlMessage,
+    parse_ddl_message,
+    read_sealed,
+    seal_of,
 )
-from airflow_provider_pgrepl.replication.source.event_trigger.message import DdlMessage, parse_ddl_message
-from airflow_provider_pgrepl.replication.source.event_trigger.seal import read_sealed, seal_of
+from airflow_provider_pgrepl.replication.source.event_trigger.sql import body_of, install_statements
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
 from tests.support.handed import Handed

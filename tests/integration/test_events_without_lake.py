@@ -21,9 +21,8 @@ from airflow_provider_pgrepl.replication.app.drift_check.check import check_drif
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
-from airflow_provider_pgrepl.replication.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row
-from airflow_provider_pgrepl.replication.creek.stored import Snapshot
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.postgres.names import TableName

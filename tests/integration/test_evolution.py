@@ -8,8 +8,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP
-from airflow_provider_pgrepl.replication.lake.history.place import history_uri
-from airflow_provider_pgrepl.replication.lake.schema_evolution import evolution, evolving_table
+from airflow_provider_pgrepl.replication.lake.history.table import history_uri
+from airflow_provider_pgrepl.replication.lake.schema_evolution import evolution
+from airflow_provider_pgrepl.replication.lake.schema_evolution import evolution as evolving_table
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from tests.support.altered import Altered, T, done

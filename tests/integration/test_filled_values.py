@@ -11,14 +11,13 @@ import pytest
 
 from airflow_provider_pgrepl.errors import GapError
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
-from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.changes import TypedChanges
+from airflow_provider_pgrepl.replication.events.changes import Change, TypedChanges
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
+from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.landed import Landed

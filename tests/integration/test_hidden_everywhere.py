@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
 from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.received import Received
 from tests.support.replicated import execute

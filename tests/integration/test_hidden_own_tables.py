@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
-from airflow_provider_pgrepl.replication.app import replicate, snapshot_run
+from airflow_provider_pgrepl.replication.app import replicate, snapshot
 from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
 from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
@@ -21,8 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.lake.consistent_points import points_uri
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.known_source import source_of
-from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.server import read_server, source_of
 from airflow_provider_pgrepl.replication.source.slot import drop_slot
 from tests.support.kept import A, B, Kept, kept_tables
 
@@ -119,7 +118,7 @@ def test_epoch_that_is_given_up_takes_its_lost_points_with_it(
         left.extend(own_tables.find_missing(lake))
         return Outcome()
 
-    monkeypatch.setattr(snapshot_run, "begin_epoch", begin)
+    monkeypatch.setattr(snapshot, "begin_epoch", begin)
     if names:
         with pytest.raises(ConfigError, match="give up"):
             begin_new_epoch(kept.access)

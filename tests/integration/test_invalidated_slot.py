@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from airflow_provider_pgrepl.replication.source.preflight.check import server_warnings
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from demo.postgres import Server

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgrepl.errors import ChangelogFileGoneError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.received import Received
 from tests.support.replicated import execute

@@ -11,10 +11,10 @@ import pytest
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import main
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.formats.json_format import to_json
+from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.nats import NatsServer
 from tests.support.jetstream import CreekStream
 from tests.support.publishing import publishing_in_thread

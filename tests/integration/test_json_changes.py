@@ -1,4 +1,4 @@
-"""events/formats/json_format.py and `pgrepl changes`: JSON that says exactly what PostgreSQL does."""
+"""events/formats/json_text.py and `pgrepl changes`: JSON that says exactly what PostgreSQL does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents
-from airflow_provider_pgrepl.replication.events.formats.json_format import to_json
-from airflow_provider_pgrepl.replication.events.json_lines import json_lines
-from airflow_provider_pgrepl.replication.events.reader import OrderedReader
+from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader, OrderedReader
+from airflow_provider_pgrepl.replication.events.stream import json_lines
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.received import Received
 from tests.support.replicated import execute

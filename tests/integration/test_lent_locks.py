@@ -11,10 +11,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableError, TableSnapshotError
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, TableKeeper, keep
 from airflow_provider_pgrepl.replication.source.publication import add_tables
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.integration.test_publication import relation

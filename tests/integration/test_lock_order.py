@@ -18,9 +18,9 @@ from airflow_provider_pgrepl.replication.source.publication import (
     add_tables,
     create_publication,
     drop_publication,
+    drop_tables,
     read_publication,
 )
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 from tests.conftest import closing_connection
 from tests.integration.test_creek_functions import prepare
 from tests.integration.test_ddl_amid_copy import HANGS_S

@@ -19,9 +19,8 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import needed_changes
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
-from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
-from airflow_provider_pgrepl.replication.app.operations.maintained import Maintained
-from airflow_provider_pgrepl.replication.changelog import retention
+from airflow_provider_pgrepl.replication.app.operations.maintain import Maintained, maintain
+from airflow_provider_pgrepl.replication.changelog import maintenance as retention
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     live_files,
@@ -30,10 +29,10 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.lake import maintenance
-from airflow_provider_pgrepl.replication.lake.files import thorough_compaction
+from airflow_provider_pgrepl.replication.lake.files import compaction
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute, wait_until
 
@@ -301,7 +300,7 @@ def test_the_command_tells_programs(line: Any) -> None:
 def test_a_busy_table_is_told_with_a_code_that_says_try_again(
     line: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = thorough_compaction.compact_thoroughly
+    real = compaction.compact_thoroughly
 
     def busy(*arguments: Any) -> Any:
         done = real(*arguments)

@@ -6,10 +6,10 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from airflow_provider_pgrepl.replication.source import walsender
-from airflow_provider_pgrepl.replication.source.permanent import create_slot
+from airflow_provider_pgrepl.replication.source import slot as walsender
 from airflow_provider_pgrepl.replication.source.publication import add_tables, create_publication
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
 from tests.conftest import closing_connection
 from tests.integration.test_publication import relation
 from tests.support.replicated import wait_until

@@ -9,12 +9,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
+from airflow_provider_pgrepl.replication.changelog.own_tables import check_not_nested
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.delta.log import put_commit
 from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit, read_parquet
 from tests.support.changelogs import Written, epoch_record

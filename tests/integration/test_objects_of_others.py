@@ -16,10 +16,9 @@ from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwner
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger as event_trigger
-from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import removal_script
-from airflow_provider_pgrepl.replication.source.known_source import source_of
+from airflow_provider_pgrepl.replication.source.event_trigger.sql import removal_script
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
-from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.server import read_server, source_of
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.storage import (
     read_range,
 )
 from airflow_provider_pgrepl.replication.storage.probe import check_store
-from airflow_provider_pgrepl.replication.storage.stores.object_store import store_behind
+from airflow_provider_pgrepl.replication.storage.stores import store_behind
 from tests.integration.test_object_store import race, receive_while_failing
 from tests.support.faulty_store import FaultyStore, faulty_store
 from tests.support.stores import (

@@ -20,10 +20,8 @@ from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_o
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
-from airflow_provider_pgrepl.replication.source.copy.keeper import keep
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper, keep
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.conftest import closing_connection

@@ -19,9 +19,8 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
-from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
-from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import create_slot, export_snapshot
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
 from tests.support.replicated import has_no_sender, wait_until

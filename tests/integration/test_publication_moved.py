@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.source.publication import drop_tables
 from tests.support.landed import Landed
 from tests.support.received import EAGER, wait_until_seen
 from tests.support.replicated import execute, wait_until

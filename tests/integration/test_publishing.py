@@ -19,17 +19,17 @@ from airflow_provider_pgrepl.replication.app.status.text import to_json as to_js
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.formats.json_format import to_json
+from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.metrics import serve_metrics
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.record import publisher_uri, read_record
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
+from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from tests.support.rabbitmq import Message, Queue, applied
 from tests.support.replicated import execute
 

@@ -18,16 +18,16 @@ from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import main
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.json_format import to_json
+from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.delivery import Delivery
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.publish.publisher import Delivery
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.targets.base import Refusal
 from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
-from airflow_provider_pgrepl.replication.events.targets.kafka_properties import properties_of
+from airflow_provider_pgrepl.replication.events.targets.kafka_broker import properties_of
 from airflow_provider_pgrepl.replication.events.targets.routing import topic_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
@@ -327,7 +327,7 @@ def test_attempts_without_a_broker_leave_no_threads(published):
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("airflow_provider_pgrepl.replication.events.targets.kafka_link._CONNECT_S", 0.1)
+            patch.setattr("airflow_provider_pgrepl.replication.events.targets.kafka._CONNECT_S", 0.1)
             for _ in range(4):
                 with pytest.raises(TargetUnavailableError):
                     target.connect()

@@ -12,12 +12,12 @@ from airflow_provider_pgrepl.__main__ import main as pgrepl
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
-from airflow_provider_pgrepl.replication.events.business_event import BusinessEvent
-from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.business import BusinessEvent
+from airflow_provider_pgrepl.replication.events.changes import Change
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver.skipping import record_gap
+from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.published import Published
 from tests.support.rabbitmq import Message

@@ -30,13 +30,13 @@ from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
-from airflow_provider_pgrepl.replication.lake.snapshot.range import write_range
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_range
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import plan_ranges
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.values import lake_schema, partitioning
 from tests.conftest import closing_connection

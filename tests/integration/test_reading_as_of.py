@@ -13,9 +13,8 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

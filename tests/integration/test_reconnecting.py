@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, SourceConnectionError
-from airflow_provider_pgrepl.replication.app.lock_keeper import LockKeeper
+from airflow_provider_pgrepl.replication.app.progress_writer import LockKeeper
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import changelog_feed, publication_watch, receiver
-from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.state.store import Store

@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of, traced
 from tests.integration.test_status import Shop
 from tests.integration.test_store import AN_EARLIER_PIPELINE

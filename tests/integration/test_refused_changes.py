@@ -8,14 +8,14 @@ import pytest
 from airflow_provider_pgrepl.errors import TableError
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.drift_check.migration import check_migration
-from airflow_provider_pgrepl.replication.app.source_protection import SourceProtection
+from airflow_provider_pgrepl.replication.app.source_problems import SourceProtection
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import read_refused
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.recorded import Recorded
 
 STORED = "g int generated always as (id + 1) stored"

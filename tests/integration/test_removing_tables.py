@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute, wait_until

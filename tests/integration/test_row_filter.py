@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, DriftError
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.received import Received

@@ -11,14 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.errors import SlotError, TableError
-from airflow_provider_pgrepl.replication.app import epoch_beginning, snapshot_run, snapshot_tables
+from airflow_provider_pgrepl.replication.app import snapshot, snapshot_tables
+from airflow_provider_pgrepl.replication.app import snapshot_tables as epoch_beginning
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, resnapshot, take_tables
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.support.kept import Kept
@@ -46,7 +47,7 @@ class NoSpark:
 
 @pytest.fixture
 def kept(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(snapshot_run, "build_session", lambda *_, **__: NoSpark())
+    monkeypatch.setattr(snapshot, "build_session", lambda *_, **__: NoSpark())
     execute(
         dsn,
         "create table e (id int primary key, ssn text, note text)",
@@ -143,7 +144,7 @@ def test_column_renamed_while_executors_are_waited_for_stays_out(
     kept.configure(tables=("public.other",), exclude_columns=())
     kept.take(str(OTHER))
     kept.configure(tables=("public.*",), exclude_columns=("public.e.ssn",))
-    before(monkeypatch, snapshot_run, "_check_executors", lambda: execute(kept.dsn, *REPLACED))
+    before(monkeypatch, snapshot, "_check_executors", lambda: execute(kept.dsn, *REPLACED))
     outcome = take_tables(kept.access)
     assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
     assert kept.states() == {str(E): "errored", str(OTHER): "streaming"}

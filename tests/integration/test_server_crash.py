@@ -12,8 +12,8 @@ from deltalake.transaction import RemoveAction
 from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from demo.postgres import Server
 from tests.conftest import closing_connection

@@ -15,16 +15,16 @@ import pytest
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver import receiver as receiver_module
-from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.receiver.receiver import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source import connection as connection_module
-from airflow_provider_pgrepl.replication.source import slot_creation, time_limit
+from airflow_provider_pgrepl.replication.source import connection as time_limit
+from airflow_provider_pgrepl.replication.source import slot_creation
 from airflow_provider_pgrepl.replication.source.connection import connect, row
 from airflow_provider_pgrepl.replication.source.copy import copy_stream
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
-from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
+from airflow_provider_pgrepl.replication.source.stream import Liveness, ReplicationStream, is_at_work
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 from tests.support.silent_proxy import SilentProxy, silent_proxy

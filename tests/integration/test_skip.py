@@ -25,12 +25,12 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.app.operations import skip
 from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.messages import SkippedMessagesWarning, read_messages
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.receiver import skipping
+from airflow_provider_pgrepl.replication.receiver import receiver
 from airflow_provider_pgrepl.replication.storage import durable
 from demo.postgres import Server
 from tests.conftest import closing_connection
@@ -219,10 +219,10 @@ def test_the_slot_is_not_moved_past_a_gap_that_the_disk_does_not_take(
         skip_transaction(kept.access, lsn, [U])
         patched.setattr(durable, "flush_newest", refuse)
         with kept.source() as source, pytest.raises(LakeUnavailableError):
-            skipping.pass_gaps(source, kept.pipeline)
+            receiver.pass_gaps(source, kept.pipeline)
     assert kept.slot().confirmed_flush_lsn <= lsn
     with kept.source() as source:
-        skipping.pass_gaps(source, kept.pipeline)
+        receiver.pass_gaps(source, kept.pipeline)
     assert kept.slot().confirmed_flush_lsn == lsn + 1
 
 
@@ -237,7 +237,7 @@ def test_a_slot_that_was_made_anew_is_not_moved_to_a_gap(kept: Kept) -> None:
     execute(kept.dsn, f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     stands = kept.slot().confirmed_flush_lsn
     with kept.source() as source:
-        skipping.pass_gaps(source, kept.pipeline)
+        receiver.pass_gaps(source, kept.pipeline)
     assert kept.slot().confirmed_flush_lsn == stands
 
 

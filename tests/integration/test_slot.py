@@ -15,13 +15,12 @@ from airflow_provider_pgrepl.errors import (
     SnapshotError,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source import permanent
+from airflow_provider_pgrepl.replication.source import slot_creation
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
-from airflow_provider_pgrepl.replication.source.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.preflight.server_problems import server_problems
+from airflow_provider_pgrepl.replication.source.preflight.check import server_problems
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot
-from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import create_slot, export_snapshot
 from tests.support.own_server import running_server
 from tests.support.replicated import has_no_sender, wait_until
 
@@ -170,7 +169,7 @@ def test_whatever_interrupts_the_making_no_slot_stays(pg, dsn, name, monkeypatch
                 )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(permanent, "export_snapshot", interrupted)
+    monkeypatch.setattr(slot_creation, "export_snapshot", interrupted)
     with pytest.raises(KeyboardInterrupt):
         create_slot(dsn, name, timeout_s=30)
     assert read_slot(pg, name) is None

@@ -20,10 +20,9 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy, plan_ranges
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Shape
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, keep
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.support.replicated import wait_until

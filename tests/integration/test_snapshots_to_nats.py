@@ -16,13 +16,11 @@ from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.creek import snapshot_app
-from airflow_provider_pgrepl.replication.creek.client import CreekClient
-from airflow_provider_pgrepl.replication.creek.lake_snapshots import LakeSnapshots
+from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row, WalChange
-from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
-from airflow_provider_pgrepl.replication.creek.stored import Snapshot
-from airflow_provider_pgrepl.replication.creek.stream_place import StreamPlace, place_of
-from airflow_provider_pgrepl.replication.creek.subjects import Version, Wire
+from airflow_provider_pgrepl.replication.creek.snapshot_requests import LakeSnapshots, SnapshotRequests
+from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace, place_of
+from airflow_provider_pgrepl.replication.creek.wire import Version, Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

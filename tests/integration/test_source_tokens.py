@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.errors import (
     SlotError,
     StateError,
 )
-from airflow_provider_pgrepl.replication.app import foreign_receiver
+from airflow_provider_pgrepl.replication.app import ownership
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
@@ -170,7 +170,7 @@ def test_lake_into_which_an_unknown_application_receives_is_neither_dropped_nor_
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the source that was made since its last token has all evidence."""
-    monkeypatch.setattr(foreign_receiver, "_POLL_S", 0.1)
+    monkeypatch.setattr(ownership, "_POLL_S", 0.1)
     with kept.receiving(KeepaliveRule(renew_s=0.5)):
         for act in (
             lambda: teardown(kept.access, drop_lake=True),
@@ -184,7 +184,7 @@ def test_lake_into_which_an_unknown_application_receives_is_neither_dropped_nor_
     with kept.access.store("replicate") as app, kept.access.store("remove") as store:
         app.lock(kept.pipeline.name, "replicate")
         with kept.receiving(KeepaliveRule(renew_s=0.5)):
-            foreign_receiver.check_no_foreign_receiver(store, kept.pipeline)
+            ownership.check_no_foreign_receiver(store, kept.pipeline)
     teardown(kept.access, drop_lake=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import PublicationError, SourceError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.receiver import catalog_watch, changelog_feed, publication_watch
+from airflow_provider_pgrepl.replication.receiver import changelog_feed, publication_watch, relation_tracker
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.slot import read_slot
@@ -73,7 +73,7 @@ def test_a_relation_is_read_although_an_open_alter_holds_the_table(received: Rec
 def test_a_table_whose_catalog_cannot_be_read_stops_no_other(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = catalog_watch.read_relation  # type: ignore[attr-defined]
+    read = relation_tracker.read_relation  # type: ignore[attr-defined]
 
     def broken(connection: object, oid: int, publication: str, **more: bool) -> Relation | None:
         found = read(connection, oid, publication, **more)
@@ -81,7 +81,7 @@ def test_a_table_whose_catalog_cannot_be_read_stops_no_other(
             raise SourceError("reading the catalog: cache lookup failed (SQLSTATE XX000)")
         return found
 
-    monkeypatch.setattr(catalog_watch, "read_relation", broken)
+    monkeypatch.setattr(relation_tracker, "read_relation", broken)
     execute(dsn, "insert into t values (1, 'a')", "insert into u values (1)")
     received.receive()
     of_t, of_u = announced(received)

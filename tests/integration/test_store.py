@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 
 T = TableName("public", 'odd "name')
 RELATION = Relation(5, T, (Column("a", 1, 23, -1, "integer", is_key=True),), relfilenode=7)

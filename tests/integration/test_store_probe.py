@@ -15,8 +15,7 @@ from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import objects, open_storage, probe
-from airflow_provider_pgrepl.replication.storage.clock import storage_lead
-from airflow_provider_pgrepl.replication.storage.probe import check_store
+from airflow_provider_pgrepl.replication.storage.probe import check_store, storage_lead
 
 
 def refused(lake: str, kind: type[LakeError] = LakeError) -> str:

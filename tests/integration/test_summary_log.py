@@ -11,13 +11,13 @@ import pytest
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app.status import summary
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
-from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import drop_slot
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.recorded import Recorded
 from tests.support.replicated import wait_until
 

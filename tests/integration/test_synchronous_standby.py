@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app.source_problems import source_problems
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from airflow_provider_pgrepl.replication.source.preflight.check import server_warnings
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.support.own_server import running_server

@@ -11,10 +11,10 @@ from airflow_provider_pgrepl.errors import ConfigError, PublicationError, TableE
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import plan_ranges
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
-from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
+from airflow_provider_pgrepl.replication.source.preflight.tables import table_warnings
 from airflow_provider_pgrepl.replication.source.publication import create_publication
 from tests.support.received import Received
 

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import floor_app
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 

@@ -16,8 +16,7 @@ from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server

@@ -17,13 +17,11 @@ from deltalake.schema import PrimitiveType
 
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.catalogs import unity_catalog
-from airflow_provider_pgrepl.replication.catalogs.unity import changes
-from airflow_provider_pgrepl.replication.catalogs.unity_catalog import register_in_unity
+from airflow_provider_pgrepl.replication.catalogs import unity as unity_catalog
+from airflow_provider_pgrepl.replication.catalogs.unity import changes, register_in_unity
 from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityServer
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.landed import Landed

@@ -11,10 +11,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import Retry, UnsendableError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
-from airflow_provider_pgrepl.replication.source.preflight.check import check_source
-from airflow_provider_pgrepl.replication.source.preflight.server_warnings import ALWAYS_SENDABLE
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
+from airflow_provider_pgrepl.replication.source.preflight.check import ALWAYS_SENDABLE, check_source
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_bytes

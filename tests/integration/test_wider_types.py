@@ -1,8 +1,8 @@
-"""drift/widening.py against PostgreSQL: which ALTER … TYPE writes the table anew, and which texts stay."""
+"""drift/columns.py against PostgreSQL: which ALTER … TYPE writes the table anew, and which texts stay."""
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.drift.widening import Widening, find_widening
+from airflow_provider_pgrepl.replication.drift.columns import Widening, find_widening
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation

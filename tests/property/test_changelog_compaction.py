@@ -14,12 +14,11 @@ from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
-from airflow_provider_pgrepl.replication.events.changelog_rows import ordered_rows
-from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
+from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog, ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionEnd
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import TransactionBuffer
 from tests.support.changelogs import epoch_record
 from tests.support.hours import HourWriter, Place, after_hour, new_lake, read, rows_at
 

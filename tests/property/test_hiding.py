@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.receiver.excluded_values import without_hidden
+from airflow_provider_pgrepl.replication.receiver.changelog_rows import without_hidden
 from tests.support.examples import examples
 
 WIDTHS = {1: 1, 2: 3, 3: 4}

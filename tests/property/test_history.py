@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
-from airflow_provider_pgrepl.replication.lake.history.place import history_uri
-from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
+from airflow_provider_pgrepl.replication.lake.history.table import history_uri, prepare_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

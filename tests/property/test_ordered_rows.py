@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.events.changelog_rows import ordered_ro
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionEnd
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import TransactionBuffer
 from tests.support.changelogs import new_changelog
 from tests.support.examples import examples
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.files.compaction import compact
-from airflow_provider_pgrepl.replication.lake.merge.held_keys import held_keys
 from airflow_provider_pgrepl.replication.lake.merge.keyless import net_rows
 from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import held_keys
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import COLUMNS, KEY, ODD, batches, partitions, steps, strategies, take_step
 from tests.support.changes import History, column, relation, table_of

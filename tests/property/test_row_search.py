@@ -12,7 +12,8 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.files import row_search, search
+from airflow_provider_pgrepl.replication.lake.files import row_search
+from airflow_provider_pgrepl.replication.lake.files import row_search as search
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from tests.support.examples import examples
 

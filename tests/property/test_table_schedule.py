@@ -9,11 +9,9 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.apply.batch_ends import BatchEnd
-from airflow_provider_pgrepl.replication.lake.apply.caught_up_tables import CaughtUpTable
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, CaughtUpTable, TableSchedule
+from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
-from airflow_provider_pgrepl.replication.events.filled_rows import with_values
-from airflow_provider_pgrepl.replication.events.unchanged_toast import LookUp, UnchangedValues
+from airflow_provider_pgrepl.replication.events.unchanged_toast import LookUp, UnchangedValues, with_values
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from tests.support.changes import commit_ts

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, whole_rows
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.values.gregorian import days_since_epoch
+from airflow_provider_pgrepl.replication.values.temporal import days_since_epoch
 from tests.support.examples import examples
 from tests.support.rendered import written
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of

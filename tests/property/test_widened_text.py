@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.schema_evolution.widened_text import widened_text
+from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import widened_text
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from tests.support.examples import examples
 

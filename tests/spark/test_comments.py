@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.source.catalog.comments import (
+from airflow_provider_pgrepl.replication.source.catalog.relations import (
     MOST_CHARACTERS,
     Comments,
     read_comments,

@@ -8,13 +8,12 @@ import os
 import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError
-from airflow_provider_pgrepl.replication.app import epoch_beginning
+from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.copy import keeper
-from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.permanent import create_slot
+from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot, create_slot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
@@ -58,7 +57,7 @@ def test_a_commit_at_the_consistent_point_is_applied_once(spark, dsn, tmp_path, 
         return exported
 
     with monkeypatch.context() as patched:
-        patched.setattr(epoch_beginning, "create_slot", create_where_a_commit_begins)
+        patched.setattr(snapshot_tables, "create_slot", create_where_a_commit_begins)
         replicated.snapshot()
     assert replicated.lake_rows("public.t")["id"].to_pylist() == [1]
     replicated.catch_up()
@@ -111,16 +110,16 @@ def test_ddl_between_export_and_copy_takes_another_snapshot(spark, dsn, tmp_path
         "insert into t select g, g from generate_series(1, 100) g",
     )
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
-    keep, kept = keeper.keep, []
+    keep, kept = snapshot_holder.keep, []
 
-    def keep_after_ddl(*arguments: object, **named: object) -> keeper.Keeper:
+    def keep_after_ddl(*arguments: object, **named: object) -> snapshot_holder.Keeper:
         kept.append(arguments)
         if len(kept) == 1:
             execute(dsn, ddl)
         return keep(*arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keeper, "keep", keep_after_ddl)
+        patched.setattr(snapshot_holder, "keep", keep_after_ddl)
         replicated.snapshot()
     assert len(kept) == 2
     replicated.assert_equal("public.t")

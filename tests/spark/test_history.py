@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
-from airflow_provider_pgrepl.replication.lake.history.place import history_uri
+from airflow_provider_pgrepl.replication.lake.history.table import history_uri
 from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from demo.postgres import Server
 from tests.conftest import closing_connection

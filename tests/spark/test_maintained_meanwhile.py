@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
-from airflow_provider_pgrepl.replication.app.operations.maintained import Maintained
+from airflow_provider_pgrepl.replication.app.operations.maintain import Maintained, maintain
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
 

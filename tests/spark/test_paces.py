@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.apply import catch_up_planner, merge_task, scheduler
+from airflow_provider_pgrepl.replication.lake.apply import merge_task, scheduler
+from airflow_provider_pgrepl.replication.lake.apply import scheduler as catch_up_planner
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.in_process import InProcess

@@ -13,8 +13,8 @@ from deltalake import QueryBuilder
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, as_of
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.partitioned import check_partitions

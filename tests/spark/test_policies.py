@@ -7,7 +7,7 @@ from collections import Counter
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute

@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.errors import BusyError, ConfigError, PublicationEr
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.snapshot import take_over
-from airflow_provider_pgrepl.replication.events.json_lines import json_lines
+from airflow_provider_pgrepl.replication.events.stream import json_lines
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.conftest import closing_connection

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation

@@ -11,17 +11,16 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
-from airflow_provider_pgrepl.replication.lake.snapshot.range import write_range
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_range
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import plan_ranges
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from tests.conftest import closing_connection

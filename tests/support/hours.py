@@ -8,9 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, changelog_uri, hour_of
-from airflow_provider_pgrepl.replication.changelog.parts import Part
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_rows
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Part, create_changelog
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage
 from tests.support.changelogs import epoch_record

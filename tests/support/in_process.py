@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot_run
+from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
-SESSIONS: dict[str, Any] = {"snapshot": snapshot_run, "replicate": lake_replication}
+SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication}
 """The modules that make an app's session."""
 
 

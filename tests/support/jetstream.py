@@ -18,8 +18,8 @@ import nats
 import pytest
 from nats.js.errors import NotFoundError
 
-from airflow_provider_pgrepl.replication.avro.fingerprint import fingerprint_text
-from airflow_provider_pgrepl.replication.creek.framing import unframed
+from airflow_provider_pgrepl.replication.avro.codec import fingerprint_text
+from airflow_provider_pgrepl.replication.creek.wire import unframed
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from demo.nats import NatsServer, program

@@ -8,16 +8,14 @@ from typing import Any
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from tests.support.handed import Handed
 from tests.support.replicated import execute
 

@@ -7,14 +7,11 @@ from datetime import UTC, datetime
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
-from airflow_provider_pgrepl.replication.lake.history.place import history_key
-from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.history.table import history_key, prepare_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation

@@ -9,8 +9,7 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions
 from airflow_provider_pgrepl.replication.values import partitioning
 

@@ -18,7 +18,7 @@ import pytest
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app import publish as publish_app
 from airflow_provider_pgrepl.replication.creek import snapshot_app
-from airflow_provider_pgrepl.replication.creek.lake_snapshots import LakeSnapshots
+from airflow_provider_pgrepl.replication.creek.snapshot_requests import LakeSnapshots
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.support.received import Received

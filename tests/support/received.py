@@ -24,10 +24,10 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import Keepaliv
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
 from tests.support.replicated import Replicated, wait_until
 
 _OPS = tuple("IUDTRMG")

@@ -13,8 +13,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import resol
 from airflow_provider_pgrepl.replication.source.publication import create_publication
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 
 class Recorded:

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
-from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import function_name
+from airflow_provider_pgrepl.replication.source.event_trigger.sql import function_name
 from tests.support.received import Received
 
 SHAPE = [

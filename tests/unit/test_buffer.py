@@ -1,4 +1,4 @@
-"""receiver/buffer.py: whole transactions apart from the open one, and memory that stays bounded."""
+"""receiver/changelog_feed.py: whole transactions apart from the open one, and memory that stays bounded."""
 
 from __future__ import annotations
 

@@ -15,22 +15,20 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, TransformError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.business_event import BusinessEvent
-from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.business import BusinessEvent, transform_of
+from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
-from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
-from airflow_provider_pgrepl.replication.events.targets.kafka_messages import messages_of
-from airflow_provider_pgrepl.replication.events.targets.rabbitmq_reasons import unfit
+from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
+from airflow_provider_pgrepl.replication.events.targets.kafka import messages_of
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq import unfit
 from airflow_provider_pgrepl.replication.events.targets.routing import routing_key, topic
-from airflow_provider_pgrepl.replication.events.transforms import transform_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.business_events import Outbox
-from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from tests.support.histories import Known
 

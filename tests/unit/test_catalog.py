@@ -1,4 +1,4 @@
-"""settings/catalog_names.py and the SQL of catalogs/spark_catalog.py: which name a lake table gets, and which it cannot get."""
+"""settings/lake.py and the SQL of catalogs/spark_catalog.py: which names a lake table can get."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.catalogs.spark_catalog import catalog_entries, catalog_sql
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 

@@ -12,9 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.changelog import maintenance, parts
+from airflow_provider_pgrepl.replication.changelog import maintenance
+from airflow_provider_pgrepl.replication.changelog import writer as parts
 from airflow_provider_pgrepl.replication.changelog.layout import RECEIVER_APP, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.maintenance import Joined, join_closed_hours
+from airflow_provider_pgrepl.replication.changelog.maintenance import (
+    Dropped,
+    Joined,
+    drop_expired,
+    join_closed_hours,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     Commit,
     live_files,
@@ -22,9 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_commit,
     read_floor_lsn,
 )
-from airflow_provider_pgrepl.replication.changelog.retention import Dropped, drop_expired
-from airflow_provider_pgrepl.replication.changelog.upkeep import replace_files
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, replace_files
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage
 from tests.support.changelogs import epoch_record

@@ -1,4 +1,4 @@
-"""settings/tables.py, and what settings/pipeline.py says of choices: each slip of the pen is named, with its column."""
+"""settings/tables.py, and what settings/pipeline.py says of choices: each slip is named, with its column."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.runtime import compiled_folder
-from airflow_provider_pgrepl.replication.runtime.compiled_folder import FOLDER_VARIABLE, folder
+from airflow_provider_pgrepl.replication.runtime import compiled_loops
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import FOLDER_VARIABLE, folder
 
 FIRST_START = """
 import logging
@@ -56,14 +56,14 @@ def place(monkeypatch, tmp_path) -> Iterator[pytest.MonkeyPatch]:
     # Not deleted: one that is not there would not be restored when `folder` has set it.
     monkeypatch.setenv(FOLDER_VARIABLE, "")
     (tmp_path / "package").touch()
-    monkeypatch.setattr(compiled_folder, "BESIDE", tmp_path / "package" / "no folder")
+    monkeypatch.setattr(compiled_loops, "BESIDE", tmp_path / "package" / "no folder")
     folder.cache_clear()
     yield monkeypatch
     folder.cache_clear()
 
 
 def test_they_are_kept_beside_the_package_where_that_can_be_written(place, tmp_path):
-    place.setattr(compiled_folder, "BESIDE", tmp_path / "site-packages" / "compiled")
+    place.setattr(compiled_loops, "BESIDE", tmp_path / "site-packages" / "compiled")
     assert folder() == tmp_path / "site-packages" / "compiled"
 
 
@@ -77,9 +77,9 @@ def test_what_an_image_compiled_is_taken_from_a_package_that_cannot_be_written(p
     image = tmp_path / "image"
     (image / "wire").mkdir(parents=True)
     (image / "wire" / "scan.nbc").write_text("machine code")
-    place.setattr(compiled_folder, "BESIDE", image)
-    is_writable = compiled_folder._is_writable
-    place.setattr(compiled_folder, "_is_writable", lambda path: path != image and is_writable(path))
+    place.setattr(compiled_loops, "BESIDE", image)
+    is_writable = compiled_loops._is_writable
+    place.setattr(compiled_loops, "_is_writable", lambda path: path != image and is_writable(path))
     assert (folder() / "wire" / "scan.nbc").read_text() == "machine code"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import FencedError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.creek.consumer import Consumer
-from airflow_provider_pgrepl.replication.creek.kept_table import KeptTable
+from airflow_provider_pgrepl.replication.creek.copy_database import KeptTable
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 NAMES = [TableName("public", name) for name in "abcdefgh"]

@@ -1,10 +1,9 @@
-"""settings/copied_choices.py: which choices hold for a table, its copy's or the pipeline file's."""
+"""settings/pipeline.py: which choices hold for a table, its copy's or the pipeline file's."""
 
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.copied_choices import changed_choices, copied_choices
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_choices, copied_choices
 
 T = TableName("public", "t")
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, ValueRangeError
-from airflow_provider_pgrepl.replication.avro.codec import long
+from airflow_provider_pgrepl.replication.avro.codec import crc64, fingerprint_text, long, to_text
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, creek_column
-from airflow_provider_pgrepl.replication.avro.fingerprint import crc64, fingerprint_text, to_text
 from airflow_provider_pgrepl.replication.creek.messages import change_of, parsed_schema, row_of
 from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of

@@ -17,9 +17,9 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats import debezium_types
 from airflow_provider_pgrepl.replication.events.formats.debezium import DebeziumFormat
-from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.events.targets.kafka_messages import messages_of
+from airflow_provider_pgrepl.replication.events.formats.json import KeyedEvents
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
+from airflow_provider_pgrepl.replication.events.targets.kafka import messages_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher

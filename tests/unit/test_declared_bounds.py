@@ -11,7 +11,6 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError, OvertakenError
-from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     bounded_columns,
     commit_nothing,
@@ -20,7 +19,11 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
-from airflow_provider_pgrepl.replication.lake.delta.statistics import MOST_COLUMNS, has_safe_bounds
+from airflow_provider_pgrepl.replication.lake.delta.statistics import (
+    MOST_COLUMNS,
+    declared_columns,
+    has_safe_bounds,
+)
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

@@ -1,4 +1,4 @@
-"""events/publish/delivery.py: what is sent again is one whole rest."""
+"""events/publish/publisher.py: what is sent again is one whole rest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.delivery import Delivery
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.publish.publisher import Delivery
 from airflow_provider_pgrepl.replication.events.targets.base import Sending
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.examples import examples

@@ -9,8 +9,7 @@ import pytest
 from airflow_provider_pgrepl.errors import BusyError, Retry, TableSnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import _refused
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import _failed
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, _failed
 from airflow_provider_pgrepl.replication.source.server_errors import describe, translate
 
 SECRET = "ann@example.com"

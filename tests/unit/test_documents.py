@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
-from airflow_provider_pgrepl.replication.state.table_state import TableState, may_follow
+from airflow_provider_pgrepl.replication.state.tables import TableState, may_follow
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, typed_column
 from airflow_provider_pgrepl.replication.values.registry import _BUILT_IN as FAMILIES
 

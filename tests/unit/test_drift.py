@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import judge, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import NO_IDENTITY, judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.drift.table_drift import NO_IDENTITY
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import (

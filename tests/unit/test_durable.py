@@ -13,12 +13,12 @@ from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.reader import live_files
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
@@ -27,7 +27,6 @@ from airflow_provider_pgrepl.replication.lake.files.compaction import compact
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.announced import relation

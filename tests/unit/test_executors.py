@@ -18,7 +18,7 @@ from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.errors import LakeError, Retry, SourceConnectionError, ToolError
 from airflow_provider_pgrepl.replication.spark import executors
 from airflow_provider_pgrepl.replication.spark.failures import spark_error
-from airflow_provider_pgrepl.replication.storage.shared_place import SharedPlace
+from airflow_provider_pgrepl.replication.storage.probe import SharedPlace
 
 WANTED = {"ours": "1.0", "pyarrow": "26.0.1", "numba": ""}
 

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import app_versio
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
-from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.values import lake_schema

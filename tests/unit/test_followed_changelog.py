@@ -1,4 +1,4 @@
-"""events/followed_changelog.py: followed commit by commit, a changelog is what it is when it is opened."""
+"""events/changelog_rows.py: followed commit by commit, a changelog is what it is when it is opened."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.changelog.tail import ChangelogTail
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
+from airflow_provider_pgrepl.replication.changelog.reader import ChangelogTail, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch, create_changelog
-from airflow_provider_pgrepl.replication.events import followed_changelog
-from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
+from airflow_provider_pgrepl.replication.events import changelog_rows
+from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import commit_path, open_storage
@@ -112,7 +111,7 @@ def test_commits_that_were_cleaned_away_unread_are_not_waited_for(uri, monkeypat
     filesystem, root = open_storage(uri)
     filesystem.delete_file(commit_path(root, table.version() - 2))
     assert not followed.look(position(0))[1]
-    monkeypatch.setattr(followed_changelog, "_SURE_S", 0.0)
+    monkeypatch.setattr(changelog_rows, "_SURE_S", 0.0)
     tail, is_new = followed.look(position(0))
     assert is_new
     assert_same(tail, uri, position(0))
@@ -136,5 +135,5 @@ def count_opening(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         opens.append(uri)
         return real(uri)
 
-    monkeypatch.setattr(followed_changelog, "open_changelog", counting)
+    monkeypatch.setattr(changelog_rows, "open_changelog", counting)
     return opens

@@ -1,4 +1,4 @@
-"""creek/followed_tables.py: tables join together, else one by one, and leave when others stay."""
+"""creek/service.py: tables join together, else one by one, and leave when others stay."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.creek import followed_tables
-from airflow_provider_pgrepl.replication.creek.followed_tables import FollowedTables
+from airflow_provider_pgrepl.replication.creek import service
+from airflow_provider_pgrepl.replication.creek.service import FollowedTables
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 A, B, BAD = (TableName("public", name) for name in ("a", "b", "bad"))
@@ -70,7 +70,7 @@ class Ended:
 @pytest.fixture
 def removed(monkeypatch: pytest.MonkeyPatch) -> list[TableName]:
     found: list[TableName] = []
-    monkeypatch.setattr(followed_tables, "remove_tables", lambda _, tables: found.extend(sorted(tables)))
+    monkeypatch.setattr(service, "remove_tables", lambda _, tables: found.extend(sorted(tables)))
     return found
 
 

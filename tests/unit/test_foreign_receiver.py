@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import RewoundError
-from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
+from airflow_provider_pgrepl.replication.app.ownership import check_no_receiver
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog, mark
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import RENEW_S, KeepaliveRule

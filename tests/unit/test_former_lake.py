@@ -1,4 +1,4 @@
-"""app/former_lake.py: with what an epoch begins in a lake whose changelog was lost."""
+"""app/source_ownership.py: with what an epoch begins in a lake whose changelog was lost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.app.former_lake import Beginning, find_beginning
+from airflow_provider_pgrepl.replication.app.source_ownership import Beginning, find_beginning
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

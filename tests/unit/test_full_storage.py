@@ -16,13 +16,12 @@ from airflow_provider_pgrepl.errors import LakeUnavailableError, Retry
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch, create_changelog, mark
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, read_position
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage.refusal import delta_errors, is_full, is_refusal, refusal
+from airflow_provider_pgrepl.replication.storage.errors import delta_errors, is_full, is_refusal, refusal
 from tests.support.announced import relation
 from tests.support.changelogs import Written, epoch_record, new_changelog
 from tests.support.loop_disk import Disk, disk

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.__main__ import _parser
 from airflow_provider_pgrepl.cli.applications import split
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -59,7 +59,7 @@ COMMANDS = dict(commands())
 
 def test_command_lines_are_found_in_code_and_reference() -> None:
     files = {where.partition(":")[0] for where in COMMANDS}
-    assert {"hints.py", "replication/receiver/receiver.py", "docs/reference/errors.md"} <= files
+    assert {"errors.py", "replication/receiver/receiver.py", "docs/reference/errors.md"} <= files
     assert ["skip", "FILE.json", "--lsn", "0/1"] in COMMANDS.values()
 
 
@@ -81,7 +81,7 @@ def test_command_of_a_hint_is_parsed_as_it_stands(where: str, capsys: pytest.Cap
 
 def test_tables_of_a_hint_are_arguments_as_a_shell_splits_them() -> None:
     tables = [TableName("public", "a"), TableName("My Schema", "b,c")]
-    command = hints.remove(*tables).partition(", or ")[0]
+    command = errors.remove(*tables).partition(", or ")[0]
     parsed = _parser().parse_args(shlex.split(command)[1:])
     assert [TableName.parse(table) for table in parsed.tables] == tables
 

@@ -14,17 +14,17 @@ from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeTableEr
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
-from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
-from airflow_provider_pgrepl.replication.lake.history.place import (
+from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history, end_all_versions
+from airflow_provider_pgrepl.replication.lake.history.table import (
+    check_not_hidden,
     history_key,
     history_path,
     history_uri,
     path_of,
+    prepare_history,
 )
-from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
-from airflow_provider_pgrepl.replication.lake.history.table import check_not_hidden, prepare_history
 from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
-from airflow_provider_pgrepl.replication.lake.snapshot.range import write_files
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_files
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation

@@ -12,13 +12,12 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.avro.codec import decimals
-from airflow_provider_pgrepl.replication.creek.framing import framed, largest_payload, unframed
 from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload, unframed
+from airflow_provider_pgrepl.replication.events.event import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
-from airflow_provider_pgrepl.replication.events.stamps import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import JetStreamReasons
+from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 

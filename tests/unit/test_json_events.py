@@ -18,9 +18,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents
-from airflow_provider_pgrepl.replication.events.formats.json_format import json_value, on_one_line
-from airflow_provider_pgrepl.replication.events.formats.json_text import json_texts
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.formats.json_text import json_texts, json_value, on_one_line
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices

@@ -1,4 +1,4 @@
-"""events/targets/kafka_reasons.py, routes.py: what is refused for good, and what is tried again."""
+"""events/targets/kafka_broker.py, routes.py: what is refused for good, and what is tried again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from airflow_provider_pgrepl.errors import Retry
-from airflow_provider_pgrepl.replication.events.targets.kafka_messages import table_key
-from airflow_provider_pgrepl.replication.events.targets.kafka_reasons import KafkaReasons, reason_of_topic
+from airflow_provider_pgrepl.replication.events.targets.kafka import table_key
+from airflow_provider_pgrepl.replication.events.targets.kafka_broker import KafkaReasons, reason_of_topic
 from airflow_provider_pgrepl.replication.events.targets.routing import topic_of
 
 

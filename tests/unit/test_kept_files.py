@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.changelog.kept_files import KeptFile, KeptFiles
+from airflow_provider_pgrepl.replication.changelog.reader import KeptFile, KeptFiles
 from tests.support.examples import examples
 
 

@@ -1,4 +1,4 @@
-"""events/formats/keyed_events.py: keys made from columns are those made of each change."""
+"""events/formats/json.py: keys made from columns are those made of each change."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.formats.json import KeyedEvents
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 

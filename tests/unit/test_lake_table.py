@@ -18,9 +18,8 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     commit_properties,
     fenced,
 )
-from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import check_writers, commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.files.compaction import compact
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

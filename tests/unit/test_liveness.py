@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.source import liveness as liveness_module
-from airflow_provider_pgrepl.replication.source.liveness import Liveness
+from airflow_provider_pgrepl.replication.source import stream as liveness_module
+from airflow_provider_pgrepl.replication.source.stream import Liveness
 
 
 class Clock:

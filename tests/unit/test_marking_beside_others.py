@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.delta import commit, fenced_commit
 from airflow_provider_pgrepl.replication.lake.delta import live_files as log
-from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declaration
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
+from airflow_provider_pgrepl.replication.lake.delta.statistics import declaration
 from airflow_provider_pgrepl.replication.lake.files.compaction import compact
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit

@@ -20,15 +20,14 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.delta.log import put_commit
 from airflow_provider_pgrepl.replication.lake.delta.commit import commit_actions
-from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import narrow_bounds
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, live_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.statistics import declared_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
 from airflow_provider_pgrepl.replication.lake.files import merge_on_read
-from airflow_provider_pgrepl.replication.lake.files.clustering import clustered
-from airflow_provider_pgrepl.replication.lake.files.compaction import compact, withdraw_vectors
+from airflow_provider_pgrepl.replication.lake.files.compaction import clustered, compact, withdraw_vectors
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

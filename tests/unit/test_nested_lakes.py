@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake, check_not_nested
+from airflow_provider_pgrepl.replication.changelog.own_tables import check_holds_no_lake, check_not_nested
 
 
 def make_lake(root: Path) -> Path:

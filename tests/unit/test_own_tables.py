@@ -34,9 +34,8 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherRecord,
     publisher_uri,
 )
-from airflow_provider_pgrepl.replication.lake import point_files
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points, points_uri
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake import consistent_points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -163,7 +162,7 @@ def test_file_of_points_that_was_replaced_meanwhile_is_no_damage(lake: str, monk
             Path(path.removeprefix("file://")).unlink()
         return table
 
-    monkeypatch.setattr(point_files, "open_delta", open_before)
+    monkeypatch.setattr(consistent_points, "open_delta", open_before)
     assert [one.lsn for one in read.all()] == [30]
 
 

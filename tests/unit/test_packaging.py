@@ -22,7 +22,7 @@ CALLED_BY_SPARK = (
     "lake.apply.changelog_source",
     "lake.apply.merge_task",
     "lake.apply.scheduler",
-    "lake.apply.share_runner",
+    "lake.apply.table_records",
     "lake.snapshot.range_copy",
     "lake.snapshot.snapshot_copy",
     "spark.failures",

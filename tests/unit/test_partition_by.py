@@ -12,9 +12,8 @@ from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.copied_choices import changed_choices, copied_choices
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION, PartitionBy
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_choices, copied_choices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema, partitioning
 from tests.support.changes import column, relation
 

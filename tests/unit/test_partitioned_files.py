@@ -9,10 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.delta import partitioned_files
-from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles, WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.partitioned_files import PartitionedFiles
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.lake.delta import parquet_writer
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import (
+    ParquetFiles,
+    PartitionedFiles,
+    WrittenFile,
+)
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 
 SCHEMA = pa.schema([("n", pa.int64()), (PARTITION, pa.string())])
 
@@ -37,9 +40,9 @@ def test_rows_of_many_partitions_are_held_back_and_make_one_file_each(tmp_path: 
 
 
 def test_few_files_are_open_at_once_and_little_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitioned_files, "SPLIT_BYTES", 20_000)
-    monkeypatch.setattr(partitioned_files, "WAITING_BYTES", 40_000)
-    monkeypatch.setattr(partitioned_files, "MOST_OPEN", 4)
+    monkeypatch.setattr(parquet_writer, "SPLIT_BYTES", 20_000)
+    monkeypatch.setattr(parquet_writer, "WAITING_BYTES", 40_000)
+    monkeypatch.setattr(parquet_writer, "MOST_OPEN", 4)
     with PartitionedFiles(str(tmp_path), "t", SCHEMA) as files:
         for start in range(0, 40_000, 1_000):
             files.write(batch_of(range(start, start + 1_000), 50))

@@ -25,11 +25,11 @@ from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge import slice_commit
 from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
 from airflow_provider_pgrepl.replication.lake.schema_evolution.evolution import Evolution
-from airflow_provider_pgrepl.replication.lake.snapshot.range import write_files
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_files
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change

@@ -6,17 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.apply.batch_ends import BatchEnd
-from airflow_provider_pgrepl.replication.lake.apply.caught_up_tables import CaughtUpTable
-from airflow_provider_pgrepl.replication.lake.apply.point_writer import PointWriter
-from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, CaughtUpTable, TableSchedule
+from airflow_provider_pgrepl.replication.lake.apply.scheduler import PointWriter
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 
 SNAPSHOT = LSN(5)
 

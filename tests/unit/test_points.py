@@ -10,8 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points, points_uri
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)

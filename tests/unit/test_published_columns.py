@@ -18,13 +18,12 @@ from airflow_provider_pgrepl.errors import ConfigError, DriftError, TargetError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
-from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.formats.json import KeyedEvents
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules
-from airflow_provider_pgrepl.replication.settings.row_filter import RowFilter
+from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples

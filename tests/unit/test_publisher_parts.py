@@ -20,11 +20,11 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherLog,
     PublisherRecord,
+    StoppedTable,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.publish.stopped_table import StoppedTable
 from airflow_provider_pgrepl.replication.events.targets.base import Refusal, Sending
-from airflow_provider_pgrepl.replication.events.targets.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQLink
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, TableSnapshotError
-from airflow_provider_pgrepl.replication.lake.delta.partitions import data_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import data_files
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies, RangeOutcome
 from tests.support.changes import work_of
 

@@ -14,8 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, ToolError
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.time_travel.views import view_names
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.pgoutput.columns import Splitter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import TransactionBuffer
 from airflow_provider_pgrepl.replication.receiver.changelog_rows import VersionTagger
 from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
 from tests.support import wire_bytes as wire

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, Lo
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.relation_tracker import RelationTracker
-from airflow_provider_pgrepl.replication.source.event_trigger.seal import seal_of
+from airflow_provider_pgrepl.replication.source.event_trigger.message import seal_of
 from tests.support.announced import relation
 
 KEY = b"k" * 32

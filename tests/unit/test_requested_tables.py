@@ -11,8 +11,7 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app.tables import file_differences, left_out
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 
 def record(table: str, state: TableState = TableState.STREAMING, **more: Any) -> TableRecord:

@@ -1,4 +1,4 @@
-"""changelog/retention.py: which hours go, and that the receiver does not notice."""
+"""changelog/maintenance.py: which hours go, and that the receiver does not notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EpochRecord,
     changelog_uri,
 )
-from airflow_provider_pgrepl.replication.changelog.retention import Dropped, drop_expired
+from airflow_provider_pgrepl.replication.changelog.maintenance import Dropped, drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 

@@ -1,11 +1,11 @@
-"""lake/files/search.py: where the rows that a merge looks for may be."""
+"""lake/files/row_search.py: where the rows that a merge looks for may be."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.files.search import Search
+from airflow_provider_pgrepl.replication.lake.files.row_search import Search
 
 
 @pytest.mark.parametrize(

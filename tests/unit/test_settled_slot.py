@@ -1,12 +1,12 @@
-"""source/permanent.py: from where a new slot must decode."""
+"""source/slot_creation.py: from where a new slot must decode."""
 
 from __future__ import annotations
 
 import pytest
 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.permanent import _is_settled
 from airflow_provider_pgrepl.replication.source.slot import Slot
+from airflow_provider_pgrepl.replication.source.slot_creation import _is_settled
 
 
 @pytest.mark.parametrize(

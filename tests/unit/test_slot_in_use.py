@@ -1,4 +1,4 @@
-"""source/slot_in_use.py: how often the slot is used, and its end."""
+"""source/slot.py: how often the slot is used, and its end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source import slot_in_use
-from airflow_provider_pgrepl.replication.source.slot import Slot
-from airflow_provider_pgrepl.replication.source.slot_in_use import SlotInUse
+from airflow_provider_pgrepl.replication.source import slot
+from airflow_provider_pgrepl.replication.source.slot import Slot, SlotInUse
 
 DAY_S = 86400.0
 SLOT = Slot("s", "pgoutput", "d", False, None, LSN(16), LSN(8), "reserved", None)
@@ -38,10 +37,10 @@ class Source:
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     source = Source(DAY_S)
-    monkeypatch.setattr(slot_in_use, "connect", source.connect)
-    monkeypatch.setattr(slot_in_use, "rows", lambda *_: [(source.timeout_s,)])
-    monkeypatch.setattr(slot_in_use, "read_slot", lambda *_: SLOT)
-    monkeypatch.setattr(slot_in_use, "advance_slot", lambda *_: source.used_at.append(source.now_s))
+    monkeypatch.setattr(slot, "connect", source.connect)
+    monkeypatch.setattr(slot, "rows", lambda *_: [(source.timeout_s,)])
+    monkeypatch.setattr(slot, "read_slot", lambda *_: SLOT)
+    monkeypatch.setattr(slot, "advance_slot", lambda *_: source.used_at.append(source.now_s))
     monkeypatch.setattr("time.monotonic", lambda: source.now_s)
     return source
 
@@ -95,7 +94,7 @@ def test_the_end_waits_for_a_use_that_is_under_way(source: Source, monkeypatch: 
         left.wait(0.05)
         raise SourceConnectionError("ended")
 
-    monkeypatch.setattr(slot_in_use, "connect", connect)
+    monkeypatch.setattr(slot, "connect", connect)
     with in_use:
         entered.wait()
     assert not in_use._thread.is_alive()

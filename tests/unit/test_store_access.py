@@ -22,9 +22,10 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     store_variables,
     use_store,
 )
-from airflow_provider_pgrepl.replication.storage.stores import amazon, base
-from airflow_provider_pgrepl.replication.storage.stores.object_store import (
+from airflow_provider_pgrepl.replication.storage.stores import (
     access_to,
+    amazon,
+    base,
     open_filesystem,
     open_store,
     store_options,

@@ -11,8 +11,9 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     explanation_of,
     facts_in,
     fault_of,
+    is_away,
+    refusal,
 )
-from airflow_provider_pgrepl.replication.storage.refusal import is_away, refusal
 
 
 @pytest.mark.parametrize(

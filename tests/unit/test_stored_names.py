@@ -17,15 +17,14 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord
-from airflow_provider_pgrepl.replication.events.publish.stopped_table import StoppedTable
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, StoppedTable
 from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lake.consistent_points import SCHEMA
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
-from airflow_provider_pgrepl.replication.lake.point_files import SCHEMA
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, PgType, Relation
-from airflow_provider_pgrepl.replication.source.event_trigger.carried_catalog import carried_format
+from airflow_provider_pgrepl.replication.source.event_trigger.message import carried_format
 
 TABLE = TableName("public", "orders")
 MONEY = PgType(16400, -1, "money_amount", "d", parts=(("base", PgType(1700, 786438, "numeric(12,2)")),))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.app.status.summary import Summary
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 
 GOOD = Summary(
     states={TableState.STREAMING: 3},

@@ -1,6 +1,6 @@
 import pytest
 
-from airflow_provider_pgrepl.replication.source.synchronous_standbys import names_standby
+from airflow_provider_pgrepl.replication.source.server import names_standby
 
 OURS = "pgrepl receive pgrepl_shop"
 

@@ -1,4 +1,4 @@
-"""lake/delta/table_marks.py: a table is the pipeline's at the path and in the lake that its log names."""
+"""lake/delta/ownership.py: a table is the pipeline's at the path and in the lake that its log names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
@@ -25,7 +25,6 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commi
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, relation_marks
 from airflow_provider_pgrepl.replication.lake.drop import check_droppable
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

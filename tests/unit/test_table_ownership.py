@@ -12,9 +12,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.handles import forget, open_newest
 from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, is_written_name, read_ownership
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import forget, open_newest
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})

@@ -12,11 +12,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint, settle_log
-from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
-from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.delta.live_files import (
+    check_files,
+    commit_fingerprint,
+    settle_log,
+)
+from airflow_provider_pgrepl.replication.lake.delta.table import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

@@ -5,7 +5,7 @@ import pytest
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.state.progress import Progress, lag
-from airflow_provider_pgrepl.replication.state.table_state import (
+from airflow_provider_pgrepl.replication.state.tables import (
     TableState,
     check_transition,
     may_follow,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeError, ToolError
-from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 NAME = TableName("public", "t")

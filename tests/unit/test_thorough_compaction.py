@@ -1,4 +1,4 @@
-"""lake/files/thorough_compaction.py: a table as few files as can be, beside whoever writes it."""
+"""lake/files/compaction.py: a table as few files as can be, beside whoever writes it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, read_position
-from airflow_provider_pgrepl.replication.lake.files import thorough_compaction
-from airflow_provider_pgrepl.replication.lake.files.compaction import compact
-from airflow_provider_pgrepl.replication.lake.files.thorough_compaction import (
+from airflow_provider_pgrepl.replication.lake.files import compaction
+from airflow_provider_pgrepl.replication.lake.files.compaction import (
     Compaction,
     FilesOf,
+    compact,
     compact_thoroughly,
 )
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
@@ -72,7 +72,7 @@ def before_each_commit(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
         what()
         return compact(table, app, *how, **more)
 
-    monkeypatch.setattr(thorough_compaction, "compact", late)
+    monkeypatch.setattr(compaction, "compact", late)
 
 
 def test_a_table_whose_writer_is_faster_each_time_is_busy(
@@ -104,7 +104,7 @@ def test_what_comes_meanwhile_does_not_keep_it_going(lake: Lake, monkeypatch: py
         lake.update(70)
         return went
 
-    monkeypatch.setattr(thorough_compaction, "compact", busy)
+    monkeypatch.setattr(compaction, "compact", busy)
     thoroughly(lake)
     assert len(rounds) <= 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.source import walsender
+from airflow_provider_pgrepl.replication.source import slot
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from airflow_provider_pgrepl.replication.source import walsender
     ],
 )
 def test_which_releases_tell_their_walsenders(version: int, *, told: bool) -> None:
-    assert walsender.is_told_of_publications(version) is told
+    assert slot.is_told_of_publications(version) is told

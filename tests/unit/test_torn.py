@@ -16,8 +16,12 @@ from airflow_provider_pgrepl.replication.app.process import WILL_NOT_HELP, exit_
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog, mark
 from airflow_provider_pgrepl.replication.delta.recovery import find_torn, find_torn_by_crash
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points, find_torn_points, points_uri
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import (
+    ConsistentPoint,
+    Points,
+    find_torn_points,
+    points_uri,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.changelogs import Written, new_changelog
 from tests.unit.test_lake_table import Root

@@ -15,20 +15,20 @@ from obstore.exceptions import GenericError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError, PgReplError, TableError
 from airflow_provider_pgrepl.replication.lake.apply import table_merge, worker_daemon
-from airflow_provider_pgrepl.replication.lake.apply.table_outcomes import TableOutcomes
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.scheduler import TableOutcomes
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.history import rows as history_rows
+from airflow_provider_pgrepl.replication.lake.history import versions as history_rows
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeOutcome
-from airflow_provider_pgrepl.replication.lake.time_travel import table_version
-from airflow_provider_pgrepl.replication.lake.time_travel.spark_task import told
-from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel import moment
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import told
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.canary import (
     CANARY,
     bare,
@@ -175,7 +175,7 @@ def test_table_version_that_cannot_be_read_leaves_a_trace(monkeypatch, caplog):
 
     opened = stub(schema=lambda: stub(to_arrow=lambda: pa.schema([])))
     monkeypatch.setattr(TableVersion, "open", lambda _: opened)
-    monkeypatch.setattr(table_version, "query_delta", raise_unexpected)
+    monkeypatch.setattr(moment, "query_delta", raise_unexpected)
     with pytest.raises(LakeError, match="cannot be read any more") as found:
         TableVersion(TABLE, "/lake/t", 3).read()
     check(found.value.trace, " in TableVersion.read")

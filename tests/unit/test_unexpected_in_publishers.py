@@ -15,20 +15,18 @@ import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, TransformError
 from airflow_provider_pgrepl.replication.creek import consume_app, messages, snapshot_sender
-from airflow_provider_pgrepl.replication.creek.jetstream_requests import Requests
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.events.business import transformed
-from airflow_provider_pgrepl.replication.events.fault import changelog_errors
-from airflow_provider_pgrepl.replication.events.lake_values import LakeValues
-from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import JetStreamReasons
-from airflow_provider_pgrepl.replication.events.targets.kafka_link import KafkaLink
-from airflow_provider_pgrepl.replication.events.targets.kafka_reasons import KafkaReasons
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamLink
+from airflow_provider_pgrepl.replication.creek.streams import Requests
+from airflow_provider_pgrepl.replication.creek.wire import Wire
+from airflow_provider_pgrepl.replication.events.business import imported, transformed
+from airflow_provider_pgrepl.replication.events.reader import changelog_errors
+from airflow_provider_pgrepl.replication.events.targets.kafka import KafkaLink
+from airflow_provider_pgrepl.replication.events.targets.kafka_broker import KafkaReasons
+from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamLink, JetStreamReasons
 from airflow_provider_pgrepl.replication.events.targets.nats import _quietly as quietly
-from airflow_provider_pgrepl.replication.events.targets.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQLink
 from airflow_provider_pgrepl.replication.events.targets.schema_registry import SchemaRegistry
-from airflow_provider_pgrepl.replication.events.transforms import imported
+from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -62,7 +60,7 @@ def test_thread_of_kafka_leaves_its_trace(caplog):
 
 
 def test_thread_of_rabbitmq_leaves_its_trace(monkeypatch, caplog):
-    from airflow_provider_pgrepl.replication.events.targets import rabbitmq_link
+    from airflow_provider_pgrepl.replication.events.targets import rabbitmq as rabbitmq_link
 
     monkeypatch.setattr(rabbitmq_link, "GatheringConnection", raise_unexpected)
     made: RabbitMQLink = rabbitmq()

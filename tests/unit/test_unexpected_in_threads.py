@@ -23,20 +23,20 @@ from airflow_provider_pgrepl.replication.app.status import status
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.delta import checkpoints
 from airflow_provider_pgrepl.replication.delta.checkpoints import Checkpoints
-from airflow_provider_pgrepl.replication.lake.apply import share_runner
+from airflow_provider_pgrepl.replication.lake.apply import merge_task
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
-from airflow_provider_pgrepl.replication.lake.apply.share_runner import ShareRunner
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import ShareRunner
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import copy_tables
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiver.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import _CopyBytes as CopyBytes
-from airflow_provider_pgrepl.replication.source.event_trigger import message, seal
+from airflow_provider_pgrepl.replication.source.event_trigger import message
+from airflow_provider_pgrepl.replication.source.event_trigger import message as seal
 from airflow_provider_pgrepl.replication.source.slot_creation import SlotCreation
 from airflow_provider_pgrepl.replication.spark import executors
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.canary import (
     CANARY,
     LIMIT_S,
@@ -140,7 +140,7 @@ def test_query_that_cannot_be_stopped_leaves_its_trace(caplog):
 
 def test_thread_of_a_merge_leaves_its_trace(monkeypatch, caplog):
     ended: list[Any] = []
-    monkeypatch.setattr(share_runner, "on_executor", raise_unexpected)
+    monkeypatch.setattr(merge_task, "on_executor", raise_unexpected)
     spark: Any = stub(sparkContext=None)
     runner = ShareRunner(spark, lambda *done: ended.append(done))
     runner.run([])
@@ -152,7 +152,7 @@ def test_thread_of_a_merge_leaves_its_trace(monkeypatch, caplog):
 
 
 def test_results_of_a_merge_that_cannot_be_taken_leave_a_trace(monkeypatch, caplog):
-    monkeypatch.setattr(share_runner, "on_executor", lambda _: (_ for _ in ()).throw(LakeError("x")))
+    monkeypatch.setattr(merge_task, "on_executor", lambda _: (_ for _ in ()).throw(LakeError("x")))
     spark: Any = stub(sparkContext=None)
     runner = ShareRunner(spark, raise_unexpected)
     runner.run([])

@@ -1,4 +1,4 @@
-"""catalogs/unity_client.py: what a server may answer becomes a sentence that helps; the token stays with it."""
+"""catalogs/unity_client.py: what a server may answer becomes a helpful sentence; the token stays with it."""
 
 from __future__ import annotations
 

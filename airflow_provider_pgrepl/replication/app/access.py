@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -59,5 +59,5 @@ def not_recorded(pipeline: str) -> StateError:
     """There is no such pipeline in the state database."""
     return StateError(
         f"pipeline {pipeline} is not recorded in this database",
-        f"{hints.SNAPSHOT}; if that was done, give the connection of the database in which it was",
+        f"{errors.SNAPSHOT}; if that was done, give the connection of the database in which it was",
     )

@@ -29,11 +29,10 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord, find_lake_at_source
 from airflow_provider_pgrepl.replication.state.source_tokens import token_error
-from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store, find_lake_at_source
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
+from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.failures import is_of_workers, spark_error, text_of
 from airflow_provider_pgrepl.replication.spark.session import build_session, runs_on_cluster
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
 

@@ -7,22 +7,32 @@ database of the slot. Evidence that an earlier version has not recorded contradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
-from airflow_provider_pgrepl.replication.app.lost_state import lost_state
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    ConfigError,
+    LakeError,
+    PgReplError,
+    RewoundError,
+    StateError,
+)
+from airflow_provider_pgrepl.replication.app.epoch import lost_state
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import is_at_rest, open_changelog, read_sequence
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_literal
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import RENEW_S
 from airflow_provider_pgrepl.replication.receiver.continuity import history_error, missing_slot, slot_error
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.known_source import KnownSource, known_source, source_of
-from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.server import KnownSource, Server, known_source, source_of
 from airflow_provider_pgrepl.replication.source.slot import PLUGIN, Slot
-from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 
 _START = LSN(0)
 _UNCHANGED = "Nothing was changed"
@@ -128,7 +138,7 @@ def check_acceptable(evidence: Evidence, name: str) -> bool:
             raise ConfigError(
                 f"{name} is not the name of the source that the lake was written from: {difference.doubted}",
                 f"{difference.error.hint}. If it is the source, and its tokens were lost, give this name:"
-                f" {hints.reference('errors')}",
+                f" {errors.reference('errors')}",
             )
         return True
     return False
@@ -311,3 +321,47 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
             ),
             epoch.pipeline_id,
         )
+
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 5.0
+_POLLS = int(RENEW_S * 1.25 / _POLL_S)
+
+
+def check_no_foreign_receiver(store: Store, pipeline: Pipeline) -> None:
+    """Raise RewoundError if a receiver of others writes the lake. One that holds the lock here may run."""
+    try:
+        store.lock(pipeline.name, "replicate")
+    except BusyError:
+        return
+    try:
+        check_no_receiver(pipeline)
+    finally:
+        store.unlock(pipeline.name, "replicate")
+
+
+def check_no_receiver(pipeline: Pipeline, wait: Callable[[float], None] = time.sleep) -> None:
+    """Raise RewoundError if a receiver writes the lake. The caller holds the lock of replication.
+
+    Unless the last receiver has ended by itself, this waits for longer than one that runs lets pass between
+    two commits. Raises ChangelogError, LakeUnavailableError.
+    """
+    uri = changelog_uri(pipeline.lake_root)
+    changelog = open_changelog(uri)
+    if is_at_rest(changelog):
+        return
+    log.info(
+        "the last receiver of the lake %s was killed, or runs elsewhere: waiting %g s for a sign of it",
+        pipeline.lake_root,
+        _POLLS * _POLL_S,
+    )
+    for _ in range(_POLLS):
+        wait(_POLL_S)
+        if read_sequence(open_changelog(uri)) != read_sequence(changelog):
+            raise RewoundError(
+                f"an application receives changes into the lake {pipeline.lake_root}, and holds no lock in"
+                " this state database: this server is a copy of the source, or the state is another one",
+                "check the connections (conn_id, or PGREPL_DSN; state_conn_id, or PGREPL_STATE_DSN). If they"
+                " are right, stop that application, and run this again. Nothing was changed",
+            )

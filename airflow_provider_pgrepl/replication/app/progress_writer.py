@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 
-from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.errors import BusyError, PgReplError, SourceConnectionError
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
+from airflow_provider_pgrepl.replication.runtime.host import BlockThread
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -101,3 +102,35 @@ class ProgressWriter:
         rate = 0.0 if last is None else (changes - self._last_changes) / max(now - last, 0.001)
         self._last_time, self._last_changes = now, changes
         return rate
+
+
+_LOCK_KEEPER_INTERVAL_S = 10.0
+
+
+class LockKeeper(BlockThread):
+    """A context manager that asks `store`, a reconnecting one, every few seconds whether its session lives.
+
+    A restarted server has no session of this app: to other commands, such as teardown, the app would seem
+    to have ended. The store then connects and takes its locks again. While the database is away, nothing
+    happens. If another process has a lock by then, `end` is called, in the thread of the keeper.
+    """
+
+    def __init__(
+        self, store: Store, end: Callable[[], object], interval_s: float = _LOCK_KEEPER_INTERVAL_S
+    ) -> None:
+        super().__init__("pgrepl-lock")
+        self._store = store
+        self._end = end
+        self._interval_s = interval_s
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            try:
+                self._store.now()
+            except BusyError as error:
+                if not self._stopping.is_set():
+                    log.error("%s", error)
+                    self._end()
+                return
+            except PgReplError as error:
+                log.debug("the state database is away: %s", error.message)

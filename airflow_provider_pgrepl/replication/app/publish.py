@@ -9,21 +9,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
-from airflow_provider_pgrepl.errors import FencedError, ToolError
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, SourceError, StateError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
-from airflow_provider_pgrepl.replication.app.app_arguments import of_publish
-from airflow_provider_pgrepl.replication.app.lock_keeper import LockKeeper
-from airflow_provider_pgrepl.replication.app.process import StopSignal
-from airflow_provider_pgrepl.replication.app.published_up_to import DurableWith, PublishedUpTo
-from airflow_provider_pgrepl.replication.app.publisher_checks import (
-    check_place,
-    check_recorded_lake,
-    check_stopped,
-    check_tables,
-)
+from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
+from airflow_provider_pgrepl.replication.app.process import StopSignal, of_publish
+from airflow_provider_pgrepl.replication.app.progress_writer import LockKeeper
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
@@ -32,30 +26,144 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_epoch_number,
 )
-from airflow_provider_pgrepl.replication.creek.lake_snapshots import LakeSnapshots
-from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests, Snapshots
+from airflow_provider_pgrepl.replication.creek.snapshot_requests import (
+    LakeSnapshots,
+    SnapshotRequests,
+    Snapshots,
+)
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.events.beginning import begin_after
-from airflow_provider_pgrepl.replication.events.fault import changelog_errors
-from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after
 from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherLog,
     PublisherRecord,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.reader import changelog_errors
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.base import Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
-from airflow_provider_pgrepl.replication.runtime.run_result import leave_result
+from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.state.store import Store
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 
+
 log = logging.getLogger(__name__)
+
+
+def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
+    """Raise what says that the lake is not the one that the state has for the pipeline, or was not written
+    from the connected database; LakeError, ChangelogError.
+
+    A state that has none, as after a teardown, contradicts nothing: only the lake is read. Nor does another
+    history of the source: what was received from it before is published.
+    """
+    evidence = _gather(pipeline, store)
+    for difference in differences(evidence):
+        is_told = evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL
+        if is_told and not difference.doubted:
+            raise difference.error
+
+
+def _gather(pipeline: Pipeline, store: Store) -> Evidence:
+    """A copy of lake and state has all that they say of each other, and another database: the source is
+    compared where it can be asked."""
+    try:
+        with closing(connect(process.source_dsn(), f"publish {pipeline.name}", read_only=True)) as source:
+            return gather(pipeline, store, source)
+    except (SourceError, ConfigError, StateError) as error:
+        log.info("the source is not compared with the lake: %s", error.message)
+    return gather(pipeline, store, None)
+
+
+def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
+    """Raise ConfigError when settings name a table that there never was: it would wait for ever, and what a
+    rule was to hide would be sent.
+
+    A table that comes under a pattern of the pipeline may yet be made; of one that is to hide nothing it is
+    only said.
+    """
+    listed = TableSelection.parse(pipeline.tables)
+    known = {*(listed.names or ()), *map(TableName.parse, pipeline.insert_only)}
+    with changelog_errors():
+        known |= KnownRelations(pipeline.lake_root).names()
+    if unknown := sorted(map(str, {*settings.column_rules.tables(), *settings.rows.tables} - known)):
+        raise ConfigError(
+            f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"
+            " has never had such a table",
+            "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
+        )
+    chosen = TableSelection.parse(settings.tables, settings.messages)
+    wanted = set(chosen.names or ()) | set(settings.rules)
+    missing = sorted(table for table in wanted - known if table.schema not in listed.schemas)
+    schemas = listed.schemas | {table.schema for table in known}
+    what = [*map(str, missing), *(f"{schema}.*" for schema in sorted(chosen.schemas - schemas))]
+    if what:
+        raise ConfigError(
+            f"publisher {settings.name} names {', '.join(what)}, which the pipeline does not replicate and"
+            " the changelog has never had",
+            "mend the name in its tables, outbox or transform, or add the table to the pipeline's tables",
+        )
+    for table in sorted(wanted - known):
+        log.warning("the changelog has no table %s yet: its events begin when it comes", table)
+
+
+def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
+    """Raise ConfigError when the settings name another place than where a publisher has sent events: who
+    reads there would miss all that came before, and nobody would have said so."""
+    if record.place and record.place != settings.full_place:
+        raise ConfigError(
+            f"publisher {settings.name} has sent its events to {record.place}, and its settings now name"
+            f" {settings.full_place}",
+            f"to go on there where it is: --after {record.needed_after}. To send there all that is kept, give"
+            " the new place a publisher of another name",
+        )
+
+
+def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
+    """Raise ConfigError when tables wait whose changes would be given to a function without the others'."""
+    if settings.whole is not None and record.stopped:
+        names = ", ".join(sorted(one.table for one in record.stopped.values()))
+        raise ConfigError(
+            f"publisher {settings.name} has transform_transaction, and {names} stopped before it had",
+            f"begin again where the first of them stopped: --after {record.needed_after}",
+        )
+
+
+DurableWith = Callable[[LSN], LSN | None]
+"""Given an LSN: the changelog's durable LSN once all that committed at or before it is durable; None before,
+and where nobody knows. Of an idle source the changelog itself says that late."""
+
+
+@dataclass(frozen=True)
+class PublishedUpTo:
+    """Called from any thread: the publisher's record once it has, else None."""
+
+    publisher: Publisher
+    durable_with: DurableWith
+
+    def __call__(self, lsn: LSN) -> PublisherRecord | None:
+        if has_published(self.publisher.record, LSN(lsn + 1)):
+            return self.publisher.record
+        durable = self.durable_with(lsn)
+        record = self.publisher.record
+        return record if durable is not None and has_published(record, durable) else None
+
+
+def has_published(record: PublisherRecord, durable: LSN) -> bool:
+    """Whether all that committed before an LSN is published, but for what stopped."""
+    position = record.position
+    if position.is_after_transaction:
+        return position.commit_lsn >= durable - 1
+    return position.commit_lsn >= durable
+
 
 _PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
 _TARGETS = {

@@ -7,7 +7,7 @@ import threading
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app import process, publish
-from airflow_provider_pgrepl.replication.app.published_up_to import DurableWith, has_published
+from airflow_provider_pgrepl.replication.app.publish import DurableWith, has_published
 from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, cast
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.receiver.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from airflow_provider_pgrepl.replication.receiver.receiver import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from airflow_provider_pgrepl.replication.state.locks import Purpose, Session
 from airflow_provider_pgrepl.replication.state.store import Store
 

@@ -8,23 +8,27 @@ is identified by its last whole commit: unless source and state are its pipeline
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import BusyError, LakeError
 from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_new_epoch, check_ours
-from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.remains import Remains, read_remains
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog
 from airflow_provider_pgrepl.replication.delta.recovery import Torn, find_torn_by_crash
 from airflow_provider_pgrepl.replication.lake.consistent_points import find_torn_points
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.source_tokens import token_error
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 _LOOK = "see that the lake's storage shows all its files (a mount, a copy that is still under way)"
 
@@ -112,5 +116,26 @@ def _check_untold(evidence: Evidence, remains: Remains) -> None:
     raise LakeError(
         f"commit {remains.version + 1} of the changelog, or a file that it names, is not whole. Without it"
         f" the changelog ends at {left}, but {told}. Nothing was changed",
-        f"{_LOOK}, and start again; if they are lost, {hints.NEW_EPOCH}",
+        f"{_LOOK}, and start again; if they are lost, {errors.NEW_EPOCH}",
     )
+
+
+log = logging.getLogger(__name__)
+
+
+def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:
+    """Have all recorded tables in the index before anything is received: the receiver looks how those are
+    published that are in it, and of any other a change that nobody sent would go unseen.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    index = RelationIndex(relations_uri(pipeline.lake_root))
+    known = set(index.relation_ids())
+    for record in records:
+        if record.relation is not None and record.relation.oid not in known:
+            log.warning(
+                "table %s is not in the index of relations: was its folder, _pgrepl/relations, put back or"
+                " deleted? What is recorded of the table is put there again",
+                record.table,
+            )
+            index.add(epoch.epoch, RelationRecord.of_catalog(record.relation))

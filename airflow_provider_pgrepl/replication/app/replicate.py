@@ -7,17 +7,19 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
-from airflow_provider_pgrepl.replication.app.app_arguments import of_replicate
-from airflow_provider_pgrepl.replication.app.epoch import begun_epoch, known_tables
+from airflow_provider_pgrepl.replication.app.epoch import (
+    begun_epoch,
+    check_lake_choice,
+    check_state,
+    known_tables,
+)
 from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
-from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
-from airflow_provider_pgrepl.replication.app.lake_choice import check_lake_choice
-from airflow_provider_pgrepl.replication.app.lost_state import check_state
+from airflow_provider_pgrepl.replication.app.process import of_replicate
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
-from airflow_provider_pgrepl.replication.app.recovery import settle_lake
+from airflow_provider_pgrepl.replication.app.recovery import recall_relations, settle_lake
 from airflow_provider_pgrepl.replication.app.replication import Replication
 from airflow_provider_pgrepl.replication.app.tables import file_differences
 from airflow_provider_pgrepl.replication.changelog import own_tables
@@ -102,7 +104,7 @@ def _replication(
         from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
 
         return LakeReplication(dsn, pipeline, store, record, stop)
-    from airflow_provider_pgrepl.replication.app.event_replication import EventReplication
+    from airflow_provider_pgrepl.replication.app.replication import EventReplication
 
     return EventReplication(dsn, pipeline, store, record, stop, publisher, meanwhile)
 
@@ -125,7 +127,7 @@ def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
         if begun != wanted:
             raise ConfigError(
                 f"{field}: this lake was begun with {begun!r}, not {wanted!r}",
-                f"set it back, or {hints.NEW_EPOCH}",
+                f"set it back, or {errors.NEW_EPOCH}",
             )
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SlotError, StateError
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import LakeError, PgReplError, PublicationError, SlotError, StateError
+from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, EpochRecord
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points, points_uri
+from airflow_provider_pgrepl.replication.lake.delta.ownership import check_former, read_apps
+from airflow_provider_pgrepl.replication.lake.history.table import history_path
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.known_source import known_source
-from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.server import Server, known_source
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
-from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +195,7 @@ class SourceOwnership:
             fate = "no longer exists" if found is None else "was dropped and created again"
             raise PublicationError(
                 f"the publication {self.pipeline.publication} {fate}",
-                hints.NEW_EPOCH,
+                errors.NEW_EPOCH,
             )
 
     def publish(self, relations: Sequence[Relation]) -> list[Relation]:
@@ -226,3 +230,58 @@ def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> 
         f"slot {former.slot} and publication {former.publication} of the epoch that is given up stay in"
         f" {source}, and the slot holds its WAL: drop them there"
     )
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The number of a new epoch. `former_lake`: the id of the lake whose changelog was lost, as the state has
+    it; empty if it has none, or the changelog is there."""
+
+    epoch: Epoch
+    former_lake: str = ""
+
+
+def find_beginning(
+    store: Store, pipeline: Pipeline, tables: Iterable[TableName], last: EpochRecord | None
+) -> Beginning:
+    """Return with what an epoch begins after `last`, or without a changelog.
+
+    Its number is above all that points, index of relations and, without a changelog, the tables are of: what
+    they say of an epoch would be believed of the new one. Raises LakeError for what is in the place of a
+    table, or of the points, and was not written into this lake by what the state knows.
+    """
+    lake_root = pipeline.lake_root
+    former, of_tables = ("", 0) if last is not None else _check_former_tables(store, pipeline, tables)
+    if last is None:
+        _check_former_points(lake_root, former)
+    epochs = [point.epoch for point in Points(lake_root).all()]
+    of_index = RelationIndex(relations_uri(lake_root)).last_epoch()
+    highest = max(0 if last is None else last.epoch, of_tables, of_index, *epochs)
+    return Beginning(Epoch(highest + 1), former)
+
+
+def _check_former_tables(store: Store, pipeline: Pipeline, tables: Iterable[TableName]) -> tuple[str, int]:
+    """The id of the lost lake, and the highest epoch that a table is of."""
+    name, root = pipeline.name, pipeline.lake_root
+    recorded = store.read_pipeline(name)
+    is_here = recorded is not None and is_same_place(recorded.lake, root)
+    former = recorded.lake_id if recorded is not None and is_here else ""
+    records = store.read_tables(name) if is_here else {}
+    copied = {table for table, record in records.items() if record.position_lsn is not None}
+    epochs = [
+        check_former(f"{root}/{path}", name, former, is_copied=table in copied)
+        for table in tables
+        for path in (table.path, history_path(table))
+    ]
+    return former, max(epochs, default=0)
+
+
+def _check_former_points(lake_root: str, former: str) -> None:
+    uri = points_uri(lake_root)
+    lakes = {app for app in read_apps(uri) if app.startswith(LAKE_APP)}
+    if lakes and f"{LAKE_APP}{former}" not in lakes:
+        raise LakeError(
+            f"the consistent points in {uri} are of another lake, and there is no changelog that says which."
+            " Nothing was changed",
+            "bring the folder _pgrepl/changelog of that lake back; if it is lost, move the points away",
+        )

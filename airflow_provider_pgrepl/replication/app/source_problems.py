@@ -1,25 +1,29 @@
-"""What is wrong between a pipeline and its source while both work, for status and drift check to say."""
+"""Tables that leave the publication at once because the source refuses the application's changes of them."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 
+from airflow_provider_pgrepl.errors import PgReplError, Remedy, TableError
 from airflow_provider_pgrepl.replication.app.tables import requested_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import all_tables_warning
-from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
-from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
-from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.preflight.refused_tables import (
-    others_published,
-    refused_tables,
+from airflow_provider_pgrepl.replication.source.catalog.partitions import inherited_warnings
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
+    RefusedChanges,
+    all_tables_warning,
 )
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import left_out_warnings, select_tables
-from airflow_provider_pgrepl.replication.source.synchronous_standbys import synchronous_problem
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.source.preflight.tables import others_published, refused_tables
+from airflow_provider_pgrepl.replication.source.publication import drop_tables, table_names
+from airflow_provider_pgrepl.replication.source.server import synchronous_problem
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 
 def source_problems(
@@ -63,3 +67,65 @@ def _oids(records: Mapping[TableName, TableRecord]) -> dict[int, TableName]:
         for table, record in records.items()
         if record.relation is not None and record.state is not TableState.REMOVED
     }
+
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 15.0
+
+
+def protect_source(
+    source: Connection, store: Store, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
+) -> None:
+    """Take these tables out of the pipeline's own publication, and mark them errored."""
+    recorded = store.read_pipeline(pipeline.name)
+    if not refused or recorded is None or not recorded.publication_owned:
+        return
+    records = store.read_tables(pipeline.name)
+    for table, why in refused.items():
+        record = records.get(table)
+        if record is None or record.relation is None:
+            continue
+        names = table_names(source, [record.relation.oid])
+        drop_tables(source, recorded.publication, names, pipeline.lock_timeout_s)
+        error = TableError(
+            f"{table}: taken out of the publication: {why.problem}",
+            f"{why.cure}; then resnapshot the table",
+            Remedy.RESNAPSHOT,
+        )
+        store.mark_errored(pipeline.name, record, error)
+        log.error("%s", error)
+
+
+class SourceProtection:
+    """A thread of the replication app that calls `protect_source`, if the pipeline has chosen it."""
+
+    def __init__(self, dsn: str, state_dsn: str, pipeline: Pipeline) -> None:
+        self._dsn = dsn
+        self._state_dsn = state_dsn
+        self._pipeline = pipeline
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look, every 15 s; does nothing without `protect_source`."""
+        if self._pipeline.protect_source:
+            threading.Thread(target=self._run, name="pgrepl-protection", daemon=True).start()
+
+    def stop(self) -> None:
+        """End soon; a look that waits for an answer is not waited for."""
+        self._stopping.set()
+
+    def look(self) -> None:
+        """Look once. Raises PgReplError."""
+        role = f"protection {self._pipeline.name}"
+        with closing(connect(self._dsn, role)) as source, Store(self._state_dsn, role) as store:
+            records = store.read_tables(self._pipeline.name)
+            refused = published_refused(source, self._pipeline, records)
+            protect_source(source, store, self._pipeline, refused)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(INTERVAL_S):
+            try:
+                self.look()
+            except PgReplError as error:
+                log.warning("refused changes could not be looked for: %s", error)

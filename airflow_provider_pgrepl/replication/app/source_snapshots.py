@@ -34,25 +34,23 @@ from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
-from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.delivery import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publish.publisher import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_columns
+from airflow_provider_pgrepl.replication.events.reader import changelog_errors
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import read_texts
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
-from airflow_provider_pgrepl.replication.source.copy.keeper import keep
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper, keep
+from airflow_provider_pgrepl.replication.source.slot import temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.temporary import temporary_name
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.values import copied_part
 

@@ -5,34 +5,94 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
-from airflow_provider_pgrepl.replication.app.definition_rows import definition_rows
+from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL, EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    STANDING_ORDINAL,
+    EpochRecord,
+    changelog_uri,
+    letters,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     read_durable_lsn,
     read_epoch_number,
     read_floor_lsn,
+    value_bytes,
 )
-from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.schema_evolution.relation_cache import RelationCache
-from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import relation_timeline
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
+    RelationCache,
+    relation_timeline,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.server import known_source, read_server
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.storage import open_file, open_parquet, open_storage
+
+COLUMNS = ("relation_id", "op", "commit_lsn", "ordinal", "relation_version", "xid")
+_SAYING = "RT"
+_ORDER = [("relation_id", "ascending"), ("commit_lsn", "ascending"), ("ordinal", "ascending")]
+
+
+def definition_rows(uri: str, files: Iterable[ChangelogFile]) -> pa.Table:
+    """Rows of files of the changelog, by relation and place: each definition and TRUNCATE, and of a table's
+    other changes the first of each transaction, and after each of these. Raises ChangelogFileGoneError."""
+    filesystem, root = open_storage(uri)
+    pieces = [piece for file in files for piece in _read(filesystem, f"{root}/{file.path}")]
+    if not pieces:
+        return pa.table({name: [] for name in COLUMNS})
+    return pa.concat_tables(pieces).sort_by(_ORDER)
+
+
+def _read(filesystem: pafs.FileSystem, path: str) -> Iterable[pa.Table]:
+    try:
+        source = open_file(filesystem, path, value_bytes(path))
+    except FileNotFoundError:
+        raise ChangelogFileGoneError(
+            "a changelog file is gone", "run it again: an hour may just have been joined or dropped"
+        ) from None
+    with source, open_parquet(filesystem, source) as file:
+        return [_reduced(group) for group in _groups(file)]
+
+
+def _groups(file: pq.ParquetFile) -> Iterable[pa.Table]:
+    for group in range(file.metadata.num_row_groups):
+        yield file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+
+
+def _reduced(rows: pa.Table) -> pa.Table:
+    rows = rows.sort_by(_ORDER)
+    said = pc.is_in(rows["op"], value_set=letters(_SAYING)).to_numpy()
+    first = np.zeros(rows.num_rows, dtype=bool)
+    for name in ("relation_id", "commit_lsn", "relation_version"):
+        values = rows[name].to_numpy()
+        first[1:] |= values[1:] != values[:-1]
+    first[:1] = True
+    first[1:] |= said[:-1]
+    return rows.filter(pa.array(first | said))
+
 
 log = logging.getLogger(__name__)
 
@@ -211,3 +271,42 @@ def _portions(files: Iterable[ChangelogFile]) -> Iterator[list[ChangelogFile]]:
         size, last = size + file.value_bytes, max(last, int(file.max_lsn))
     if portion:
         yield portion
+
+
+def recorded_names(
+    source: Connection,
+    pipeline: Pipeline,
+    epoch: EpochRecord | None,
+    records: Records,
+    recorded: PipelineRecord | None,
+    selected: Iterable[Relation] = (),
+) -> BoundRules | None:
+    """Return what is known of tables by their oids; None if nothing is of this database, since the oids of
+    another one are those of other tables.
+
+    `selected`: relations that the pipeline selected from the source that is recorded. Lake and other records
+    are those of the epoch's source, which a new epoch may replace.
+    Raises LakeUnavailableError, SourceConnectionError.
+
+    The index of relations is read again with each call: the receiver adds to it.
+    """
+    server = read_server(source)
+    of_state: dict[int, list[RelationRecord]] = defaultdict(list)
+    if recorded is not None and not known_source(recorded, server).differs(server):
+        for relation in selected:
+            of_state[relation.oid].append(RelationRecord.of_catalog(relation))
+    known = epoch or recorded
+    if known is None or known_source(known, server).differs(server):
+        if not of_state:
+            return None
+        return BoundRules(pipeline, lambda oid: of_state.get(oid, []), lambda: set(of_state))
+    index = RelationIndex(relations_uri(pipeline.lake_root))
+    for record in records.values():
+        # Of a removed table the state may describe another server's; the index says of which each entry is.
+        if record.relation is not None and record.membership != "removed":
+            of_state[record.relation.oid].append(RelationRecord.of_catalog(record.relation))
+    return BoundRules(
+        pipeline,
+        lambda oid: [*index.records(oid), *of_state.get(oid, ())],
+        lambda: {*index.relation_ids(), *of_state},
+    )

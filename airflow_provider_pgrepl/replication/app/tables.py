@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -19,8 +19,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import Membership, TableRecord
+from airflow_provider_pgrepl.replication.state.tables import Membership, TableRecord, TableState
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableNam
     if pipeline.new_tables == "error":
         raise ConfigError(
             f"new tables match the patterns of the pipeline: {names}",
-            f"{hints.add(','.join(map(str, found)))}; or set new_tables to add or ignore. The others go on",
+            f"{errors.add(','.join(map(str, found)))}; or set new_tables to add or ignore. The others go on",
         )
     log.info("new tables are left out (new_tables: ignore; pgrepl snapshot --add adds them): %s", names)
     return frozenset(found)
@@ -107,11 +106,11 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
         names = ", ".join(map(str, gone))
         found.append(
             f"no longer in the pipeline file, and replicated on: {names}; put them back, or end that:"
-            f" {hints.remove(*gone)}"
+            f" {errors.remove(*gone)}"
         )
     if absent:
         names = ", ".join(map(str, absent))
-        found.append(f"in the pipeline file, and not replicated: {names}; {hints.SNAPSHOT}")
+        found.append(f"in the pipeline file, and not replicated: {names}; {errors.SNAPSHOT}")
     return tuple(found)
 
 

@@ -14,18 +14,18 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, TransformError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.events.business_event import BusinessEvent
+from airflow_provider_pgrepl.replication.creek.wire import Wire
+from airflow_provider_pgrepl.replication.events.business import BusinessEvent
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
 from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.publish.record import read_columns
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.events.targets.routing import routing_key, subject, topic
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _PLACE_OF = {"kafka": topic, "rabbitmq": routing_key, "nats": subject}
 
@@ -124,8 +124,7 @@ def _of_avro(body: bytes, schema: str) -> Any:
 
 
 def _of_creek(event: CreekEvent, settings: PublisherSettings) -> dict[str, Any]:
-    from airflow_provider_pgrepl.replication.avro.codec import long
-    from airflow_provider_pgrepl.replication.avro.fingerprint import to_text
+    from airflow_provider_pgrepl.replication.avro.codec import long, to_text
 
     wire = Wire(settings.namespace, settings.database, settings.wire)
     payload = event.unstamped.stamped(int(event.position.commit_lsn), long(0))

@@ -6,10 +6,13 @@ Unholdable for a value that its type cannot hold.
 
 from __future__ import annotations
 
+import base64
+import json
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -174,3 +177,58 @@ def _time(text: str) -> int:
     second, _, fraction = seconds.partition(".")
     whole = (int(hours) * 60 + int(minutes)) * 60 + int(second)
     return whole * 1_000_000 + int(fraction.ljust(6, "0"))
+
+
+_EMPTY = 0xC15D213AA4D7A795
+_KEPT = ("name", "type", "fields", "symbols", "items", "logicalType", "precision", "scale")
+Schema = dict[str, Any] | list[Any] | str
+"""An Avro schema as JSON has it, with full names; each object's keys stand as they are written."""
+
+
+def to_text(schema: Schema) -> str:
+    """As creek stores and sends it, with the properties `pgKey` and `pgType`."""
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+
+
+def canonical_form(schema: Schema) -> str:
+    """What the fingerprint is of: the schema without properties."""
+    return to_text(_without_properties(schema))
+
+
+def fingerprint(schema: Schema) -> bytes:
+    """Eight bytes."""
+    return crc64(canonical_form(schema).encode()).to_bytes(8, "big")
+
+
+def fingerprint_text(value: bytes) -> str:
+    """As messages name it: base64, of the alphabet that is safe in URLs, with its padding."""
+    return base64.urlsafe_b64encode(value).decode()
+
+
+def crc64(data: bytes) -> int:
+    """CRC-64-AVRO (Avro 1.12, "Schema Fingerprints")."""
+    value = _EMPTY
+    for byte in data:
+        value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]
+    return value
+
+
+def _without_properties(schema: Schema) -> Schema:
+    if isinstance(schema, dict):
+        return {key: _without_properties(value) for key, value in schema.items() if key in _KEPT}
+    if isinstance(schema, list):
+        return [_without_properties(one) for one in schema]
+    return schema
+
+
+def _table() -> list[int]:
+    table = []
+    for index in range(256):
+        value = index
+        for _ in range(8):
+            value = (value >> 1) ^ (_EMPTY if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_TABLE = _table()

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.avro import codec
-from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder
-from airflow_provider_pgrepl.replication.avro.fingerprint import Schema
+from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder, Schema
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName

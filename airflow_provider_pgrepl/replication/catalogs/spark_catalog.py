@@ -14,13 +14,17 @@ from urllib.parse import quote, unquote
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.history.place import HISTORY_SUFFIX, is_history, path_of
+from airflow_provider_pgrepl.replication.lake.history.table import HISTORY_SUFFIX, is_history, path_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.catalog_names import CatalogNames
-from airflow_provider_pgrepl.replication.settings.lake import canonical, hadoop_uri, is_object_store
+from airflow_provider_pgrepl.replication.settings.lake import (
+    CatalogNames,
+    canonical,
+    hadoop_uri,
+    is_object_store,
+)
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.spark.connectors import check_connector
 from airflow_provider_pgrepl.replication.spark.session import check_delta
-from airflow_provider_pgrepl.replication.spark.spark_store import check_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,22 @@ the field of the Delta log, `type_text` the type as Spark's catalogs spell it; a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.replication.catalogs.spark_catalog import (
+    CatalogEntry,
+    catalog_entries,
+    names_taken,
+)
+from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityRefusalError, UnityServer
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.storage import refusal
 
 Field = Mapping[str, Any]
 Column = dict[str, Any]
@@ -135,3 +149,102 @@ def _type_text(kind: str | Field) -> str:
 
 def _is_decimal(kind: str | Field) -> bool:
     return isinstance(kind, str) and kind.startswith("decimal(")
+
+
+# https://docs.unitycatalog.io: what the server allows (ValidationUtils.java), so that no name is a path.
+_CATALOG = re.compile(r"[A-Za-z0-9_@-]{1,255}")
+
+
+def register_in_unity(pipeline: Pipeline, url: str, catalog: str, token: str | None = None) -> dict[str, str]:
+    """Register all that the newest consistent point holds, with the columns of now; full names by place.
+
+    `url`: of the server, as http://localhost:8080. `catalog`: one that is there; schemas are made where they
+    are missing, and are called as the pipeline's databases. What is registered already with these columns is
+    left. May be run at any time: nothing is written to the lake.
+
+    Raises ConfigError for an address, a catalog's name or a token that cannot be used, LakeError when there
+    is no point, no such catalog, or no right, LakeUnavailableError when lake or server are out of reach; and,
+    when all others are registered, LakeError for names that something else has, and tables that were refused.
+    """
+    if not _CATALOG.fullmatch(catalog):
+        raise ConfigError(
+            f"{catalog!r} cannot be the name of a catalog", "it has ASCII letters, digits and _ @ - alone"
+        )
+    server, refused = UnityServer(url, token), None
+    entries, faults = catalog_entries(pipeline)
+    _make_schemas(server, catalog, sorted({entry.database for entry in entries}))
+    for entry in entries:
+        try:
+            faults += _register(server, catalog, entry)
+        except UnityRefusalError as error:
+            refused = error
+            faults.append(f"{catalog}.{entry.database}.{entry.table}: {error.message}")
+    if faults:
+        raise names_taken(faults, refused.hint if refused else "")
+    return {entry.uri: f"{catalog}.{entry.database}.{entry.table}" for entry in entries}
+
+
+def _make_schemas(server: UnityServer, catalog: str, schemas: list[str]) -> None:
+    # A catalog is never made: whose name was mistyped would find the tables elsewhere, without any rights.
+    if server.find("catalogs", catalog) is None:
+        raise LakeError(
+            f"Unity Catalog at {server.url} has no catalog {catalog}",
+            f"name one that is there, or have its admin make it: bin/uc catalog create --name {catalog}",
+        )
+    for schema in schemas:
+        if server.find("schemas", f"{catalog}.{schema}") is None:
+            server.create("schemas", {"name": schema, "catalog_name": catalog})
+
+
+def _register(server: UnityServer, catalog: str, entry: CatalogEntry) -> list[str]:
+    """Make one registration true; in words what the name stands for instead."""
+    name = f"{catalog}.{entry.database}.{entry.table}"
+    table = _table(catalog, entry)
+    if table is None:
+        return [f"{name}: there is no lake table any more at {entry.uri}"]
+    found = server.find("tables", name)
+    if found is not None:
+        kind = (found.get("table_type"), found.get("data_source_format"))
+        place = str(found.get("storage_location") or "")
+        if kind != ("EXTERNAL", "DELTA"):
+            return [f"{name} is no external Delta table: {' '.join(map(str, filter(None, kind)))}"]
+        if not entry.is_at(place):
+            return [f"{name} stands for another place: {place or 'none'}"]
+        if differ(table, found):
+            _renew(server, name, table, found)
+        return []
+    server.create("tables", table)
+    return []
+
+
+def _renew(server: UnityServer, name: str, table: dict[str, Any], found: dict[str, Any]) -> None:
+    table = with_comments(table, found)
+    where = (table["catalog_name"], table["schema_name"], table["name"])
+    if server.has_delta_api(table["catalog_name"]):
+        server.change(*where, changes(str(found.get("table_id")), table))
+    else:
+        server.delete("tables", name)
+        server.create("tables", table)
+
+
+def _table(catalog: str, entry: CatalogEntry) -> dict[str, Any] | None:
+    """What is to be registered; None of a table that was dropped since the point. Raises LakeUnavailableError
+    when it cannot be read."""
+    try:
+        delta = open_delta(entry.uri)
+        metadata = delta.metadata()
+        columns = unity_columns(delta.schema().to_json(), metadata.partition_columns)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise refusal(f"the lake table {entry.uri} cannot be read", error) from None
+    table = {
+        "name": entry.table,
+        "catalog_name": catalog,
+        "schema_name": entry.database,
+        "table_type": "EXTERNAL",
+        "data_source_format": "DELTA",
+        "columns": columns,
+        "storage_location": entry.url,
+    }
+    return table | ({"comment": metadata.description} if metadata.description else {})

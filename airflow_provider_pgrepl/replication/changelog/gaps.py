@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import GapError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, read_rows
@@ -108,7 +108,7 @@ def gap_error(lsn: LSN, table: TableName) -> GapError:
     return GapError(
         f"the transaction at {lsn}, which the server could not send, was skipped; it may have changed this"
         " table",
-        hints.resnapshot(table),
+        errors.resnapshot(table),
     )
 
 

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.storage import open_storage
-from airflow_provider_pgrepl.replication.values.binary import Binary
+from airflow_provider_pgrepl.replication.values.scalars import Binary
 
 MESSAGE_SCHEMA = pa.schema(
     [

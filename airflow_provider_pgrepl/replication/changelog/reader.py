@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -15,9 +19,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ChangelogFileGoneError, NoChangelogError
-from airflow_provider_pgrepl.replication.changelog.kept_files import KeptFiles
 from airflow_provider_pgrepl.replication.changelog.layout import (
     AT_REST_APP,
     DURABLE_APP,
@@ -40,9 +43,65 @@ from airflow_provider_pgrepl.replication.storage import (
     open_parquet,
     open_storage,
     read_commit_actions,
+    read_parquet,
     refusal,
     requests_at_once,
 )
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """The rows of a file; `order` has them by relation, whose ids are `relations`, else as they stand."""
+
+    rows: pa.Table
+    order: Ints
+    relations: Ints
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> KeptFile:
+        """Changelog rows with their relation_id."""
+        relations = rows["relation_id"].to_numpy()
+        order = np.argsort(relations, kind="stable")
+        return cls(rows, order, relations[order])
+
+    def rows_of(self, relation_id: int) -> pa.Table:
+        """Those of one relation."""
+        first = int(np.searchsorted(self.relations, relation_id))
+        last = int(np.searchsorted(self.relations, relation_id, side="right"))
+        return self.rows.take(pa.array(self.order[first:last]))
+
+
+class KeptFiles:
+    """The last ones that were read, up to so many bytes together. By their paths: a file never changes, and
+    no two have one name. Any thread may ask."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._files: OrderedDict[str, KeptFile] = OrderedDict()
+        self._bytes = 0
+        self._changing = threading.Lock()
+
+    def get(self, path: str) -> KeptFile | None:
+        """None when it is not among them."""
+        with self._changing:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+            return file
+
+    def keep(self, path: str, rows: pa.Table) -> KeptFile:
+        """Keep a file, and as many of the others as there is room for."""
+        file = KeptFile.of(rows)
+        with self._changing:
+            if path not in self._files:
+                self._bytes += rows.nbytes
+            self._files[path] = file
+            while self._bytes > self._most_bytes and len(self._files) > 1:
+                self._bytes -= self._files.popitem(last=False)[1].rows.nbytes
+        return file
+
 
 _SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
 _kept = KeptFiles(_KEPT_BYTES)
@@ -96,7 +155,7 @@ def open_changelog(uri: str) -> DeltaTable:
     except TableNotFoundError:
         raise NoChangelogError(
             f"there is no changelog in {uri}",
-            f"is that the lake? If so, begin its first epoch: {hints.SNAPSHOT}",
+            f"is that the lake? If so, begin its first epoch: {errors.SNAPSHOT}",
         ) from None
     except (DeltaError, OSError) as error:
         raise refusal("the changelog cannot be opened", error) from None
@@ -291,3 +350,103 @@ def find_relation_record(uri: str, relation_id: int, version: int) -> RelationRe
             if found.num_rows:
                 return RelationRecord.from_json(found["new"][0].as_py()[0])
     return None
+
+
+@dataclass
+class ChangelogTail:
+    """The changelog as of a version. `files`: of one epoch, by path; those that end before some place may be
+    missing."""
+
+    version: int
+    description: str
+    epoch: Epoch
+    files: dict[str, ChangelogFile]
+    _transactions: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> ChangelogTail:
+        """Of an open changelog, with those files of an epoch that can hold changes above an LSN."""
+        apps = [DURABLE_APP, EPOCH_APP]
+        apps += [floor_app(number) for number in range(1, read_epoch_number(table) + 1)]
+        versions = {app: table.transaction_version(app) for app in apps}
+        return cls(
+            table.version(),
+            table.metadata().description,
+            epoch,
+            {file.path: file for file in live_files(table, epoch, above_lsn)},
+            {app: version for app, version in versions.items() if version is not None},
+        )
+
+    @property
+    def record(self) -> EpochRecord:
+        """The epoch that the changelog is in. Raises ChangelogError."""
+        return EpochRecord.from_json(self.description)
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """As DeltaTable has it, of the app ids of a changelog."""
+        return self._transactions.get(app_id)
+
+    def files_above(self, lsn: LSN) -> list[ChangelogFile]:
+        """Those that can hold changes above an LSN, by their first; all others are forgotten."""
+        self.files = {path: file for path, file in self.files.items() if file.max_lsn > lsn}
+        return sorted(self.files.values(), key=lambda file: file.min_lsn)
+
+    def take(self, actions: Iterable[dict[str, Any]]) -> None:
+        """The next commit's. Raises KeyError, TypeError, ValueError when it is not one of a changelog."""
+        for action in actions:
+            if "add" in action:
+                self._add(action["add"])
+            elif "remove" in action:
+                self.files.pop(action["remove"]["path"], None)
+            elif "txn" in action:
+                self._transactions[action["txn"]["appId"]] = action["txn"]["version"]
+            elif "metaData" in action:
+                self.description = action["metaData"]["description"]
+        self.version += 1
+
+    def _add(self, add: dict[str, Any]) -> None:
+        if json.loads(add["stats"])["minValues"]["epoch"] == self.epoch:
+            file = file_of_action(add)
+            self.files[file.path] = file
+
+
+_TIME = pa.timestamp("us", "UTC")
+
+
+def first_commit_after(table: DeltaTable, epoch: Epoch, moment: datetime) -> LSN | None:
+    """The first commit, in LSN order, of those that committed later than `moment` by the source's clock.
+
+    None when the open changelog holds none of the epoch. Commit times need not grow with the LSN: all that
+    stands before the result committed at or before `moment`. Files that their statistics rule out are not
+    read, and of the others two columns. Raises ChangelogError when a file is gone.
+    """
+    files = pa.table(table.get_add_actions(flatten=True))
+    if files.num_rows == 0:
+        return None
+    files = files.filter(pc.equal(files["min.epoch"], int(epoch))).sort_by("min.commit_lsn")
+    if "max.commit_ts" in files.column_names:
+        # Bounds are rounded outwards; a file without any may hold anything.
+        later = pc.greater(files["max.commit_ts"].cast(_TIME), pa.scalar(moment, _TIME))
+        files = files.filter(pc.fill_null(later, True))
+    filesystem, root = open_storage(table.table_uri)
+    first: int | None = None
+    for path, lowest in zip(files["path"].to_pylist(), files["min.commit_lsn"].to_pylist(), strict=True):
+        if first is not None and lowest > first:
+            break
+        found = _first_in_file(filesystem, f"{root.rstrip('/')}/{path}", moment)
+        if found is not None:
+            first = found if first is None else min(first, found)
+    return None if first is None else LSN(first)
+
+
+def _first_in_file(filesystem: pafs.FileSystem, path: str, moment: datetime) -> int | None:
+    columns = ["commit_lsn", "commit_ts"]
+    try:
+        rows = read_parquet(filesystem, path, columns)
+    except FileNotFoundError:
+        raise ChangelogFileGoneError(
+            "a changelog file is gone", "read again: an hour was just joined or dropped"
+        ) from None
+    later = rows.filter(pc.greater(rows["commit_ts"], pa.scalar(moment, _TIME)))
+    found: int | None = pc.min(later["commit_lsn"]).as_py()
+    return found

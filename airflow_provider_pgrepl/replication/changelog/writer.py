@@ -6,14 +6,24 @@ where it ends.
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     AT_REST_APP,
     DURABLE_APP,
@@ -23,21 +33,157 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     PARTITION,
     PUBLISHED_APP,
     RECEIVER_APP,
+    ROW_SCHEMA,
     SHARED_APP,
     TABLE_SCHEMA,
     TORN_DOWN_APP,
+    UPKEEP_APP,
     CommitRecord,
     EpochRecord,
+    hour_of,
 )
-from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_sequence, read_token
 from airflow_provider_pgrepl.replication.delta import recovery
-from airflow_provider_pgrepl.replication.delta.log import added_action
-from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.delta.log import added_action, commit_token, committing
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
 from airflow_provider_pgrepl.replication.delta.table import create_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import durable, is_refusal, refusal
+from airflow_provider_pgrepl.replication.storage import (
+    Output,
+    delete_files,
+    durable,
+    is_refusal,
+    make_folders,
+    open_storage,
+    raise_if_away,
+    refusal,
+)
+
+_ROW_GROUP_ROWS = 65_536
+_SMALL_GROUP_ROWS = 1_024
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A written changelog file that no commit holds yet."""
+
+    path: str
+    size: int
+    value_bytes: int
+    rows: int
+    stats: str
+    relations: frozenset[int]
+    hour: str
+
+    def add_action(self, *, changes_data: bool = True) -> AddAction:
+        """What a commit says of it; `changes_data`: whether its rows are new."""
+        now = int(time.time() * 1000)
+        return AddAction(self.path, self.size, {PARTITION: self.hour}, now, changes_data, self.stats)
+
+
+class PartFolder:
+    """Where parts are written, below the changelog's root, in a folder an hour."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._filesystem, self._root = open_storage(uri)
+        self._folders: set[str] = set()
+
+    def write(self, rows: pa.Table, hour: str | None = None) -> Part:
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation, onto the disk.
+
+        `hour`: in which they were received, as the partition says it; the present one when not given.
+        Raises OSError.
+        """
+        rows, relations, bounds = _sort_by_relation(rows)
+        hour = hour or hour_of(datetime.now(UTC))
+        # Readers bound their memory by the values' size, which a compressed file does not tell.
+        path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
+        self._make_folder(hour)
+        try:
+            size = self._write(path, rows, bounds)
+        except OSError:
+            # What is half written would take up space that may be short.
+            with suppress(OSError):
+                delete_files(self._filesystem, [f"{self._root}/{path}"])
+            raise
+        return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete what no commit will hold, as far as the storage lets us."""
+        with suppress(OSError):
+            delete_files(self._filesystem, [f"{self._root}/{part.path}" for part in parts])
+
+    def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> int:
+        """The file's size in bytes."""
+        with Output(self._filesystem, f"{self._root}/{path}", rows.nbytes) as file:
+            with pq.ParquetWriter(
+                file.stream,
+                ROW_SCHEMA,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=["epoch", "relation_id", "relation_version", "op"],
+                write_statistics=["epoch", "commit_lsn", "commit_ts", "relation_id", "op"],
+            ) as writer:
+                for start, stop in _row_groups(bounds):
+                    writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
+            size = file.tell()
+        durable.flush_files(self._uri, [path])
+        return size
+
+    def _make_folder(self, hour: str) -> None:
+        if hour not in self._folders:
+            make_folders(self._filesystem, f"{self._root}/{hour}")
+            self._folders.add(hour)
+
+
+def _sort_by_relation(rows: pa.Table) -> tuple[pa.Table, list[int], list[int]]:
+    """Rows by relation, stream order kept within each; the relations, and where each begins."""
+    ids = rows["relation_id"].to_numpy()
+    order = np.argsort(ids, kind="stable")
+    if not np.array_equal(order, np.arange(len(order))):
+        rows, ids = rows.take(pa.array(order)), ids[order]
+    relations, starts = np.unique(ids, return_index=True)
+    return rows, relations.tolist(), [*starts.tolist(), rows.num_rows]
+
+
+def _row_groups(bounds: list[int]) -> list[tuple[int, int]]:
+    """Row groups of one relation each; tiny relations share one, which a reader then filters."""
+    groups, start = [], 0
+    for index, stop in enumerate(bounds[1:], 1):
+        following = bounds[index + 1] - stop if index + 1 < len(bounds) else _SMALL_GROUP_ROWS
+        if stop - start >= _SMALL_GROUP_ROWS or following >= _SMALL_GROUP_ROWS:
+            groups.append((start, stop))
+            start = stop
+    return groups
+
+
+def _stats(rows: pa.Table) -> str:
+    ranges: dict[str, Any] = {
+        name: pc.min_max(rows[name]).as_py() for name in ("epoch", "commit_lsn", "relation_id")
+    }
+    least = {name: bounds["min"] for name, bounds in ranges.items()}
+    most = {name: bounds["max"] for name, bounds in ranges.items()}
+    times = pc.min_max(rows["commit_ts"].cast(pa.int64())).as_py()
+    if times["min"] is not None:
+        shown = _shown_time(times["min"]), _shown_time(-(-times["max"] // 1000) * 1000)
+        if None not in shown:
+            least["commit_ts"], most["commit_ts"] = shown
+    nulls = {**dict.fromkeys(ranges, 0), "commit_ts": rows["commit_ts"].null_count}
+    return json.dumps(
+        {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    )
+
+
+def _shown_time(microseconds: int) -> str | None:
+    """Whole milliseconds, which is all that some readers keep; None for a year that none takes."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=microseconds // 1000)
+    except OverflowError:
+        return None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
 
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
 # 86,400 commits a day: checkpoints are for opening the table, which reads all commits since the last one,
@@ -340,3 +486,53 @@ def _fenced() -> FencedError:
 
 def _unwritable(error: Exception) -> LakeUnavailableError:
     return refusal("the changelog cannot be written", error)
+
+
+def removal(path: str, size: int, hour: str) -> RemoveAction:
+    """What a commit says of a file that leaves the list; the file itself stays until a vacuum."""
+    # Not as a change of data: deltalake refuses every append through a handle that is older than such a
+    # commit, and the receiver, which cannot tell that from a fence, would end.
+    return RemoveAction(path, False, int(time.time() * 1000), size, {PARTITION: hour})
+
+
+def replace_files(
+    table: DeltaTable,
+    removes: Sequence[RemoveAction],
+    parts: Sequence[Part] = (),
+    *,
+    told: Mapping[str, str],
+    apps: Sequence[Transaction] = (),
+) -> bool:
+    """Take files out of the list, and put others into it, in one commit that is on the disk afterwards.
+
+    `told`: the commit's metadata; `apps`: what it carries besides its own app id, by which Delta refuses it
+    when another upkeep came first: of two that take the same file out, the second would put its rows in
+    twice. Whether the table, which now has what others committed since, is as no other upkeep left it.
+    Raises ChangelogError, after which the commit may be there.
+    """
+    sequence = (table.transaction_version(UPKEEP_APP) or 0) + 1
+    try:
+        properties = CommitProperties(
+            custom_metadata={**told, **commit_token()},
+            app_transactions=[Transaction(UPKEEP_APP, sequence), *apps],
+        )
+        with committing(table, properties):
+            table.create_write_transaction(
+                [*removes, *(part.add_action(changes_data=False) for part in parts)],
+                mode="append",
+                schema=table.schema(),
+                partition_by=[PARTITION],
+                commit_properties=properties,
+            )
+        durable.flush_newest(table.table_uri)
+        table.update_incremental()
+    except CommitFailedError as error:
+        raise ChangelogError(
+            "the changelog's list of files was being changed by another process", "the next run goes on"
+        ) from error
+    except (DeltaError, OSError) as error:
+        raise_if_away("the changelog's list of files cannot be changed", error)
+        raise ChangelogError(
+            f"the changelog's list of files cannot be changed: {type(error).__name__}"
+        ) from error
+    return bool(table.transaction_version(UPKEEP_APP) == sequence)

@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -24,9 +25,8 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.creek.framing import Unframing, unframed
-from airflow_provider_pgrepl.replication.creek.last_message import last_message
 from airflow_provider_pgrepl.replication.creek.messages import (
+    Row,
     Schema,
     SnapshotHeader,
     UnreadableChange,
@@ -34,12 +34,78 @@ from airflow_provider_pgrepl.replication.creek.messages import (
     change_of,
     fingerprint_of,
     parsed_schema,
+    row_of,
 )
-from airflow_provider_pgrepl.replication.creek.stored import Snapshot, StoredSnapshot, StreamBounds
-from airflow_provider_pgrepl.replication.creek.stream_reading import after_sequence, ordered_messages
-from airflow_provider_pgrepl.replication.creek.subjects import TOPIC_FORM, TOPIC_SUFFIX, Kind, Version, Wire
+from airflow_provider_pgrepl.replication.creek.snapshot import END
+from airflow_provider_pgrepl.replication.creek.stream_reading import (
+    after_sequence,
+    last_message,
+    ordered_messages,
+)
+from airflow_provider_pgrepl.replication.creek.wire import (
+    TOPIC_FORM,
+    TOPIC_SUFFIX,
+    Kind,
+    Unframing,
+    Version,
+    Wire,
+    unframed,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot that the snapshot stream has. `rows`: without header and end; -1: only begun."""
+
+    topic: str
+    at: datetime
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """When a stream was made, and which places its messages have; `newest`: of the database's last, 0 where
+    it has none."""
+
+    made: str
+    first: int
+    last: int
+    newest: int
+
+
+class Snapshot:
+    """A snapshot's header, and its rows by asynchronous iteration, once.
+
+    That raises TargetUnavailableError when none comes for `timeout_s`: who made it has failed, and it has no
+    end; MessageError when rows are missing. What was read of it then is not whole.
+    """
+
+    def __init__(self, header: SnapshotHeader, payloads: AsyncIterator[bytes]) -> None:
+        self.header = header
+        self._payloads, self._schema = payloads, parsed_schema(header.schema)
+        self._read, self._is_at_end = 0, False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Row:
+        if self._is_at_end:
+            raise StopAsyncIteration
+        payload = await anext(self._payloads)
+        if payload == END:
+            self._is_at_end = True
+            # creek's own header has an estimate.
+            if self.header.position and self._read != self.header.approx_rows:
+                raise MessageError(
+                    f"{self.header.topic} has {self._read:,} of {self.header.approx_rows:,} rows",
+                    "give the stream of snapshots larger limits, and ask for a new one",
+                )
+            raise StopAsyncIteration
+        self._read += 1
+        return row_of(payload, self._schema)
+
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
 """A publisher says at once where it will send what it is asked for."""

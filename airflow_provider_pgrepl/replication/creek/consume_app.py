@@ -16,8 +16,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.trace import log_unexpected
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.creek.consumer import Consumer
-    from airflow_provider_pgrepl.replication.creek.settings import ConsumerSettings
+    from airflow_provider_pgrepl.replication.creek.consumer import Consumer, ConsumerSettings
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run until stopped, or caught up; returns the exit code. Raises ConfigError, ToolError, TargetError,
     FencedError."""
     try:
-        from airflow_provider_pgrepl.replication.creek.settings import ConsumerSettings
+        from airflow_provider_pgrepl.replication.creek.consumer import ConsumerSettings
     except ImportError:
         raise ToolError(
             "the client of NATS (nats-py) is missing", "pip install 'airflow-provider-pgrepl[nats]'"

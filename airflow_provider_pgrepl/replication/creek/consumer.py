@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
-from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.creek.client import CreekClient
-from airflow_provider_pgrepl.replication.creek.copy_database import Applied, CopyDatabase
-from airflow_provider_pgrepl.replication.creek.failures import OutgrownError, TableFailedError
-from airflow_provider_pgrepl.replication.creek.kept_table import UP_TO_DATE, KeptStream, KeptTable
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import ConfigError, MessageError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot, StreamBounds
+from airflow_provider_pgrepl.replication.creek.copy_database import (
+    UP_TO_DATE,
+    Applied,
+    CopyDatabase,
+    KeptStream,
+    KeptTable,
+    OutgrownError,
+    TableFailedError,
+)
 from airflow_provider_pgrepl.replication.creek.messages import Row, UnreadableChange, WalChange
-from airflow_provider_pgrepl.replication.creek.stored import Snapshot, StreamBounds
-from airflow_provider_pgrepl.replication.creek.subjects import words_of
 from airflow_provider_pgrepl.replication.creek.table_shape import TableShape
+from airflow_provider_pgrepl.replication.creek.wire import Version, Wire, words_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 
 log = logging.getLogger(__name__)
 
@@ -331,3 +341,75 @@ def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
     if sequence < bounds.first - 1:
         return f"it begins with message {bounds.first} now, and {sequence} was the last that was read"
     return ""
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
+_KNOWN = ("name", "tables", "namespace", "wire")
+_EXAMPLE = 'as {"name": "copy", "tables": {"shop.public.orders": "public.orders"}}'
+
+
+@dataclass(frozen=True)
+class ConsumerSettings:
+    """`tables`: of each database, by the name that its publisher gives it, its tables and where they go."""
+
+    name: str
+    tables: Mapping[str, Mapping[TableName, TableName]]
+    namespace: str = "CREEK"
+    wire: Version = "v2"
+
+    @classmethod
+    def read(cls, file: str | Path) -> ConsumerSettings:
+        """Raises ConfigError naming the field."""
+        text = read_text("consumer file", file)
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"the consumer file {file} is not JSON: {error}", _EXAMPLE) from None
+        return cls.of(given)
+
+    @classmethod
+    def of(cls, given: Any) -> ConsumerSettings:
+        """Raises ConfigError naming the field."""
+        if not isinstance(given, dict):
+            raise ConfigError("the consumer file must hold an object", _EXAMPLE)
+        if unknown := sorted(set(given) - set(_KNOWN)):
+            raise ConfigError(
+                f"unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, _KNOWN)
+            )
+        name, namespace, wire = given.get("name"), given.get("namespace", "CREEK"), given.get("wire", "v2")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError("name: must be of a-z, 0-9 and _, at most 40 of them, and not begin with _")
+        if wire not in get_args(Version):
+            raise ConfigError(f"wire: {wire!r} must be one of {', '.join(map(repr, get_args(Version)))}")
+        if not isinstance(namespace, str) or not namespace:
+            raise ConfigError(f"namespace: {namespace!r} must be a string that is not empty")
+        tables = given.get("tables")
+        if not isinstance(tables, dict) or not tables:
+            raise ConfigError("tables: must be an object that names a table at least", _EXAMPLE)
+        return cls(name, _parsed(tables), namespace, wire)
+
+    def stream(self, database: str) -> Wire:
+        """How a database's streams are called."""
+        return Wire(self.namespace, database, self.wire)
+
+
+def _parsed(tables: Mapping[str, Any]) -> dict[str, dict[TableName, TableName]]:
+    found: dict[str, dict[TableName, TableName]] = {}
+    taken: set[TableName] = set()
+    for source, target in tables.items():
+        database, dot, rest = source.partition(".")
+        try:
+            into, of = TableName.parse(target), TableName.parse(rest)
+        except (ValueError, TypeError, AttributeError):
+            raise ConfigError(
+                f"tables: {source!r}: {target!r} names no tables",
+                "name the source as database.schema.table, and the target as schema.table",
+            ) from None
+        if not database or not dot or into in taken:
+            raise ConfigError(
+                f"tables: {source!r}: {target!r} names no database, or a target that another has",
+                "each source has a target of its own",
+            )
+        taken.add(into)
+        found.setdefault(database, {})[of] = into
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -12,16 +13,281 @@ import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 
-from airflow_provider_pgrepl.errors import FencedError
-from airflow_provider_pgrepl.replication.creek.connection import answering, connect, make_state
-from airflow_provider_pgrepl.replication.creek.failures import OutgrownError, table_failed, taking
-from airflow_provider_pgrepl.replication.creek.kept_table import KeptStream, KeptTable
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.creek.messages import Row, SnapshotHeader, WalChange
-from airflow_provider_pgrepl.replication.creek.narrower import keeps_less
 from airflow_provider_pgrepl.replication.creek.table_shape import TableShape, before_moving
-from airflow_provider_pgrepl.replication.creek.target_check import check_kept, check_target
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+_STATE = """
+CREATE SCHEMA IF NOT EXISTS _pgrepl_consumer;
+CREATE TABLE IF NOT EXISTS _pgrepl_consumer.streams (
+    consumer text, database text, made text NOT NULL, sequence bigint NOT NULL,
+    PRIMARY KEY (consumer, database));
+CREATE TABLE IF NOT EXISTS _pgrepl_consumer.tables (
+    consumer text, database text, source text, target text NOT NULL,
+    stamp bigint NOT NULL, change text NOT NULL, sequence bigint NOT NULL, error text NOT NULL,
+    PRIMARY KEY (consumer, database, source));
+ALTER TABLE _pgrepl_consumer.tables ADD COLUMN IF NOT EXISTS target_oid bigint NOT NULL DEFAULT 0;
+"""
+_IS_MADE = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute
+               WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'target_oid')
+"""
+
+
+def connect(dsn: str, name: str) -> psycopg2.extensions.connection:
+    """Raises ConfigError, which shows nothing of the DSN, and psycopg2's errors."""
+    connection: psycopg2.extensions.connection | None = None
+    with suppress(psycopg2.ProgrammingError):
+        connection = psycopg2.connect(dsn, application_name=name, client_encoding="UTF8")
+    if connection is None:
+        raise ConfigError(
+            "the connection string of the copy's database cannot be read",
+            "give it as postgresql://user:password@host:5432/database; what is special in a password is"
+            " percent-encoded",
+        )
+    return connection
+
+
+def make_state(cursor: Any) -> None:
+    """Make the schema where it is missing, or of an earlier version. Raises TargetError without the right."""
+    failed = ""
+    try:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('_pgrepl_consumer'))")
+        cursor.execute(_IS_MADE)
+        if cursor.fetchone() == (False,):
+            cursor.execute(_STATE)
+    except (psycopg2.OperationalError, psycopg2.InterfaceError):
+        raise
+    except psycopg2.Error as error:
+        failed = type(error).__name__
+    if failed:
+        raise TargetError(
+            f"the schema _pgrepl_consumer cannot be made in the copy's database: {failed}",
+            "grant CREATE on the database to the consumer's role, for its first start",
+        )
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Raises TargetUnavailableError for what a lost connection raises."""
+    failed = ""
+    try:
+        yield
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        failed = type(error).__name__
+    if failed:
+        raise TargetUnavailableError(
+            f"the database of the copy does not answer: {failed}",
+            "is it there, and are host and login right? What is applied is kept, and the rest comes again",
+        )
+
+
+UP_TO_DATE = -1
+
+
+@dataclass(frozen=True)
+class KeptStream:
+    """All messages up to `sequence` are applied, but for tables that failed. `made`: when the server made the
+    stream, since one that is made anew counts from 1 again."""
+
+    made: str = ""
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """`stamp`: of the last change in it; `change`: its id, empty when that is not known. `sequence`: up to
+    which message it is, where that is less than the stream, else UP_TO_DATE. `error`: why nothing after that
+    is applied. `target_oid`: of the table that was filled; 0 if it is not recorded yet."""
+
+    source: TableName
+    target: TableName
+    stamp: LSN
+    change: str
+    sequence: int = UP_TO_DATE
+    error: str = ""
+    target_oid: int = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has yet to come to where the stream is."""
+        return self.sequence != UP_TO_DATE
+
+    def read_to(self, sequence: int, stream: int) -> KeptTable:
+        """Once messages up to one were read, where others are at `stream`."""
+        if not self.is_behind or self.error:
+            return self
+        return replace(self, sequence=UP_TO_DATE if sequence >= stream else sequence)
+
+    def has(self, change: WalChange) -> bool:
+        """Whether a change is in the table. One that is sent again has a higher stamp, and the same id."""
+        if change.id and self.change:
+            return EventPosition.parse(change.id) <= EventPosition.parse(self.change)
+        return change.lsn <= self.stamp
+
+
+_INTEGERS = frozenset({"smallint", "integer", "bigint", "int2", "int4", "int8"})
+_FLOATS = frozenset({"real", "double precision", "float4", "float8"})
+_MOMENTS = ("timestamp", "time")
+_SIZED = re.compile(r"(?P<name>[a-z0-9 _\"]+?)(\((?P<first>\d+)(,(?P<second>-?\d+))?\))?(?P<zone> with.*)?")
+
+
+def keeps_less(source: str, target: str) -> bool:
+    """Whether a column of type `target` may keep less of a value than what one of `source` has. Both as SQL
+    writes them: `pg_catalog."numeric"(10,2)`, `timestamp(0) with time zone`."""
+    (name, size, scale, zone), (of, limit, to, to_zone) = _parts(source), _parts(target)
+    if of in _INTEGERS:
+        return name == "numeric" or name in _FLOATS
+    if of == "numeric" and limit is not None:
+        return name in _FLOATS or (name == "numeric" and (scale is None or (to or 0) < scale))
+    if of in ("real", "float4"):
+        return name == "numeric" or name in ("double precision", "float8")
+    if of in ("double precision", "float8"):
+        return name == "numeric"
+    if of == "date":
+        return name.startswith("timestamp")
+    if of.startswith(_MOMENTS):
+        is_moment = name.startswith(_MOMENTS)
+        return is_moment and ((limit is not None and size is None) or of[:5] != name[:5] or zone != to_zone)
+    return False
+
+
+def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
+    """Name, length or precision, scale, and whether a moment has a zone."""
+    found = _SIZED.fullmatch(text.replace("pg_catalog.", "").replace('"', "").lower())
+    if found is None:
+        return text, None, None, False
+    first, second = (None if found[key] is None else int(found[key]) for key in ("first", "second"))
+    name = found["name"]
+    has_zone = name.endswith("tz") or (found["zone"] or "").startswith(" with time zone")
+    scale = (second or 0) if first is not None else None
+    return _SHORT.get(name, name).removesuffix("tz"), first, scale, has_zone
+
+
+_SHORT = {"decimal": "numeric", "timestamp without time zone": "timestamp"}
+
+
+class TableFailedError(TargetError):
+    """A table does not take a change, or a row of its snapshot."""
+
+    source: TableName
+
+
+class OutgrownError(TargetError):
+    """A change has columns that its table does not have yet."""
+
+    source: TableName
+    shape: TableShape
+
+
+@contextmanager
+def taking(source: TableName, target: TableName, failing: Callable[[], None]) -> Iterator[None]:
+    """Raises TableFailedError for what the server refuses, once `failing` was called. The server's own
+    message may hold values."""
+    failed: psycopg2.Error | None = None
+    try:
+        yield
+    except psycopg2.OperationalError:
+        raise
+    except psycopg2.Error as error:
+        failed = error
+    if failed is not None:
+        failing()
+        raise _refused(source, target, failed)
+
+
+def _refused(source: TableName, target: TableName, failed: psycopg2.Error) -> TableFailedError:
+    names = (failed.diag.constraint_name, failed.diag.column_name)
+    where = ", ".join(name for name in names if name)
+    return table_failed(
+        source,
+        f"{target} does not take a change: {type(failed).__name__}{f' ({where})' if where else ''}",
+        "the server's log says more; mend the table and start the consumer again, or have the table taken"
+        f" whole: --resnapshot {target}",
+    )
+
+
+def table_failed(source: TableName, message: str, hint: str) -> TableFailedError:
+    """Of one table."""
+    error = TableFailedError(message, hint)
+    error.source = source
+    return error
+
+
+_TABLES = ("r", "p")
+_FOUND = "SELECT oid::bigint, relkind::text FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)"
+_OTHERS = """
+SELECT consumer, database, source FROM _pgrepl_consumer.tables
+WHERE target = %s AND (consumer, database, source) <> (%s, %s, %s) ORDER BY 1, 2, 3
+"""
+_OWN = """
+SELECT target_oid FROM _pgrepl_consumer.tables
+WHERE target = %s AND (consumer, database, source) = (%s, %s, %s)
+"""
+
+
+def check_target(cursor: Any, whose: tuple[str, str], source: TableName, target: TableName) -> None:
+    """Raise TableFailedError for a target that another consumer or source keeps, that is no table, or that
+    has rows which this consumer has not written.
+
+    Of two that take one target at once, the second waits for the first to be recorded or to fail.
+    """
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"_pgrepl_consumer {target}",))
+    of = (str(target), *whose, str(source))
+    cursor.execute(_OTHERS, of)
+    if (found := cursor.fetchone()) is not None:
+        consumer, database, other = found
+        raise table_failed(
+            source,
+            f"{target} holds the rows of {other} of {database}, which consumer {consumer} keeps there",
+            "give each source a target of its own; if that consumer is given up, delete its row from"
+            " _pgrepl_consumer.tables",
+        )
+    cursor.execute(_FOUND, (target.sql,))
+    if (found := cursor.fetchone()) is None:
+        return
+    oid, kind = found
+    if kind not in _TABLES:
+        raise table_failed(
+            source, f"{target} is not a table: nothing was changed", "name another target, or rename that one"
+        )
+    cursor.execute(_OWN, of)
+    recorded = cursor.fetchone()
+    cursor.execute(f"SELECT EXISTS (SELECT FROM {target.sql})")  # noqa: S608 - a quoted name
+    (has_rows,) = cursor.fetchone()
+    if has_rows and recorded is None:
+        raise table_failed(
+            source,
+            f"{target} has rows that no consumer has written: nothing was changed",
+            f"name another target; or empty it (TRUNCATE {target}) if nobody needs its rows",
+        )
+    if has_rows and recorded is not None:
+        _check_oid(source, target, recorded[0], oid)
+
+
+def check_kept(cursor: Any, table: KeptTable) -> None:
+    """Raise TableFailedError if a table of the target's name is another one than was filled."""
+    cursor.execute(_FOUND, (table.target.sql,))
+    if (found := cursor.fetchone()) is not None:
+        _check_oid(table.source, table.target, table.target_oid, found[0])
+
+
+def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) -> None:
+    # 0: an earlier version has not recorded it.
+    if recorded in (0, oid):
+        return
+    raise table_failed(
+        source,
+        f"{target} is another table (oid {oid}) than the one that the consumer has filled (oid {recorded}),"
+        " which was dropped or renamed: nothing was changed",
+        f"name another target, or rename that table. If nobody needs its rows, TRUNCATE {target} and take it"
+        f" whole: --resnapshot {target}. If the consumer filled it, as after a restore, set"
+        f" its target_oid in _pgrepl_consumer.tables to {oid}",
+    )
+
 
 Applied = tuple[TableName, TableShape, WalChange]
 """A change, with the source that it is of."""

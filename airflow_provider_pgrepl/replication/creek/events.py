@@ -11,14 +11,18 @@ from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, creek_columns
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Shape, once_each
-from airflow_provider_pgrepl.replication.events.change import OPERATIONS
+from airflow_provider_pgrepl.replication.events.changes import (
+    OPERATIONS,
+    ByRelation,
+    ChoicesOf,
+    Shape,
+    once_each,
+)
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.encoded_rows import NOTHING, EncodedRows
+from airflow_provider_pgrepl.replication.events.formats.avro import NOTHING, EncodedRows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid")

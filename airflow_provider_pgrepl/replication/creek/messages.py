@@ -12,10 +12,9 @@ from typing import Any
 import fastavro
 
 from airflow_provider_pgrepl.errors import ConfigError, MessageError
+from airflow_provider_pgrepl.replication.avro.codec import fingerprint_text
 from airflow_provider_pgrepl.replication.avro.columns import INFINITIES, INFINITY
-from airflow_provider_pgrepl.replication.avro.fingerprint import fingerprint_text
-from airflow_provider_pgrepl.replication.creek.subjects import words_of
-from airflow_provider_pgrepl.replication.creek.wire import MAGIC
+from airflow_provider_pgrepl.replication.creek.wire import MAGIC, words_of
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

@@ -7,22 +7,14 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.avro.codec import unique_long
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
-from airflow_provider_pgrepl.replication.creek.framing import framed
-from airflow_provider_pgrepl.replication.creek.jetstream_requests import Accept, Requests
 from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
-from airflow_provider_pgrepl.replication.creek.stream_place import STAMP, stamp_of
-from airflow_provider_pgrepl.replication.creek.streams import Streams, UnsendableSchemaError
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.creek.wire import Envelope
-from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.stamps import Stamps
-from airflow_provider_pgrepl.replication.events.targets.jetstream_messages import (
-    Message,
-    UnsendableError,
-    identity,
-)
+from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, stamp_of
+from airflow_provider_pgrepl.replication.creek.streams import Accept, Requests, Streams, UnsendableSchemaError
+from airflow_provider_pgrepl.replication.creek.wire import Envelope, Wire, framed
+from airflow_provider_pgrepl.replication.events.event import Event, Stamps
+from airflow_provider_pgrepl.replication.events.targets.nats import Message, UnsendableError, identity
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 
 class CreekMessages:

@@ -11,20 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import TargetError, one_line
+from airflow_provider_pgrepl.replication.avro.codec import Schema, fingerprint, fingerprint_text, to_text
 from airflow_provider_pgrepl.replication.avro.columns import (
     CreekColumn,
     avro_name,
     avro_names,
     creek_column,
     fields_of,
-)
-from airflow_provider_pgrepl.replication.avro.fingerprint import (
-    Schema,
-    fingerprint,
-    fingerprint_text,
-    to_text,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -65,7 +60,7 @@ class SnapshotRows:
             raise TargetError(
                 f"the lake leaves out {', '.join(map(one_line, missing))} of {self.relation.table}, which its"
                 " changes have",
-                hints.resnapshot(self.relation.table),
+                errors.resnapshot(self.relation.table),
             )
         other = [of.source.name for of, column in self._columns if self._needs_text(of, column)]
         if other:

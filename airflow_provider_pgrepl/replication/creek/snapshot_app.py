@@ -16,35 +16,32 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.app_arguments import of_publish_snapshot
-from airflow_provider_pgrepl.replication.app.process import StopSignal
-from airflow_provider_pgrepl.replication.app.publish import open_target
-from airflow_provider_pgrepl.replication.app.published_up_to import has_published
+from airflow_provider_pgrepl.replication.app.process import StopSignal, of_publish_snapshot
+from airflow_provider_pgrepl.replication.app.publish import has_published, open_target
 from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows, current
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
-from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.delivery import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publish.publisher import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherRecord,
     read_columns,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.events.reader import changelog_errors
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.creek.stream_place import StreamPlace
+    from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace
     from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 
 log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
-from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.errors import PgReplError, TargetError
+from airflow_provider_pgrepl.replication.creek.wire import Wire
+from airflow_provider_pgrepl.replication.delta.table import has_delta
+from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.storage.errors import delta_errors
 from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
@@ -132,3 +136,43 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
                 log.error("the snapshot of %s failed, and has no end: %s", table, error)
             except Exception as error:  # noqa: BLE001 - the next is served
                 log_unexpected(log, f"the snapshot of {table}, which has no end", error)
+
+
+_LAKE_SNAPSHOTS_LOOK_S, _LAKE_SNAPSHOTS_END_S, _MOST_S = 0.5, 10.0, 6 * 3600.0
+
+
+class LakeSnapshots:
+    """`command`: begins a snapshot's process. Reading a large table then costs the stream of changes neither
+    time nor memory."""
+
+    at_once = 1
+
+    def __init__(self, pipeline: Pipeline, command: Sequence[str]) -> None:
+        self._lake_root, self._command = pipeline.lake_root, command
+
+    def why_not(self, table: TableName) -> str:
+        with delta_errors("the lake table cannot be looked for"):
+            is_there = has_delta(f"{self._lake_root}/{table.path}")
+        return "" if is_there else "the lake does not hold it"
+
+    def send(self, table: TableName, subject: str, is_over: threading.Event) -> None:
+        try:
+            process = subprocess.Popen(
+                [*self._command, f"--table={table}", f"--subject={subject}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise TargetError(f"its process cannot be begun: {error.strerror}") from None
+        end = time.monotonic() + _MOST_S
+        while process.poll() is None:
+            if is_over.wait(_LAKE_SNAPSHOTS_LOOK_S) or time.monotonic() > end:
+                process.terminate()
+                break
+        try:
+            process.wait(_LAKE_SNAPSHOTS_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            log.error("the snapshot of %s failed (exit code %d), and has no end", table, process.returncode)

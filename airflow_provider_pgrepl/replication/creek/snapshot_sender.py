@@ -12,17 +12,16 @@ from typing import Any
 import nats
 
 from airflow_provider_pgrepl.errors import TargetError
-from airflow_provider_pgrepl.replication.creek.framing import framed, largest_payload
 from airflow_provider_pgrepl.replication.creek.snapshot import END
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.creek.stream_place import StreamPlace, place_of
+from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace, place_of
 from airflow_provider_pgrepl.replication.creek.streams import Streams
-from airflow_provider_pgrepl.replication.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.delivery import TimeToEnd
-from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import JetStreamReasons
+from airflow_provider_pgrepl.replication.events.publish.publisher import TimeToEnd
+from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 log = logging.getLogger(__name__)
 

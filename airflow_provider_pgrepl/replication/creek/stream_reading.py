@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,27 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.errors import ConfigError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.creek.wire import Wire
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+
+
+async def last_message(jetstream: Any, stream: str, subject: str) -> Any:
+    """A RawStreamMsg; None when there is none. Raises NotFoundError when there is no such stream.
+
+    A stream that is just being made is asked for nothing but what it holds: nats-server 2.9.10, as Debian 12
+    has it, ends itself by a nil pointer when it is asked for a message of a stream without a store yet
+    (jsMsgGetRequest).
+    """
+    if not (await jetstream.stream_info(stream)).state.messages:
+        return None
+    try:
+        return await jetstream.get_last_msg(stream, subject)
+    except NotFoundError:
+        return None
+
 
 _BATCH = 256
 _LOOK_S, _PAUSE_S = 1.0, 0.5
@@ -120,3 +141,83 @@ def _refused(stream: str, error: APIError) -> TargetUnavailableError:
         f"NATS: stream {stream} does not let itself be read: {error.description}",
         "look at its limits, and the rights of the user",
     )
+
+
+STAMP = "Pgrepl-Stamp"
+"""Header of a change: the stamp that it has this time."""
+_LOOK_BACK_S = (10.0, 600.0, None)
+"""How far back it looks, first and then; None: to the beginning."""
+
+
+@dataclass(frozen=True)
+class StreamPlace:
+    """All of a table that committed at or before some position has a stamp of at most `stamp`, and all that
+    came later a higher one, and was put into the stream at `at` or after it."""
+
+    at: datetime
+    stamp: LSN
+
+
+async def place_of(
+    jetstream: Any, wire: Wire, table: str, position: EventPosition, published_at: datetime
+) -> StreamPlace:
+    """Of a position up to which all was published before `published_at`, by the publisher's clock.
+
+    What is sent again after that is from after the position. Raises what the client raises,
+    TargetUnavailableError.
+    """
+    stream, subject = wire.stream("wal"), wire.subject("wal", table)
+    last = await last_message(jetstream, stream, subject)
+    if last is None:
+        # Nothing of it is there; what comes has a stamp above its own LSN.
+        made = (await jetstream.stream_info(stream)).created
+        return StreamPlace(made, position.commit_lsn)
+    if _is_upto(last.headers, position):
+        return StreamPlace(last.time, stamp_of(last.headers) or position.commit_lsn)
+    for seconds in _LOOK_BACK_S:
+        found = await _last_upto(jetstream, stream, subject, position, last.seq, published_at, seconds)
+        if found is not None:
+            return StreamPlace(found.metadata.timestamp, stamp_of(found.headers) or position.commit_lsn)
+    made = (await jetstream.stream_info(stream)).created
+    return StreamPlace(made, position.commit_lsn)
+
+
+async def _last_upto(
+    jetstream: Any,
+    stream: str,
+    subject: str,
+    position: EventPosition,
+    end: int,
+    published_at: datetime,
+    seconds: float | None,
+) -> Msg | None:
+    """The last message at or before the position, if one came within the seconds before `published_at`."""
+    begin = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+    if seconds is not None:
+        since = published_at - timedelta(seconds=seconds)
+        begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=since)
+    found = None
+    async with aclosing(ordered_messages(jetstream, stream, subject, begin)) as batches:
+        async for messages in batches:
+            for message in messages:
+                if _is_upto(message.headers, position):
+                    found = message
+            if not messages or messages[-1].metadata.sequence.stream >= end:
+                break
+    return found
+
+
+def _is_upto(headers: Any, position: EventPosition) -> bool:
+    """What creek itself has sent, which has no id, is from before us."""
+    try:
+        return EventPosition.parse((headers or {})[NATS_ID]) <= position
+    except (KeyError, ConfigError):
+        return True
+
+
+def stamp_of(headers: Any) -> LSN | None:
+    """The stamp that a message has; None where it does not say."""
+    try:
+        return LSN.parse((headers or {})[STAMP])
+    except (KeyError, ValueError):
+        return None

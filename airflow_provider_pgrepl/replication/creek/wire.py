@@ -3,22 +3,143 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Literal
 
-from airflow_provider_pgrepl.replication.avro.codec import long, string
-from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, fields_of
-from airflow_provider_pgrepl.replication.avro.fingerprint import (
+from airflow_provider_pgrepl.replication.avro.codec import (
     Schema,
     fingerprint,
     fingerprint_text,
+    long,
+    string,
     to_text,
 )
-from airflow_provider_pgrepl.replication.events.change import Operation
+from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, fields_of
+from airflow_provider_pgrepl.replication.events.changes import Operation
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+Kind = Literal["wal", "schema", "snap"]
+Version = Literal["v1", "v2"]
+KINDS: tuple[Kind, ...] = ("wal", "schema", "snap")
+_SPECIAL = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
+"""What separates the words of a subject, or stands for words."""
+TOPIC_FORM, TOPIC_SUFFIX = "%Y%m%d%H%M%S_%f", len("_xxxx")
+_V1_REQUESTS = {"schema": "_schema", "snap": "_snapshot"}
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How one database's streams are called. In `v1`, of creek before March 2025, which its PostgreSQL
+    consumer reads, all databases of a namespace share three streams."""
+
+    namespace: str
+    database: str
+    version: Version = "v2"
+
+    def stream(self, kind: Kind) -> str:
+        if self.version == "v1":
+            return f"{self.namespace}_{kind}"
+        return f"{self.namespace}_{kind}_{self.database}"
+
+    def all_subjects(self, kind: Kind) -> str:
+        """A pattern of the database's subjects in a stream."""
+        return f"{self._prefix(kind)}.>"
+
+    def subject(self, kind: Kind, table: str) -> str:
+        """What is special in a name is percent-encoded. `table`: `schema.name`."""
+        return f"{self._prefix(kind)}.{words_of(table)}"
+
+    def request(self, kind: Kind) -> str:
+        """Where schemas (`schema`) and snapshots (`snap`) are asked for."""
+        return f"{self.namespace}.{_V1_REQUESTS[kind]}" if self.version == "v1" else self.stream(kind)
+
+    def new_snapshot(self, table: str, now: datetime) -> str:
+        """The subject of a snapshot, which no other has: `….YYYYMMDDHHMMSS_micros_xxxx`."""
+        return f"{self.subject('snap', table)}.{now:{TOPIC_FORM}}_{secrets.token_hex(2)}"
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """How all subjects begin that are the streams', of whichever database, or the publishers'."""
+        return (f"{self.namespace}.", f"{self.namespace}_")
+
+    def _prefix(self, kind: Kind) -> str:
+        return f"{self.namespace}.{self.database}.{kind}" if self.version == "v1" else self.stream(kind)
+
+
+@lru_cache(10_000)
+def words_of(table: str) -> str:
+    """How subjects of a table end."""
+    name = TableName.parse(table)
+    return f"{word_of(name.schema)}.{word_of(name.name)}"
+
+
+def word_of(name: str) -> str:
+    """A name as one word of a subject."""
+    return _SPECIAL.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+
+
+_FIRST, _LATER = struct.Struct(">HI"), struct.Struct(">H")
+
+
+def largest_payload(max_payload: int) -> int:
+    """Bytes that one packet holds. `max_payload`: what the server takes."""
+    return max_payload - _FIRST.size - 2
+
+
+def framed(payload: bytes) -> bytes:
+    """A payload as the only packet."""
+    return _FIRST.pack(0, len(payload)) + payload
+
+
+def unframed(packets: list[bytes]) -> bytes:
+    """The payload of all packets, in their order. Raises ValueError when they do not belong together."""
+    unframing, found = Unframing(), None
+    for packet in packets:
+        if found is not None:
+            raise ValueError("packets of another length")
+        found = unframing.add(packet)
+    if found is None:
+        raise ValueError("a packet is missing")
+    return found
+
+
+class Unframing:
+    """Payloads of packets that come one after the other."""
+
+    def __init__(self) -> None:
+        self._length, self._next, self._payload = 0, 0, b""
+
+    def add(self, packet: bytes) -> bytes | None:
+        """The payload that the packet is the end of, if it is. Raises ValueError for one that does not belong
+        to those before it."""
+        if len(packet) < _LATER.size:
+            raise ValueError("not a packet")
+        (number,) = _LATER.unpack_from(packet)
+        if number == 0:
+            # Whoever sent the one before may have been interrupted.
+            if len(packet) < _FIRST.size:
+                raise ValueError("not a packet")
+            _, self._length = _FIRST.unpack_from(packet)
+            self._payload = packet[_FIRST.size :]
+        elif number == self._next:
+            self._payload += packet[_LATER.size :]
+        else:
+            raise ValueError("a packet is missing")
+        self._next = number + 1
+        if len(self._payload) > self._length:
+            raise ValueError("packets of another length")
+        if len(self._payload) < self._length:
+            return None
+        self._next, found, self._payload = -1, self._payload, b""
+        return found
+
 
 MAGIC = b"\xc3\x01"
 OPS = ("c", "u", "u_pk", "d", "t", "r")

@@ -10,11 +10,13 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import obstore
 from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
@@ -22,9 +24,13 @@ from obstore.store import LocalStore
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
-from airflow_provider_pgrepl.replication.storage.errors import facts_in
-from airflow_provider_pgrepl.replication.storage.filesystem import commit_path, open_storage, read_commit
-from airflow_provider_pgrepl.replication.storage.refusal import system_errors
+from airflow_provider_pgrepl.replication.storage.errors import facts_in, system_errors
+from airflow_provider_pgrepl.replication.storage.filesystem import (
+    commit_path,
+    open_storage,
+    read_commit,
+    read_commit_actions,
+)
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _CHECKED_VALUES = ('"nullable":false', '"delta.invariants"')
@@ -147,3 +153,43 @@ def _put(uri: str, version: int, content: bytes) -> None:
         return
     filesystem, root = open_storage(uri)
     objects.create_commit(filesystem, commit_path(root, version), content)
+
+
+_TOKEN = "pgrepl_commit"  # noqa: S105 - of a commit
+
+
+def commit_token() -> dict[str, str]:
+    """For the metadata of one commit, by which no other has the same."""
+    return {_TOKEN: uuid.uuid4().hex}
+
+
+@contextmanager
+def committing(table: DeltaTable, properties: CommitProperties) -> Iterator[None]:
+    """Commit once through a handle. Raises CommitFailedError when another writer was first, and what else
+    deltalake does; OSError."""
+    try:
+        yield
+    except CommitFailedError:
+        if not _has_landed(table, properties):
+            raise
+        table.update_incremental()
+
+
+def _has_landed(table: DeltaTable, properties: CommitProperties) -> bool:
+    """Whether a commit with these properties is one of those after the version where the handle stands.
+
+    On a file system a commit is made once, and its outcome is known.
+    """
+    uri, token = str(table.table_uri), (properties.custom_metadata or {}).get(_TOKEN)
+    if token is None or local_path(uri) is not None:
+        return False
+    filesystem, root = open_storage(uri)
+    version = int(table.version())
+    while True:
+        version += 1
+        try:
+            actions = read_commit_actions(filesystem, root, version)
+        except FileNotFoundError:
+            return False
+        if any(action.get("commitInfo", {}).get(_TOKEN) == token for action in actions):
+            return True

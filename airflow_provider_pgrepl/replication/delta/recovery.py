@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.delta.checkpoint_files import (
+from airflow_provider_pgrepl.replication.delta.checkpoints import (
     checkpoint_version,
     sidecars,
     whole_checkpoints,
@@ -37,7 +37,7 @@ from airflow_provider_pgrepl.replication.storage.durable import (
     set_aside,
     set_aside_commits,
 )
-from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
+from airflow_provider_pgrepl.replication.storage.errors import storage_errors
 
 log = logging.getLogger(__name__)
 

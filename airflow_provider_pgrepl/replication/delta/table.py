@@ -21,10 +21,9 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from airflow_provider_pgrepl.replication.runtime.host import check_once
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable
-from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
-from airflow_provider_pgrepl.replication.storage.refusal import is_refusal, refusal
-from airflow_provider_pgrepl.replication.storage.stores.object_store import store_options
-from airflow_provider_pgrepl.replication.storage.writing import Output
+from airflow_provider_pgrepl.replication.storage.errors import is_refusal, refusal
+from airflow_provider_pgrepl.replication.storage.filesystem import Output, make_folder, open_storage
+from airflow_provider_pgrepl.replication.storage.stores import store_options
 
 
 def open_delta(uri: str, version: int | None = None) -> DeltaTable:

@@ -6,16 +6,177 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_pgrepl.errors import Remedy, one_line
-from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
-from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
-from airflow_provider_pgrepl.replication.drift.widening import find_widening, is_exact_in_lake
-from airflow_provider_pgrepl.replication.postgres.names import show_identifier
+import pyarrow as pa
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import ConfigError, Remedy, one_line
+from airflow_provider_pgrepl.replication.drift.matching import MatchedColumn
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
-_NUMERIC = 1700
+__all__ = ["DriftFinding", "Remedy"]
+
+_WORDS = {
+    Remedy.RESNAPSHOT: "{resnapshot}",
+    Remedy.UNDO: "set it back at the source, then retry the table; or {resnapshot}",
+    Remedy.MOVED: "name it back, then retry the table; or {added}",
+    Remedy.ADDED: "{added}",
+    Remedy.PUBLISH: "put it into the publication again, then {resnapshot}",
+    Remedy.GONE: "remove the table from the pipeline; or create it again, then {resnapshot}",
+    Remedy.POLICY: "set on_drift to evolve for it, then retry the table; or {resnapshot}",
+    Remedy.LOGGED: "make it an ordinary, logged table, then {resnapshot}",
+    Remedy.CHOICE: "correct that at the source or in the pipeline, then retry the table; or {resnapshot}",
+}
+# Once rows of another shape are in the changelog, setting the source back does not help them.
+_ONCE_SENT = {Remedy.UNDO: Remedy.RESNAPSHOT, Remedy.MOVED: Remedy.ADDED}
+
+
+@dataclass(frozen=True)
+class DriftFinding:
+    """One thing because of which a lake table cannot go on."""
+
+    text: str
+    remedy: Remedy = Remedy.RESNAPSHOT
+    moved_to: TableName | None = None
+
+    def way_out(self, *, was_sent: bool) -> Remedy:
+        """`was_sent`: rows of this shape are in the changelog."""
+        return _ONCE_SENT.get(self.remedy, self.remedy) if was_sent else self.remedy
+
+    def hint(self, table: TableName, *, was_sent: bool) -> str:
+        """The way out, in words."""
+        resnapshot = errors.resnapshot(table)
+        renamed = errors.rename_settings(table, self.moved_to)
+        added = f"{renamed}, remove {table} from the pipeline, then {errors.add(self.moved_to)}"
+        added += f"; but if the two changed places, resnapshot both: --tables '{table},{self.moved_to}'"
+        return _WORDS[self.way_out(was_sent=was_sent)].format(resnapshot=resnapshot, added=added)
+
+
+_INTEGERS = {21: 0, 23: 1, 20: 2}
+_REAL, _DOUBLE = 700, 701
+_TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
+_WITH_FRACTIONS = frozenset({1083, 1114, 1184, 1266})  # time, timestamp, both also with time zone
+_ALL_FRACTIONS = 6
+
+_EXACT_CASTS = frozenset(
+    {
+        (pa.int16(), pa.int32()),
+        (pa.int16(), pa.int64()),
+        (pa.int32(), pa.int64()),
+        (pa.float32(), pa.float64()),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Widening:
+    """A type that holds all values of another.
+
+    `rewrites`: ALTER COLUMN … TYPE writes the table anew for it. `keeps_text`: each value reads as before.
+    """
+
+    rewrites: bool
+    keeps_text: bool
+
+
+def find_widening(before: Column, now: Column) -> Widening | None:
+    """How the type now is wider than the one before; None when it is another.
+
+    A domain and what it is made of have the same values. PostgreSQL keeps the file where neither USING nor
+    the constraints of a domain need it written anew, so that values are known to be the same.
+    """
+    was, is_now = before.pg_type.without_domain, now.pg_type.without_domain
+    if "d" not in (before.pg_type.kind, now.pg_type.kind):
+        return _of_types(was, is_now)
+    if _is_same(was, is_now):
+        return Widening(False, True)
+    widening = _of_types(was, is_now)
+    return widening if widening == Widening(False, True) else None
+
+
+def _is_same(one: PgType, other: PgType) -> bool:
+    """Whether two types are one, whatever is known of their names."""
+    return (
+        (one.oid, one.typmod, one.kind, one.labels) == (other.oid, other.typmod, other.kind, other.labels)
+        and [name for name, _ in one.parts] == [name for name, _ in other.parts]
+        and all(_is_same(mine, theirs) for (_, mine), (_, theirs) in zip(one.parts, other.parts, strict=True))
+    )
+
+
+def is_exact_in_lake(
+    before: Column, now: Column, table: TableName, choices: TableChoices, widening: Widening
+) -> bool:
+    """Whether lake values of the type before are, cast, those that the type now would have given."""
+    try:
+        old = typed_column(before, table, choices).lake_type
+        new = typed_column(now, table, choices).lake_type
+    except ConfigError:
+        return False
+    return _is_exact(old, new, widening)
+
+
+def _is_exact(old: pa.DataType, new: pa.DataType, widening: Widening) -> bool:
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return _is_exact(old.value_type, new.value_type, widening)
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return bool(old.scale <= new.scale and old.precision - old.scale <= new.precision - new.scale)
+    if pa.types.is_string(old) and pa.types.is_string(new):
+        return widening.keeps_text
+    return old == new or (old, new) in _EXACT_CASTS
+
+
+def _of_types(before: PgType, now: PgType) -> Widening | None:
+    if before.kind == now.kind == "a":
+        return _of_elements(before.only_part, now.only_part)
+    if before.kind != "b" or now.kind != "b":
+        return None
+    if before.oid in _INTEGERS and now.oid in _INTEGERS:
+        return Widening(True, True) if _INTEGERS[before.oid] < _INTEGERS[now.oid] else None
+    if (before.oid, now.oid) == (_REAL, _DOUBLE):
+        return Widening(True, False)
+    if before.oid == now.oid == _NUMERIC:
+        return _of_numerics(before.typmod, now.typmod)
+    return Widening(False, True) if _holds_more(before, now) else None
+
+
+def _of_elements(before: PgType, now: PgType) -> Widening | None:
+    element = _of_types(before, now)
+    if element is None or not element.keeps_text:
+        return None
+    # The element's type stands in every stored array, and a limit is checked in each of them.
+    only_freed = before.oid == now.oid and now.typmod < 0
+    return Widening(rewrites=not only_freed, keeps_text=True)
+
+
+def _of_numerics(before: int, now: int) -> Widening | None:
+    if now < 0:
+        return Widening(False, True)
+    if before < 0:
+        return None
+    (digits, scale), (more_digits, larger_scale) = precision_and_scale(before), precision_and_scale(now)
+    if scale > larger_scale or digits - scale > more_digits - larger_scale:
+        return None
+    return Widening(scale != larger_scale, scale == larger_scale)
+
+
+def _holds_more(before: PgType, now: PgType) -> bool:
+    """Whether the type now has only a larger limit than the one before, or none."""
+    if before.oid in (_TEXT, _VARCHAR) and now.oid in (_TEXT, _VARCHAR):
+        unlimited = now.oid == _TEXT or now.typmod < 0
+        return unlimited or (before.oid == _VARCHAR and 0 <= before.typmod <= now.typmod)
+    if before.oid != now.oid:
+        return False
+    if now.oid == _VARBIT:
+        return now.typmod < 0 or 0 <= before.typmod <= now.typmod
+    if now.oid in _WITH_FRACTIONS:
+        return now.typmod < 0 or now.typmod >= _ALL_FRACTIONS or 0 <= before.typmod <= now.typmod
+    return False
+
+
+_COLUMNS_NUMERIC = 1700
 _COUNTED, _HEADER = frozenset({1042, 1043}), 4
 """char(n) and varchar(n), whose modifier is n and the size of a header."""
 
@@ -154,7 +315,7 @@ def _domain(column: Column) -> str:
         return ""
     made_of = column.pg_type.without_domain
     limit = ""
-    if made_of.oid == _NUMERIC and made_of.typmod >= 0:
+    if made_of.oid == _COLUMNS_NUMERIC and made_of.typmod >= 0:
         limit = "({},{})".format(*precision_and_scale(made_of.typmod))
     elif made_of.typmod >= 0:
         limit = f"({made_of.typmod - _HEADER if made_of.oid in _COUNTED else made_of.typmod})"

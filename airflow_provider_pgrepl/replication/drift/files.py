@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import Remedy
-from airflow_provider_pgrepl.replication.drift.columns import is_rewritten_for
-from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
+from airflow_provider_pgrepl.replication.drift.columns import DriftFinding, is_rewritten_for
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStanding, Relation
 

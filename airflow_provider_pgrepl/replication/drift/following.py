@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import ConfigError, Remedy, TableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.column_matching import (
-    MatchedColumn,
-    highest_attnum,
-    unknown_attnums,
+from airflow_provider_pgrepl.replication.drift.columns import (
+    ColumnJudge,
+    DriftFinding,
+    is_of_other_type,
+    type_change,
 )
-from airflow_provider_pgrepl.replication.drift.columns import ColumnJudge, is_of_other_type, type_change
-from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding
+from airflow_provider_pgrepl.replication.drift.matching import MatchedColumn, highest_attnum, unknown_attnums
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices

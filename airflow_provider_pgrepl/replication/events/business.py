@@ -2,34 +2,187 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.errors import TransformError, one_line
+from airflow_provider_pgrepl.errors import ConfigError, TransformError, one_line
 from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.business_event import BusinessEvent, Transform
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, Shape
-from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.columns import kin_error
+from airflow_provider_pgrepl.replication.events.changes import (
+    ByRelation,
+    Change,
+    ChoicesOf,
+    Shape,
+    TypedChanges,
+)
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumns, kin_error
 from airflow_provider_pgrepl.replication.events.event import Business, Event
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, JsonShape
-from airflow_provider_pgrepl.replication.events.formats.json_format import embedded, json_value, on_one_line
+from airflow_provider_pgrepl.replication.events.formats.json_text import embedded, json_value, on_one_line
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.reader import MESSAGES
-from airflow_provider_pgrepl.replication.events.transforms import Json
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.business_events import is_own_header
-from airflow_provider_pgrepl.replication.values.binary import Binary
-from airflow_provider_pgrepl.trace import trace_of
+from airflow_provider_pgrepl.replication.settings.business_events import (
+    FieldMapping,
+    Outbox,
+    Rule,
+    is_own_header,
+)
+from airflow_provider_pgrepl.replication.values.scalars import Binary
+from airflow_provider_pgrepl.trace import trace_of, traced
+
+
+@dataclass(frozen=True)
+class BusinessEvent:
+    """An event to be sent.
+
+    `body`: bytes and texts are sent as they are; anything else as JSON, with values as a Change has them.
+    `key`: events of one key keep their order at Kafka; the key of the row unless given, by the same rule.
+    `route` and `type` become topic or routing key by the publisher's `route`: unless given, the table's name
+    and the change's operation. `id`: the application's own, sent as header `event_id`; consumers that pass
+    over what they have go by the change's id, which each event has.
+    """
+
+    body: Any
+    key: Any = None
+    route: str = ""
+    type: str = ""
+    id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = ""
+
+
+Transform = Callable[[Change], Iterable[BusinessEvent] | None]
+"""Given a change, what is sent instead of it. Pure: it may be called more than once with the same change."""
+
+
+TransactionFunction = Callable[[Sequence[Change]], Iterable[BusinessEvent] | None]
+"""Given the changes of one transaction of a publisher's tables, in order, at least one, what is sent instead
+of them. Pure: it may be called more than once with the same."""
+
+
+_UNSENT_HINT = "have the server send it: ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE PLAIN of the column"
+
+
+def transform_of(rule: Rule) -> Transform:
+    """Raises ConfigError for a function that cannot be imported."""
+    if isinstance(rule, Outbox):
+        return lambda change: _of_outbox(rule, change)
+    if isinstance(rule, FieldMapping):
+        return lambda change: _of_fields(rule, change)
+    function: Transform = imported(rule)
+    return function
+
+
+def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
+    """Rows are deleted once they are of no use any more; to change one says nothing."""
+    if change.op in ("delete", "truncate"):
+        return
+    if change.op == "update":
+        raise TransformError(
+            f"a row of the outbox {change.table} was updated, and its event was sent before",
+            "insert another row instead; with on_error: skip_and_record such updates are passed over",
+        )
+    row = change.data or {}
+    payload = _value(change, row, outbox.payload)
+    yield BusinessEvent(
+        _body(payload),
+        _value(change, row, outbox.key),
+        _text(change, row, outbox.route),
+        _text(change, row, outbox.type),
+        _text(change, row, outbox.id),
+        {
+            name: _text(change, row, column)
+            for name, column in outbox.headers.items()
+            if _value(change, row, column) is not None
+        },
+        _content_type(change, outbox.payload, payload),
+    )
+
+
+def _of_fields(mapping: FieldMapping, change: Change) -> Iterator[BusinessEvent]:
+    row = change.data if change.data is not None else change.old
+    if change.op in mapping.ops and row is not None:
+        body = {name: _value(change, row, column) for name, column in mapping.fields.items()}
+        key = None if mapping.key is None else _value(change, row, mapping.key)
+        yield BusinessEvent(body, key, mapping.route, mapping.type)
+
+
+def _value(change: Change, row: Mapping[str, Any], column: str | None) -> Any:
+    """Of a column, which must be there; of a delete only the key's are, without REPLICA IDENTITY FULL."""
+    if column is None:
+        return None
+    if column in row:
+        value = row[column]
+        return Json(value) if column in change.json_columns and value is not None else value
+    if change.old is not None and column in change.old and column in change.unchanged:
+        return change.old[column]
+    if column in change.unchanged or change.op == "delete":
+        raise TransformError(
+            f'column "{one_line(column)}" of {change.table} was not sent with {_article(change.op)}',
+            _UNSENT_HINT,
+        )
+    raise TransformError(
+        f'{change.table} has no column "{one_line(column)}", which the publisher\'s settings name',
+        "mend outbox or transform of the publisher",
+    )
+
+
+def _article(op: str) -> str:
+    return f"an {op}" if op[0] in "aeiou" else f"a {op}"
+
+
+class Json(str):
+    """A text that is JSON already."""
+
+    __slots__ = ()
+
+
+def _text(change: Change, row: Mapping[str, Any], column: str | None) -> str:
+    value = _value(change, row, column)
+    if value is None or isinstance(value, str):
+        return value or ""
+    made = json_value(value)
+    return str(json.loads(made)) if made.startswith('"') else made
+
+
+def _body(payload: Any) -> Any:
+    return b"" if payload is None else payload
+
+
+def _content_type(change: Change, column: str, payload: Any) -> str:
+    if column in change.json_columns:
+        return "application/json"
+    return "application/octet-stream" if isinstance(payload, bytes) else "text/plain"
+
+
+def imported(place: str) -> Any:
+    """A function, by `module:function`. Raises ConfigError."""
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
+        failed = ConfigError(
+            f"transform: {place} cannot be imported: {type(error).__name__}: {one_line(str(error))}",
+            "the module must be importable where the publisher runs: install it, or put it on PYTHONPATH",
+        )
+        raise traced(failed, error) from None
+    if not callable(found):
+        raise ConfigError(f"transform: {place} is no function")
+    return found
+
 
 log = logging.getLogger(__name__)
 
@@ -186,3 +339,45 @@ def _json(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{json_value(str(name))}:{_json(one)}" for name, one in value.items()) + "}"
     return json_value(value)
+
+
+TRANSACTIONS = "transactions"
+"""What their events are of where a table would be; their route, unless the function says another."""
+
+
+class TransactionEvents(ByRelation[Event]):
+    """It must be given whole transactions."""
+
+    def __init__(
+        self,
+        function: TransactionFunction,
+        relations: KnownRelations,
+        choices_of: ChoicesOf,
+        wanted: TableSelection,
+        published: PublishedColumns,
+    ) -> None:
+        super().__init__(relations, choices_of, wanted, published)
+        self._function = function
+        self._typed = TypedChanges(relations, choices_of, wanted, published)
+
+    def of(self, rows: pa.Table) -> list[Event]:
+        """Raises TransformError, and what TypedChanges raise."""
+        by_transaction = groupby(self._typed.of(rows), lambda change: change.commit_lsn)
+        return [event for _, changes in by_transaction for event in self._events(list(changes))]
+
+    def _events(self, changes: list[Change]) -> list[Event]:
+        last = changes[-1]
+        make = partial(_transaction_events_event, last)
+        return transformed(self._function, changes, TRANSACTIONS, last.commit_lsn, make)
+
+
+def _transaction_events_event(last: Change, number: int, made: BusinessEvent) -> Event:
+    """The first has the id of the transaction's last change; those after it a number more."""
+    name = last.id if number == 0 else f"{last.id}.{number}"
+    headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
+    event = Event(
+        last.position, name, NO_RELATION, TRANSACTIONS, last.op, last.commit_ts, as_bytes(made.body)
+    )
+    event.key = None if made.key is None else as_bytes(made.key)
+    event.business = Business(made.route or TRANSACTIONS, made.type or "transaction", kind_of(made), headers)
+    return event

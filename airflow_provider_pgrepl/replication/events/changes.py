@@ -3,22 +3,168 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
+from airflow_provider_pgrepl.replication.changelog.gaps import GAP
+from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, once_each
-from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
+from airflow_provider_pgrepl.replication.events.columns import FilteredRows, PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Ints, Tuples
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, Tuples, array_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import TypedColumn
+
+Operation = Literal["insert", "update", "delete", "truncate"]
+OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
+"""By the changelog's letters."""
+LETTERS = "".join(OPERATIONS)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, typed as the lake's values are.
+
+    `table` is `schema.name`, as the table was called when the change was received. `data`: the row after an
+    insert or update, None for a delete or truncate; it lacks the columns of `unchanged`, large values which
+    an update did not touch and the server did not send. `old`: the row before, as far as the server sent it:
+    all of it with REPLICA IDENTITY FULL; else its key, for a delete and for an update that changes the key;
+    None where nothing.
+    `commit_ts` is the source's clock and orders nothing. `json_columns`: those whose texts are JSON.
+    `relation_id`: the table's oid, which stays when it is renamed.
+    """
+
+    position: EventPosition
+    table: str
+    op: Operation
+    data: dict[str, Any] | None
+    old: dict[str, Any] | None
+    unchanged: tuple[str, ...]
+    xid: int
+    commit_ts: datetime
+    json_columns: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    relation_id: int = field(default=0, repr=False, compare=False)
+
+    @cached_property
+    def id(self) -> str:
+        """The same whenever the change is read: `<epoch>:<commit LSN>:<ordinal>`."""
+        return str(self.position)
+
+    @property
+    def commit_lsn(self) -> LSN:
+        """Where its transaction committed: equal for all changes of one transaction."""
+        return self.position.commit_lsn
+
+
+ChoicesOf = Callable[[TableName], TableChoices]
+Made = TypeVar("Made")
+Of = TypeVar("Of", covariant=True)
+
+
+class Shape(Protocol[Of]):
+    """A relation, and what becomes of its rows."""
+
+    def make(self, rows: pa.Table) -> Iterator[Of]:
+        """One for each change, in their order."""
+
+
+class ByRelation(Generic[Made]):
+    """Makes something of each change of the tables that are `wanted`, in the order of the rows."""
+
+    def __init__(
+        self,
+        relations: KnownRelations,
+        choices_of: ChoicesOf,
+        wanted: TableSelection,
+        published: PublishedColumns | None = None,
+    ) -> None:
+        self.relations, self.choices_of, self.wanted = relations, choices_of, wanted
+        self.published = published or PublishedColumns(relations)
+        self.rows = FilteredRows(relations, self.published.filter)
+        self._shapes: dict[int, Shape[Made]] = {}
+
+    def of(self, rows: pa.Table) -> list[Made]:
+        """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
+        of its column here cannot hold, ConfigError, DriftError."""
+        is_change = pc.is_in(rows["op"], value_set=letters(LETTERS)).to_numpy()
+        versions = rows["relation_version"].to_numpy()
+        found: dict[int, Made] = {}
+        for version in np.unique(versions[is_change]).tolist():
+            record = self.relations.find(version)
+            if self.is_wanted(record):
+                places = np.flatnonzero(is_change & (versions == version))
+                told, which = self.rows.of(record, rows.take(pa.array(places)))
+                made = self._shape(version, record).make(told)
+                found |= zip((places if which is None else places[which]).tolist(), made, strict=True)
+        return [found[place] for place in sorted(found)]
+
+    def needed(self, rows: pa.Table) -> pa.Table:
+        """Those that `of` makes something of, or that tell of skipped transactions."""
+        is_change = pc.is_in(rows["op"], value_set=letters(LETTERS)).to_numpy()
+        versions = rows["relation_version"].to_numpy()
+        is_needed = pc.equal(rows["op"], GAP).to_numpy().copy()
+        for version in np.unique(versions[is_change]).tolist():
+            record = self.relations.find(version)
+            if self.is_wanted(record):
+                is_needed |= is_change & (versions == version)
+        return rows.filter(pa.array(is_needed))
+
+    def is_wanted(self, record: RelationRecord) -> bool:
+        """Whether changes under a relation are wanted."""
+        return self.wanted.has(record.message.oid, record.names)
+
+    def is_of_wanted(self, oid: int) -> bool:
+        """Whether a table may be wanted under a name that it ever had."""
+        return self.wanted.may_have(oid, self.relations.names(oid))
+
+    def shape_of(self, record: RelationRecord) -> Shape[Made]:
+        """What becomes of a relation's rows. Raises ConfigError."""
+        raise NotImplementedError
+
+    def columns_of(self, record: RelationRecord) -> dict[int, PublishedColumn]:
+        """Those whose values the changelog keeps, and neither pipeline nor publisher leaves out, by place in
+        the stream. Raises DriftError."""
+        return self.published.of_stream(record, dict(self._kept(record)))
+
+    def _kept(self, record: RelationRecord) -> Iterator[tuple[int, Column]]:
+        catalog = record.catalog.columns if record.catalog else ()
+        known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
+        choices = self.choices_of(record.name)
+        for index, sent in enumerate(record.message.columns):
+            # The table may have been altered, or gone, when the receiver asked the catalog.
+            column = known.get((sent.name, sent.type_oid, sent.typmod)) or self.relations.column(
+                record.message.oid, sent, index
+            )
+            if index not in record.hidden and not choices.column(column.name).excluded:
+                yield index, column
+
+    def _shape(self, version: int, record: RelationRecord) -> Shape[Made]:
+        if version not in self._shapes:
+            self._shapes[version] = self.shape_of(record)
+        return self._shapes[version]
+
+
+def once_each(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values. A moment, which takes long to make and which all changes of a transaction share, is
+    made once."""
+    if not pa.types.is_timestamp(column.type):
+        plain: list[Any] = column.to_pylist()
+        return plain
+    encoded = column.combine_chunks().dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    return [None if place is None else found[place] for place in encoded.indices.to_pylist()]
+
 
 Row = dict[str, Any]
 Values = TypeVar("Values")

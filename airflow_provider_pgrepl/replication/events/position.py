@@ -1,11 +1,22 @@
-"""Where a reader of change events is: after one change, in the one order that all changes have."""
+"""Where a reader of change events begins, and whether all is kept that comes after it."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
-from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import ChangelogError, ConfigError
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    Transactions,
+    first_commit_after,
+    read_durable_lsn,
+    read_epoch_number,
+    read_floor_lsn,
+)
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 _LAST = 1 << 62
@@ -68,3 +79,103 @@ class EventPosition:
 
     def __str__(self) -> str:
         return f"{self.epoch}:{self.commit_lsn}:{'end' if self.is_after_transaction else self.ordinal}"
+
+
+log = logging.getLogger(__name__)
+
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+After = str | int | datetime | EventPosition | ConsistentPoint | None
+"""The id of a change, an LSN, a moment, a position, a consistent point, or None: the oldest that is kept."""
+
+
+def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
+    """The position of the open changelog that is meant; an LSN or a moment is one of its newest epoch.
+
+    Raises ConfigError, ChangelogError.
+    """
+    epoch = read_epoch_number(changelog)
+    if after is None:
+        return EventPosition.after_transaction(epoch, read_floor_lsn(changelog, epoch))
+    if isinstance(after, datetime):
+        return EventPosition.after_transaction(epoch, _before_moment(changelog, epoch, after))
+    position = _position(after, epoch)
+    is_named = not isinstance(after, int) and not (isinstance(after, str) and ":" not in after)
+    if position.epoch > epoch:
+        raise ConfigError(
+            f"after: {position} is of epoch {position.epoch}, the changelog is in epoch {epoch}",
+            "check that this is the lake from which it came",
+        )
+    if not 0 <= position.commit_lsn < 1 << 63:
+        raise ConfigError(f"after: {position.commit_lsn} is no LSN of a changelog")
+    durable = read_durable_lsn(changelog)
+    if position.epoch == epoch and durable and not position.is_within(durable):
+        beyond = f"after: {position} is beyond {durable}, up to which the changelog holds everything"
+        if is_named:
+            raise ConfigError(
+                beyond, "check that this is the lake from which it came, and that it was not put back"
+            )
+        log.warning("%s: nothing is read until it has come there", beyond)
+    return position
+
+
+def _position(after: str | int | EventPosition | ConsistentPoint, epoch: Epoch) -> EventPosition:
+    if isinstance(after, EventPosition):
+        return after
+    if isinstance(after, ConsistentPoint):
+        return EventPosition.after_point(after)
+    if isinstance(after, int) and not isinstance(after, bool):
+        return EventPosition.after_transaction(epoch, LSN(after))
+    if not isinstance(after, str):
+        raise ConfigError(
+            f"after: a {type(after).__name__} is no place",
+            "give a change's id, an LSN, a point or a datetime",
+        )
+    if ":" in after:
+        return EventPosition.parse(after)
+    try:
+        return EventPosition.after_transaction(epoch, LSN.parse(after))
+    except ValueError:
+        raise ConfigError(
+            f"after: {after!r} is neither the id of a change nor an LSN",
+            "give it as 1:0/16B3748:4 or 0/16B3748",
+        ) from None
+
+
+def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN:
+    """Right before the first transaction that committed later than a moment; else before what comes."""
+    if moment.tzinfo is None:
+        raise ConfigError(f"after: {moment} has no time zone", "give one, as datetime.now(UTC)")
+    for earlier in range(1, epoch):
+        if first_commit_after(changelog, Epoch(earlier), moment) is not None:
+            raise ChangelogError(
+                f"transactions of epoch {earlier}, which is over, committed later than {moment}",
+                "read the tables from the lake at a consistent point of the newest epoch, then go on with"
+                " after= that point",
+            )
+    found, floor = first_commit_after(changelog, epoch, moment), read_floor_lsn(changelog, epoch)
+    if floor and found == first_commit_after(changelog, epoch, _EARLIEST):
+        raise ChangelogError(
+            f"no transaction is kept that committed at or before {moment}: some after it may be gone",
+            "changelog_retention_h says how long they are kept; after=None begins with the oldest",
+        )
+    if found is None:
+        return LSN(max(0, read_durable_lsn(changelog) - 1))
+    return LSN(found - 1)
+
+
+def check_kept(changelog: Transactions, position: EventPosition) -> None:
+    """Raises ChangelogError when changes after a position are gone from the open changelog."""
+    floor = read_floor_lsn(changelog, position.epoch)
+    whole = EventPosition.after_transaction(position.epoch, floor)
+    if position.commit_lsn == floor and not position.is_after_transaction:
+        raise ChangelogError(
+            f"the transaction at {floor} is gone, and with it all that came in it after {position}",
+            f"if that was its last change nothing is missing: go on with after={str(whole)!r}",
+        )
+    if position.commit_lsn < floor:
+        raise ChangelogError(
+            f"changes up to {floor} are gone from the changelog, those after {position} are asked for",
+            "changelog_retention_h says how long they are kept. Read the tables from the lake at a consistent"
+            " point, then go on with after= that point",
+        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Generic
@@ -15,41 +18,176 @@ from airflow_provider_pgrepl.errors import (
     ChangelogError,
     ChangelogFileGoneError,
     DriftError,
+    GapError,
+    LakeUnavailableError,
+    PgReplError,
     TransformError,
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP, NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
+    ChangelogFile,
+    ChangelogTail,
+    live_files,
     open_changelog,
     read_durable_lsn,
     read_epoch_number,
 )
-from airflow_provider_pgrepl.replication.changelog.tail import ChangelogTail
-from airflow_provider_pgrepl.replication.events.beginning import After, begin_after, check_kept
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Made
-from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch, ordered_rows
-from airflow_provider_pgrepl.replication.events.earlier_rows import rows_before
-from airflow_provider_pgrepl.replication.events.fault import (
-    Fault,
-    changelog_errors,
-    gap_error,
-    too_many_changes,
+from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog, Stretch, ordered_rows
+from airflow_provider_pgrepl.replication.events.changes import (
+    ByRelation,
+    Change,
+    ChoicesOf,
+    Made,
+    TypedChanges,
 )
-from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
-from airflow_provider_pgrepl.replication.events.lake_values import LakeValues
-from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations, known_selection
-from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
-from airflow_provider_pgrepl.replication.events.unchanged_toast import UnchangedValues
-from airflow_provider_pgrepl.replication.events.whole_transactions import (
-    TooManyChangesError,
-    whole_transactions,
+from airflow_provider_pgrepl.replication.events.position import After, EventPosition, begin_after, check_kept
+from airflow_provider_pgrepl.replication.events.relations import (
+    KnownRelations,
+    TableGroup,
+    TableSelection,
+    known_selection,
 )
+from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues, UnchangedValues
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher_settings import Unchanged
+from airflow_provider_pgrepl.replication.settings.publisher import Unchanged
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+
+class TooManyChangesError(Exception):
+    """Of one transaction, that committed at `commit_lsn`."""
+
+    def __init__(self, commit_lsn: LSN) -> None:
+        super().__init__(str(commit_lsn))
+        self.commit_lsn = commit_lsn
+
+
+def whole_transactions(
+    stretches: Iterator[Stretch], needed: Callable[[pa.Table], pa.Table], most: int
+) -> Iterator[Stretch]:
+    """Of the rows those that are `needed`.
+
+    Raises TooManyChangesError for a transaction that has more than `most` of them, once all before it are
+    given.
+    """
+    held: list[pa.Table] = []
+    for rows, ends_transaction in stretches:
+        found = pa.concat_tables([*held, needed(rows)])
+        held = []
+        if not ends_transaction:
+            last = rows["commit_lsn"][-1]
+            held = [found.filter(pc.equal(found["commit_lsn"], last))]
+            found = found.filter(pc.not_equal(found["commit_lsn"], last))
+        yield from _within(found, most)
+        if held and held[0].num_rows > most:
+            raise TooManyChangesError(LSN(last.as_py()))
+
+
+def _within(rows: pa.Table, most: int) -> Iterator[Stretch]:
+    """Whole transactions, up to the first that is too large."""
+    if rows.num_rows > most:
+        counts = pc.value_counts(rows["commit_lsn"])
+        large = [one["values"] for one in counts.to_pylist() if one["counts"] > most]
+        if large:
+            first = min(large)
+            yield Stretch(rows.filter(pc.less(rows["commit_lsn"], first)), True)
+            raise TooManyChangesError(LSN(first))
+    yield Stretch(rows, True)
+
+
+def rows_before(uri: str, rows: pa.Table, value_bytes: int) -> Iterator[pa.Table]:
+    """All that came before some rows, about so many bytes of values back, in order.
+
+    Raises ChangelogError when old hours are dropped meanwhile, LakeUnavailableError.
+    """
+    first = rows.slice(0, 1).select(["epoch", "commit_lsn", "ordinal"]).to_pylist()[0]
+    epoch, lsn = Epoch(first["epoch"]), LSN(first["commit_lsn"])
+    files = [file for file in live_files(open_changelog(uri), epoch, LSN(0)) if file.min_lsn <= lsn]
+    begin, some = _last_of(files, value_bytes)
+    for stretch in ordered_rows(uri, some, EventPosition.after_transaction(epoch, begin)):
+        found = stretch.rows
+        at_it = pc.and_(pc.equal(found["commit_lsn"], lsn), pc.less(found["ordinal"], first["ordinal"]))
+        before = found.filter(pc.or_(pc.less(found["commit_lsn"], lsn), at_it))
+        if before.num_rows == 0:
+            return
+        yield before
+
+
+def _last_of(files: list[ChangelogFile], value_bytes: int) -> tuple[LSN, list[ChangelogFile]]:
+    """The last files that have so many bytes, and the LSN after which they have everything."""
+    found, left = [], sorted(files, key=lambda file: file.max_lsn)
+    while left and value_bytes > 0:
+        file = left.pop()
+        value_bytes -= file.value_bytes
+        found.append(file)
+    return (left[-1].max_lsn if left else LSN(0)), found
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Reading stopped before the change, or the transaction, at `position`, of these tables; `is_of_all`: of
+    no table alone, since transactions are not given in part."""
+
+    error: PgReplError
+    position: EventPosition
+    relations: frozenset[int]
+    is_of_all: bool = False
+
+
+def gap_error(gap: EventPosition) -> GapError:
+    """A skipped transaction."""
+    return GapError(
+        f"the transaction at {gap.commit_lsn}, which the server could not send, was skipped: no one has its"
+        " changes",
+        "read the tables from the lake once they are resnapshotted",
+    )
+
+
+def for_readers(fault: Fault) -> PgReplError:
+    """A fault's error, as who reads changes in Python is told: after what to go on."""
+    error, place = fault.error, fault.position
+    mend = "give the pipeline instead of its lake root, with the column in text_columns"
+    hint = mend if isinstance(error, ValueRangeError) else error.hint
+    what = "transaction" if place.is_after_transaction else "change"
+    return type(error)(error.message, f"{hint}; to go on without this {what}: after={str(place)!r}")
+
+
+def too_many_changes(place: EventPosition, most: int) -> TransformError:
+    """A transaction that is to be given as a whole."""
+    return TransformError(
+        f"the transaction at {place.commit_lsn} has more than {most:,} changes, and a function is given all"
+        " of a transaction at once",
+        "raise transaction_changes of the publisher, for which it needs the memory",
+    )
+
+
+@contextmanager
+def changelog_errors() -> Iterator[None]:
+    """Whatever a storage, Delta, Parquet or DataFusion raises, without its text: that may hold values."""
+    failed: LakeUnavailableError | None = None
+    try:
+        yield
+    except PgReplError:
+        raise
+    except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
+        doing = "the changelog cannot be read"
+        log_unexpected(log, doing, error)
+        failed = traced(
+            LakeUnavailableError(
+                f"{doing}: {type(error).__name__}",
+                "check the lake's storage; reading goes on where it stopped",
+            ),
+            error,
+        )
+    if failed is not None:
+        raise failed
+
 
 _OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
 MESSAGES = "logical messages"
@@ -276,3 +414,25 @@ class OrderedReader(Generic[Made]):
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         self.position = max(self.position, EventPosition.after_transaction(newest, durable))
         self.ends_transaction = True
+
+
+class ChangeReader(OrderedReader[Change]):
+    """What `stream` gives, without asyncio. Arguments and errors are those of `stream`."""
+
+    def __init__(
+        self,
+        lake: str | Path | Pipeline,
+        tables: Collection[str] | TableSelection | None = None,
+        *,
+        after: After = None,
+    ) -> None:
+        super().__init__(lake, tables, after=after, make=TypedChanges)
+
+    def read_next(self) -> list[Change] | None:
+        """Likewise. Errors of changes say how to go on without these."""
+        try:
+            return super().read_next()
+        except PgReplError:
+            if self.fault is None:
+                raise
+        raise for_readers(self.fault)

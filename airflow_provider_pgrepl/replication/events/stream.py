@@ -8,14 +8,15 @@ async for change in stream("/lake/shop", ["public.orders"], after=last_id):
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.events.beginning import After
-from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.changes import Change
+from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
+from airflow_provider_pgrepl.replication.events.position import After, EventPosition
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
@@ -101,3 +102,21 @@ class ChangeStream:
         if not self._waiting:
             self._last = self._reader.position
         return changes is not None
+
+
+def json_lines(
+    lake: str | Path | Pipeline,
+    tables: Collection[str] | None = None,
+    after: After = None,
+    *,
+    follow: bool = False,
+    poll_s: float = 0.5,
+) -> Iterator[str]:
+    """Some lines at a time, each as `to_json` has it. Arguments and errors are those of `stream`."""
+    reader = ChangeReader(lake, tables, after=after)
+    while True:
+        for batch in reader.read():
+            yield "".join(f"{to_json(change)}\n" for change in batch)
+        if not follow:
+            return
+        time.sleep(poll_s)

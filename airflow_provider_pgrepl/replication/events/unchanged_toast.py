@@ -2,24 +2,159 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.errors import ChangelogError, DriftError
+from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeUnavailableError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL, letters
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
-from airflow_provider_pgrepl.replication.events.filled_rows import Key, Values, bytes_of, with_values
+from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.untouched_rows import RowChange, UntouchedRows
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints, Tuples, bytes_before
+from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
+from airflow_provider_pgrepl.replication.lake.merge.changes import (
+    TEXTS,
+    Bools,
+    Ints,
+    Tuples,
+    array_of,
+    bytes_before,
+    replaced,
+)
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
+from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner
+from airflow_provider_pgrepl.replication.lake.time_travel.rows_by_key import RowsByKey
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import typed_column
+from airflow_provider_pgrepl.replication.values.text_output import texts_of
+from airflow_provider_pgrepl.trace import trace_of
+
+_PIECE_BYTES = 16 << 20
+
+Key = tuple[str | None, ...]
+"""Texts of a row's replica identity."""
+Values = dict[int, str]
+"""Texts by place in the stream."""
+
+
+def bytes_of(values: Values) -> int:
+    """How many they are at most."""
+    return sum(len(text) if text.isascii() else 4 * len(text) for text in values.values())
+
+
+def with_values(
+    rows: pa.Table, found: Mapping[int, Values], piece_bytes: int = _PIECE_BYTES
+) -> Iterator[pa.Table]:
+    """Rows of ROW_SCHEMA with values by row, which `unchanged` names there and no more here; together all
+    rows, and in no piece much more of these values than `piece_bytes`."""
+    sizes = np.zeros(rows.num_rows, np.int64)
+    for number, values in found.items():
+        sizes[number] = bytes_of(values)
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // piece_bytes)) + 1
+    start = 0
+    for end in [*ends.tolist(), rows.num_rows]:
+        some = {number - start: found[number] for number in found if start <= number < end}
+        yield _filled(rows.slice(start, end - start), some)
+        start = end
+
+
+def _filled(rows: pa.Table, found: Mapping[int, Values]) -> pa.Table:
+    if not found:
+        return rows
+    numbers = sorted(found)
+    where: Bools = np.zeros(rows.num_rows, np.bool_)
+    where[numbers] = True
+    new: list[list[str | None]] = []
+    unchanged: list[list[int] | None] = []
+    for row in rows.select(["new", "unchanged"]).filter(pa.array(where)).to_pylist():
+        values = found[numbers[len(new)]]
+        new.append([values.get(place, text) for place, text in enumerate(row["new"])])
+        unchanged.append([place for place in row["unchanged"] if place not in values] or None)
+    for name, texts in (("new", new), ("unchanged", unchanged)):
+        kind = ROW_SCHEMA.field(name).type
+        column = replaced(array_of(rows, name, kind), where, pa.array(texts, kind))
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    return rows
+
+
+_MOST = 1_000_000
+"""Rows that are known to have changed."""
+
+
+class RowChange(NamedTuple):
+    """`key` and `old`: of the row after and before, as far as they were sent. `unsent`: places of values that
+    an update left alone. Also a TRUNCATE, or a definition, of the table."""
+
+    op: str
+    key: Key | None
+    old: Key | None
+    unsent: Sequence[int]
+
+    @property
+    def before(self) -> Key | None:
+        """The key of the row that it changes."""
+        return self.old or self.key
+
+
+class UntouchedRows:
+    """`since`: the epoch and LSN of the moment; None: there is none of which enough is known. Where a
+    transaction is given in parts, it is before all of them."""
+
+    def __init__(self) -> None:
+        self.since: tuple[Epoch, LSN] | None = None
+        self._last: tuple[int, int] | None = None
+        self._rows: set[int] = set()
+        self._tables: set[int] = set()
+
+    def forget(self) -> None:
+        """What comes next need not come right after what came."""
+        self.since = self._last = None
+
+    def begin(self, rows: pa.Table) -> bool:
+        """With these rows, in order; whether they begin with another transaction than those before ended
+        with."""
+        places = rows.select(["epoch", "commit_lsn", "ordinal"])
+        (epoch, lsn, ordinal), (_, last, _) = (
+            place.values() for n in (0, rows.num_rows - 1) for place in places.slice(n, 1).to_pylist()
+        )
+        before, self._last = self._last, (epoch, last)
+        if before == (epoch, lsn):
+            return False
+        self._rows.clear()
+        self._tables.clear()
+        is_whole = before is not None or ordinal <= 0
+        self.since = (Epoch(epoch), LSN(max(0, lsn - 1))) if is_whole else None
+        return is_whole
+
+    def first_changes(self, oid: int, changes: Iterable[RowChange]) -> dict[Key, Sequence[int]]:
+        """By the keys of rows that no change before has concerned, which values their first one left out."""
+        found: dict[Key, Sequence[int]] = {}
+        for change in changes:
+            if change.op in "TR":
+                self._tables.add(oid)
+            elif (before := change.before) is not None:
+                # Who shares a hash with another row is taken for touched.
+                row = hash((oid, before))
+                if change.unsent and row not in self._rows and oid not in self._tables:
+                    found[before] = change.unsent
+                self._rows |= {row, hash((oid, change.key))}
+        if len(self._rows) > _MOST:
+            self.since = None
+            self._rows.clear()
+        return found if self.since is not None else {}
+
 
 _REMEMBERED_BYTES = 64 << 20
 _WIDE_BYTES, _LONG = 512, 8
@@ -255,3 +390,111 @@ def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRe
         for number, key in zip(numbers[tuples.present].tolist(), zip(*columns, strict=True), strict=True):
             found[number] = key
     return found
+
+
+log = logging.getLogger(__name__)
+
+
+class LakeValues:
+    """Looks values up in a pipeline's lake, as of a moment. What the lake cannot tell as it was sent, it does
+    not tell at all."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._known: tuple[object, _Table | None] = (None, None)
+
+    def find(
+        self, record: RelationRecord, epoch: Epoch, lsn: LSN, wanted: Mapping[Key, Collection[int]]
+    ) -> dict[Key, Values]:
+        """Of the rows under some keys of the replica identity, as of an LSN, the values at places in the
+        stream. Raises LakeUnavailableError."""
+        places = sorted(set().union(*wanted.values()))
+        moment = record.version, epoch, lsn, tuple(places)
+        failed = ""
+        try:
+            if self._known[0] != moment:
+                self._known = moment, self._table(record, epoch, lsn, places)
+            table = self._known[1]
+            return {} if table is None else table.find(wanted)
+        except LakeUnavailableError:
+            raise
+        except PgReplError as error:
+            failed = error.message
+        except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
+            failed = trace_of(error)
+        log.warning("values of %s as of %s cannot be looked up: %s", record.name, lsn, failed)
+        return {}
+
+    def _table(
+        self, record: RelationRecord, epoch: Epoch, lsn: LSN, places: Collection[int]
+    ) -> _Table | None:
+        points = Points(self._pipeline.lake_root)
+        moment = find_moment(self._pipeline.lake_root, points, lsn, epoch=epoch)
+        plan = Planner(self._pipeline, moment, points).plan(record.name)
+        relation = plan.relation
+        if relation is None or relation.oid != record.message.oid or plan.unverified is not None:
+            return None
+        columns = _columns(record, relation)
+        identity = [place for place, one in enumerate(record.message.columns) if one.is_identity]
+        keys = {place: columns[place] for place in identity if place in columns}
+        if [one.name for one in keys.values()] != [one.name for one in relation.key_columns] or not keys:
+            return None
+        values = {
+            place: columns[place]
+            for place in places
+            if place not in record.hidden and place in columns and self._is_exact(columns[place], relation)
+        }
+        names = [one.name for one in keys.values()], [one.name for one in values.values()]
+        rows = RowsByKey(plan, *names)
+        if not values or not rows.can_be_read:
+            return None
+        return _Table(rows, self._pipeline.choices(relation.table), relation, keys, values)
+
+    def _is_exact(self, column: Column, relation: Relation) -> bool:
+        """Whether the lake's value can be written as the server did (see texts_of)."""
+        choices = self._pipeline.choices(relation.table)
+        choice = choices.column(column.name)
+        if choice.excluded or column.attnum in relation.ignored:
+            return False
+        kind = typed_column(column, relation.table, choices).lake_type
+        is_plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
+        return is_plain or (choice.infinity == "error" and "decimal" not in str(kind))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """`keys` and `values`: columns by place in the stream."""
+
+    rows: RowsByKey
+    choices: TableChoices
+    relation: Relation
+    keys: Mapping[int, Column]
+    values: Mapping[int, Column]
+
+    def find(self, wanted: Mapping[Key, Collection[int]]) -> dict[Key, Values]:
+        names, texts = [one.name for one in self.keys.values()], zip(*wanted, strict=True)
+        parsers = (typed_column(one, self.relation.table, self.choices) for one in self.keys.values())
+        typed = [parser.parse(pa.array(some, TEXT)) for parser, some in zip(parsers, texts, strict=True)]
+        keys = pa.table(typed, names=names)
+        rows = self.rows.find(keys)
+        found: dict[Key, Values] = {}
+        columns = {
+            place: texts_of(rows[column.name].combine_chunks(), column.pg_type).to_pylist()
+            for place, column in self.values.items()
+        }
+        of = list(wanted)
+        for row, number in enumerate(match_rows(rows, keys).tolist()):
+            values = {place: texts[row] for place, texts in columns.items()}
+            key = of[number]
+            found[key] = {
+                place: text for place, text in values.items() if place in wanted[key] and text is not None
+            }
+        return found
+
+
+def _columns(record: RelationRecord, relation: Relation) -> dict[int, Column]:
+    """The relation's columns by place in the stream, as far as both are the same."""
+    known = {(one.name, one.type_oid, one.typmod): one for one in relation.columns}
+    sent = enumerate(record.message.columns)
+    found = ((place, known.get((one.name, one.type_oid, one.typmod))) for place, one in sent)
+    return {place: column for place, column in found if column is not None}

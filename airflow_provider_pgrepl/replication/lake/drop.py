@@ -15,9 +15,8 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, system_folder
-from airflow_provider_pgrepl.replication.delta.checkpoint_files import checkpoint_version, read_checkpoint
+from airflow_provider_pgrepl.replication.delta.checkpoints import checkpoint_version, read_checkpoint
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import read_writers
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     NOT_MARKED,
@@ -27,7 +26,8 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     read_ownership,
     table_files,
 )
-from airflow_provider_pgrepl.replication.lake.history.place import history_path
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import read_writers
+from airflow_provider_pgrepl.replication.lake.history.table import history_path
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,

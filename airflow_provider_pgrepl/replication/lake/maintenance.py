@@ -14,24 +14,22 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
-from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
-from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired, join_closed_hours
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
-from airflow_provider_pgrepl.replication.lake.history.place import is_history
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.lake.points_budget import (
     budget,
     left_for_points,
+    released_versions,
     versions_by_path,
     within_budget,
 )
-from airflow_provider_pgrepl.replication.lake.released_points import released_versions
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import log_path, open_storage, storage_errors
-from airflow_provider_pgrepl.replication.storage.clock import storage_lead
+from airflow_provider_pgrepl.replication.storage.probe import storage_lead
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from deltalake import DeltaTable, QueryBuilder
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
-from airflow_provider_pgrepl.replication.lake.history.place import is_history
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     ArrowAsOf,
+    HistoryAt,
     SparkAsOf,
     arrow_as_of,
     arrow_view_as_of,
@@ -31,9 +31,7 @@ from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     read_as_of,
     verified,
 )
-from airflow_provider_pgrepl.replication.lake.time_travel.history import HistoryAt
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import parse_lsn
-from airflow_provider_pgrepl.replication.lake.time_travel.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion, parse_lsn
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

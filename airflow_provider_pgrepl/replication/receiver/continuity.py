@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
-from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
 from airflow_provider_pgrepl.replication.source.publication import read_identity
-from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
+from airflow_provider_pgrepl.replication.source.server import (
+    Server,
+    known_source,
+    read_server,
+    source_of,
+    written_lsn,
+)
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot, why_invalidated
 
 if TYPE_CHECKING:
@@ -36,7 +41,7 @@ def check_slot(source: connection, name: str, server: Server) -> Slot:
     if slot is None:
         raise missing_slot(name, server)
     if slot.invalidation:
-        raise SlotError(why_invalidated(source, slot), hints.NEW_EPOCH)
+        raise SlotError(why_invalidated(source, slot), errors.NEW_EPOCH)
     return slot
 
 
@@ -68,7 +73,7 @@ def history_error(
             f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"
             " it was restored or failed over, and may lack transactions that are in the lake, or it is a copy"
             " of the source",
-            hints.prove_source(),
+            errors.prove_source(),
         )
     if written >= durable_lsn:
         return None
@@ -76,7 +81,7 @@ def history_error(
     return RewoundError(
         f"the WAL position of the source ({written}) is before {durable_lsn}, up to where its changes were"
         f" received: it was restored to an earlier state, or is a copy of the source{replays}",
-        hints.prove_source(),
+        errors.prove_source(),
     )
 
 
@@ -90,7 +95,7 @@ def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
         f"the slot {slot.name} has confirmed {confirmed}, beyond {durable_lsn}, the last durable LSN:"
         " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
         " changes between are lost. Or this server is a copy of the source",
-        hints.prove_source(),
+        errors.prove_source(),
     )
 
 
@@ -99,7 +104,7 @@ def missing_slot(name: str, server: Server) -> SlotError:
     return SlotError(
         f"there is no replication slot {name} in {source_of(server)}: it was dropped, or this server is a"
         " copy of the source, which has none",
-        hints.prove_source(),
+        errors.prove_source(),
     )
 
 
@@ -107,16 +112,17 @@ def check_publication(source: connection, name: str, recorded_oid: int) -> None:
     """Raises PublicationError when it is not the one of this oid any more, or publishes less."""
     found = read_identity(source, name)
     if found is None:
-        raise PublicationError(f"the publication {name} no longer exists", hints.NEW_EPOCH)
+        raise PublicationError(f"the publication {name} no longer exists", errors.NEW_EPOCH)
     oid, is_complete = found
     if oid != recorded_oid:
         raise PublicationError(
-            f"the publication {name} was dropped and created again; changes between are lost", hints.NEW_EPOCH
+            f"the publication {name} was dropped and created again; changes between are lost",
+            errors.NEW_EPOCH,
         )
     if not is_complete:
         raise PublicationError(
             f"the publication {name} was altered: it no longer publishes insert, update, delete and truncate,"
             " so changes since are lost",
             f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');"
-            f" then {hints.NEW_EPOCH}",
+            f" then {errors.NEW_EPOCH}",
         )

@@ -21,9 +21,9 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding
-from airflow_provider_pgrepl.replication.source.catalog.attached_partitions import say_had_rows
+from airflow_provider_pgrepl.replication.source.catalog.partitions import say_had_rows
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.publication_standing import Publishing
+from airflow_provider_pgrepl.replication.source.publication import Publishing
 from airflow_provider_pgrepl.replication.source.server import written_lsn
 
 log = logging.getLogger(__name__)

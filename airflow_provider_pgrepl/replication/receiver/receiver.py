@@ -14,10 +14,18 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import FencedError, PgReplError, SourceConnectionError, UnsendableError
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    ChangelogError,
+    FencedError,
+    PgReplError,
+    SourceConnectionError,
+    UnsendableError,
+)
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, last_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -27,16 +35,58 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import (
     KeepaliveRule,
     ReceiverProgress,
 )
-from airflow_provider_pgrepl.replication.receiver.skipping import pass_gaps
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.ended_session import EndedSession
-from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
-from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
+from airflow_provider_pgrepl.replication.source.connection import Connection, EndedSession, connect
+from airflow_provider_pgrepl.replication.source.slot import advance_slot, read_slot
+from airflow_provider_pgrepl.replication.source.stream import Chunk, Liveness, ReplicationStream, is_at_work
 from airflow_provider_pgrepl.replication.state.source_tokens import renew_token, replace_token
-from airflow_provider_pgrepl.trace import trace_of
+from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 log = logging.getLogger(__name__)
+
+
+def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
+    """Have the gap in the changelog, in one commit, behind all that was received before it.
+
+    `after`: the `sequence` of the writer that has made that durable. Raises FencedError when another receiver
+    has written since, LakeUnavailableError.
+    """
+    writer = ChangelogWriter(changelog_uri(pipeline.lake_root), after)
+    if writer.durable_lsn > gap.lsn:
+        raise ChangelogError(f"the changelog is durable up to {writer.durable_lsn}, beyond {gap.lsn}")
+    part = writer.write_part(gap.rows(writer.epoch))
+    writer.append(
+        [part],
+        durable_lsn=gap.end_lsn,
+        first_lsn=gap.lsn,
+        last_lsn=gap.lsn,
+        last_commit_us=gap.begun.commit_us,
+        kind="gap",
+    )
+    writer.rest()
+
+
+def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
+    """Tell the slot of the gaps that are durable, if it stands before one; nobody may be reading it.
+
+    Raises BusyError while somebody does, LakeUnavailableError, and what `continuity.check` raises.
+    """
+    uri = changelog_uri(pipeline.lake_root)
+    changelog = open_changelog(uri)
+    slot, durable_lsn = read_slot(source, pipeline.slot), read_durable_lsn(changelog)
+    if slot is None or slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn >= durable_lsn:
+        return
+    record = EpochRecord.from_json(changelog.metadata().description)
+    lsn = last_gap(changelog, record.epoch, LSN(max(0, slot.confirmed_flush_lsn - 1)))
+    if lsn is not None:
+        continuity.check(source, record, durable_lsn)
+        # Who recorded it may have died before it was on the disk.
+        with storage_errors(uri):
+            durable.flush_newest(uri)
+        advance_slot(source, slot.name, LSN(lsn + 1))
+        log.warning("the slot %s was moved past the transaction at %s, which was skipped", slot.name, lsn)
+
 
 _CHUNK_BYTES = 8 << 20
 _STATUS_INTERVAL_S = 5.0
@@ -254,7 +304,7 @@ class Receiver:
         self.unfinished = begun = self._feed.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
-            way_out = hints.NEW_EPOCH
+            way_out = errors.NEW_EPOCH
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
             way_out = (
@@ -333,3 +383,133 @@ class Receiver:
             feed.take(chunk)
             feed.flush_if_due()
         feed.finish()
+
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+_RECONNECTING_POLL_S = 0.1
+_STOP_LIMIT_S = 60.0
+
+
+class ReconnectingReceiver:
+    """Receives until stopped, or until something fails that connecting again does not mend.
+
+    An outage lasts from the first loss until a new receiver has made something durable, or has lived for as
+    long as an outage may last (`reconnect_s`); after that time the error stands. A new receiver takes the
+    slot and a new fence. Who has taken them meanwhile keeps them, also one that has ended since: what this
+    process knows of the lake is over then. That the server cannot send a transaction is believed when it says
+    so twice in a row of the same one: some of the errors by which it does are also those of chance.
+    """
+
+    def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._keepalive = keepalive
+        self.progress = ReceiverProgress()
+        self._receiver = self._make()
+        self._stopping = threading.Event()
+        self._watching: threading.Thread | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._unsent: int | None = None
+        self.error: BaseException | None = None
+        self.failed = threading.Event()
+
+    def start(self) -> None:
+        """Start receiving; raises what is wrong at the start.
+
+        A connection lost once the slot was taken says nothing of that: it is an outage like any other.
+        """
+        try:
+            self._receiver.start()
+        except SourceConnectionError as error:
+            if not self._receiver.had_slot:
+                raise
+            self._receiver.error = error
+            self._receiver.failed.set()
+        self._watching = threading.Thread(target=self._watch, name="pgrepl-reception", daemon=True)
+        self._watching.start()
+
+    def stop(self) -> None:
+        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice."""
+        self._stopping.set()
+        if self._watching is not None:
+            self._watching.join(_STOP_LIMIT_S)
+            if self._watching.is_alive():
+                log.warning("connecting again did not end within %s s", _STOP_LIMIT_S)
+        self._receiver.stop()
+
+    def request_keepalive(self) -> None:
+        """Ask the server how far it is."""
+        self._receiver.request_keepalive()
+
+    def _make(self) -> Receiver:
+        return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress)
+
+    def _watch(self) -> None:
+        try:
+            self._replace_when_lost()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that supervises
+            log_unexpected(log, "connecting to the source again", error)
+            self.error = error
+            self.failed.set()
+
+    def _replace_when_lost(self) -> None:
+        began = 0.0
+        while not self._stopping.is_set():
+            started, durable, changes = time.monotonic(), self.progress.durable_lsn, self.progress.changes
+            while not self._receiver.failed.wait(_RECONNECTING_POLL_S):
+                if self._stopping.is_set():
+                    return
+            self._receiver.stop(is_replaced=True)
+            # Once it has ended: that another took over outranks the lost connection that may be how.
+            error = self._receiver.error
+            assert error is not None
+            if not self._receiver.has_ended or not self._may_help(error):
+                raise error
+            assert isinstance(error, SourceConnectionError | UnsendableError)
+            now = time.monotonic()
+            # The token that each start writes at the source makes the durable LSN move, too.
+            is_further = self.progress.durable_lsn > durable and self.progress.changes > changes
+            is_new = now - started > self._pipeline.reconnect_s or is_further
+            if is_new or not began:
+                began, self._pause_s = now, FIRST_PAUSE_S
+            self._connect_again(began + self._pipeline.reconnect_s, error)
+
+    def _may_help(self, error: BaseException) -> bool:
+        """Whether to connect again after an error."""
+        if isinstance(error, SourceConnectionError):
+            log.warning("the connection to the source was lost; connecting again")
+            return True
+        if not isinstance(error, UnsendableError):
+            return False
+        unfinished = self._receiver.unfinished
+        place = int(self.progress.durable_lsn) if unfinished is None else unfinished.commit_lsn
+        if self._unsent == place:
+            return False
+        self._unsent = place
+        log.warning("the server failed to send a transaction; trying once more")
+        return True
+
+    def _connect_again(
+        self, deadline: float, error: SourceConnectionError | BusyError | UnsendableError
+    ) -> None:
+        """A new receiver at work. Raises the last error when the time is over, and any other at once."""
+        while time.monotonic() + self._pause_s <= deadline:
+            if self._stopping.wait(self._pause_s):
+                return
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            receiver = self._make()
+            try:
+                receiver.start()
+            except (SourceConnectionError, BusyError) as failure:
+                # The slot is busy until the server has noticed that we are gone, or for good.
+                error = failure
+                log.info("not connected yet: %s", failure.message)
+            else:
+                self._receiver = receiver
+                if self._stopping.is_set():
+                    # Whoever stopped us did not wait for it.
+                    receiver.stop()
+                log.warning("connected to the source again; durable up to %s", self.progress.durable_lsn)
+                return
+        raise error

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     CHANGES,
@@ -159,5 +159,5 @@ def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
 def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
         f"the source was set back or replaced: the transaction at {LSN(lsn)} {what}",
-        hints.prove_source(),
+        errors.prove_source(),
     )

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError, SourceError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import EffectiveFrom, RelationIndex
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns
@@ -19,12 +21,16 @@ from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, Lo
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
 from airflow_provider_pgrepl.replication.receiver.changelog_rows import Ddl
+from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger.message import (
     ANYTHING,
     DdlMessage,
+    SealedMessage,
     parse_ddl_message,
+    read_sealed,
 )
-from airflow_provider_pgrepl.replication.source.event_trigger.seal import SealedMessage, read_sealed
 
 log = logging.getLogger(__name__)
 
@@ -254,3 +260,53 @@ def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> boo
 def _without_files(relation: Relation) -> Relation:
     partitions = tuple(replace(part, relfilenode=0, had_rows=False, xmin=0) for part in relation.partitions)
     return replace(relation, relfilenode=0, xmin=0, partitions=partitions)
+
+
+_PAUSES_S = (0.02, 0.1, 0.5)
+
+
+class CatalogWatch:
+    """Reads over one connection, of which it is the only user. Waits for no lock on a table."""
+
+    def __init__(self, connection: Connection, record: EpochRecord, *, trusts_owners: bool = False) -> None:
+        self._connection = connection
+        self._record = record
+        self._trusts_owners = trusts_owners
+
+    def read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
+        """The table as it is now; None when it is gone. Raises PublicationError, SourceConnectionError.
+
+        `told_by`: the transaction in which the stream announces it.
+
+        One whose catalog cannot be read, although it was tried again, is as good as gone: the others go on.
+        """
+        self.check_publication()
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return self._read(oid, told_by)
+            except (PublicationError, SourceConnectionError):
+                raise
+            except (SourceError, LookupError) as error:
+                if pause_s is None:
+                    log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
+                else:
+                    # Some of what the server looks up is of a later moment: DDL may have come between.
+                    time.sleep(pause_s)
+        return None
+
+    def _read(self, oid: int, told_by: int) -> Relation | None:
+        return read_relation(
+            self._connection,
+            oid,
+            self._record.publication,
+            had_rows=True,
+            trusts_owners=self._trusts_owners,
+            told_by=told_by,
+        )
+
+    def check_publication(self) -> None:
+        """Raises PublicationError when it was dropped, made anew, or altered to leave out kinds of changes.
+
+        A server from 18 on only warns of a missing publication, and sends nothing.
+        """
+        check_publication(self._connection, self._record.publication, self._record.publication_oid)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgrepl.errors import escaped, one_line
+from airflow_provider_pgrepl.errors import ConfigError, escaped, one_line
 from airflow_provider_pgrepl.trace import trace_of
 
 FORMAT_VARIABLE = "PGREPL_LOG_FORMAT"
@@ -118,3 +122,33 @@ def _parse_ours(line: str) -> LogLine | None:
         return LogLine(_LEVELS[fields["level"]], escaped(str(fields["text"])), at, is_ours=True)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+RESULT_VARIABLE = "PGREPL_RESULT_FILE"
+
+
+def leave_result(result: Mapping[str, Any]) -> None:
+    """Write it, whole or not at all; nothing, when nobody asked for it."""
+    named = os.environ.get(RESULT_VARIABLE)
+    if not named:
+        return
+    unfinished = Path(f"{named}.{os.getpid()}")
+    with suppress(OSError):
+        unfinished.write_text(json.dumps(dict(result)), encoding="utf-8")
+        unfinished.replace(named)
+
+
+def read_text(what: str, path: str | Path) -> str:
+    """The text of a UTF-8 file, without the byte order mark of some editors. Raises ConfigError."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        why = error.strerror or error.__class__.__name__
+        hint = (
+            ""
+            if Path(path).is_absolute()
+            else f"the path begins in {Path.cwd()}: go to its folder, or give it whole"
+        )
+        raise ConfigError(f"cannot read the {what} {path}: {why}", hint) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the {what} {path}: it is not UTF-8 text") from None

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The place of one, `module:function`."""
-_REFERENCE = hints.reference("business-events")
+_REFERENCE = errors.reference("business-events")
 _OWN_HEADERS = ("id", "generation", "type", "content-type", "op", "event_id")
 _OWN_PREFIXES = ("ce_", "ce-", "pgrepl-", "nats-")
 _ROUTING_HEADERS = ("CC", "BCC")
@@ -118,7 +118,7 @@ def _known(where: str, given: object, kind: type) -> dict[str, Any]:
     known = [one.name for one in dataclasses.fields(kind)]
     if unknown := sorted(set(given) - set(known)):
         raise ConfigError(
-            f"{where} has unknown key {', '.join(map(repr, unknown))}", hints.known_keys(unknown, known)
+            f"{where} has unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, known)
         )
     return dict(given)
 

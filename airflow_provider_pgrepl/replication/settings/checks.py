@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.settings.catalog_names import faults_of_names
 from airflow_provider_pgrepl.replication.settings.fields import describe, is_of
-from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, fault_of_uri, is_object_store
-from airflow_provider_pgrepl.replication.settings.partition_by import PartitionBy
-from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
-from airflow_provider_pgrepl.replication.settings.tables import POLICIES, VALUE_CHOICES, LakeType, overrides
+from airflow_provider_pgrepl.replication.settings.lake import (
+    EXAMPLES,
+    fault_of_uri,
+    faults_of_names,
+    is_object_store,
+)
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
+from airflow_provider_pgrepl.replication.settings.tables import (
+    POLICIES,
+    VALUE_CHOICES,
+    LakeType,
+    PartitionBy,
+    overrides,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.runtime.text_file import read_text
+from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 from airflow_provider_pgrepl.replication.settings.checks import check_settings, check_texts
 from airflow_provider_pgrepl.replication.settings.lake import canonical, is_object_store
-from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
 from airflow_provider_pgrepl.replication.settings.tables import (
     COLUMN_FIELDS,
     POLICIES,
@@ -32,7 +31,7 @@ from airflow_provider_pgrepl.replication.settings.tables import (
     Truncate,
 )
 
-_REFERENCE = hints.reference("pipeline")
+_REFERENCE = errors.reference("pipeline")
 
 MIB = 1 << 20
 
@@ -218,7 +217,7 @@ class Pipeline:
         unknown = sorted(set(fields) - set(known))
         if unknown:
             raise ConfigError(
-                f"unknown key {', '.join(map(repr, unknown))}", hints.known_keys(unknown, known)
+                f"unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, known)
             )
         missing = [name for name in ("name", "lake", "tables") if name not in fields]
         if missing:
@@ -247,3 +246,36 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         doubled = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
         raise ConfigError(f"the pipeline file has key {', '.join(map(repr, doubled))} twice in one object")
     return found
+
+
+_OF_ALL_COLUMNS = ("infinity", "numeric_nan", "unconstrained_numeric", "timestamp_without_tz")
+_BOOKKEEPING = ("commit_lsn_column", "commit_ts_column")
+_SHAPING = ("deletes", "history", "partition_by")
+
+
+def copied_choices(running: Pipeline, config: str | None, table: TableName) -> TableChoices:
+    """The choices by which a table was copied; of its policy only what shapes it, the rest as it is now.
+
+    `config`: the pipeline file then, as TableRecord has it; None (copied by an older version) leaves all as
+    it is. Raises ConfigError for one that cannot be read.
+    """
+    now = running.choices(table)
+    if config is None:
+        return now
+    then = Pipeline.from_json(config).choices(table)
+    shape = {name: getattr(then.policy, name) for name in _SHAPING}
+    return dataclasses.replace(then, policy=dataclasses.replace(now.policy, **shape))
+
+
+def changed_choices(running: Pipeline, config: str | None, table: TableName) -> list[str]:
+    """The fields of which the pipeline file says another thing for the table than when it was copied."""
+    if config is None:
+        return []
+    copied = Pipeline.from_json(config)
+    now, then = running.choices(table), copied.choices(table)
+    named = [name for name in COLUMN_FIELDS if now.named[name] != then.named[name]]
+    plain = [
+        name for name in (*_OF_ALL_COLUMNS, *_BOOKKEEPING) if getattr(running, name) != getattr(copied, name)
+    ]
+    policies = [name for name in _SHAPING if getattr(now.policy, name) != getattr(then.policy, name)]
+    return [*named, *plain, *policies]

@@ -8,10 +8,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.settings.fields import describe, is_of
-from airflow_provider_pgrepl.replication.settings.partition_by import PartitionBy
+
+PARTITION = "_pgrepl_partition"
+"""The lake table's column. No column of a source's table may have the name."""
+
+UNITS = ("year", "month", "day")
+
+_OF_UNIT = re.compile(r"(?P<unit>[^\W\d]\w*)\s*\((?P<column>.*)\)", re.DOTALL)
+_QUOTED = re.compile(r'"((?:[^"]|"")+)"', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PartitionBy:
+    """`unit`: of dates and times, up to what they are looked at; empty: the whole value."""
+
+    column: str
+    unit: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> PartitionBy:
+        """Read `region`, `month(placed_at)` or, of an odd name, `day("Placed at")`. Raises ValueError."""
+        text = text.strip()
+        match = _OF_UNIT.fullmatch(text)
+        if match is None:
+            return cls(_column(text))
+        if match["unit"] not in UNITS:
+            raise ValueError(f"{text!r} asks for {match['unit']!r}, which is none of {', '.join(UNITS)}")
+        return cls(_column(match["column"].strip()), match["unit"])
+
+    def __str__(self) -> str:
+        """As a pipeline file has it."""
+        shown = show_identifier(self.column)
+        return f"{self.unit}({shown})" if self.unit else shown
+
+
+def _column(text: str) -> str:
+    quoted = _QUOTED.fullmatch(text)
+    if quoted is not None:
+        return quoted[1].replace('""', '"')
+    if not text or any(letter in text for letter in '"()'):
+        raise ValueError(f"{text!r} is not a column's name")
+    return text
+
 
 Infinity = Literal["error", "null", "sentinel"]
 NumericNan = Literal["error", "null"]
@@ -142,7 +184,7 @@ def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any])
         raise ConfigError(f"{field}: {owner} must be given an object, as {{{', '.join(allowed)}}}")
     for key, value in given.items():
         if key not in allowed:
-            raise ConfigError(f"{field}: {owner} has unknown key {key!r}", hints.known_keys([key], allowed))
+            raise ConfigError(f"{field}: {owner} has unknown key {key!r}", errors.known_keys([key], allowed))
         if not is_of(value, allowed[key]):
             raise ConfigError(f"{field}: {key} of {owner}: {value!r} must be {describe(allowed[key])}")
     return given

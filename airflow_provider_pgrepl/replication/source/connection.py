@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import psycopg2
@@ -18,13 +25,140 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     SourceError,
 )
-from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors, translate
-from airflow_provider_pgrepl.replication.source.time_limit import (
-    ANSWER_LIMIT_S,
-    LimitedConnection,
-    answered_within,
+
+_SYSTEM = "system"
+_STRICT = "verify-full"
+_KNOWN = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # macOS, Alpine
 )
+
+
+def with_system_certificates(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Connection parameters with `system` as libpq means it: that file, and no weaker check than verify-full.
+
+    SSL_CERT_FILE names another one. Raises ConfigError where there is none, or a weaker check was asked for.
+    """
+    given = dict(parameters)
+    if given.get("sslrootcert") != _SYSTEM:
+        return given
+    mode = given.get("sslmode", _STRICT)
+    if mode != _STRICT:
+        raise ConfigError(
+            f"sslmode {mode} is too weak for sslrootcert system: anybody can have a certificate of those",
+            f"set sslmode to {_STRICT}, or leave it out",
+        )
+    found = _find()
+    if found is None:
+        raise ConfigError(
+            "sslrootcert is system, and this machine has no file of certificates that it trusts",
+            "install ca-certificates, name the file in SSL_CERT_FILE, or give its path as sslrootcert",
+        )
+    return {**given, "sslrootcert": found, "sslmode": _STRICT}
+
+
+def _find() -> str | None:
+    # Python's own OpenSSL is the distribution's; it also looks at SSL_CERT_FILE.
+    places = (ssl.get_default_verify_paths().cafile, *_KNOWN)
+    return next((place for place in places if place and Path(place).is_file()), None)
+
+
+ANSWER_LIMIT_S = 60.0
+"""How long a statement may take: those that work on catalogs and on our own state take milliseconds."""
+
+
+@contextmanager
+def answered_within(fileno: int, limit_s: float | None) -> Iterator[threading.Event]:
+    """The socket is shut down when the block takes longer; the event says that it was. None is no limit.
+
+    Raises psycopg2.OperationalError when there is no socket any more.
+    """
+    overdue = threading.Event()
+    if limit_s is None:
+        yield overdue
+        return
+    with _line(fileno) as line:
+
+        def end() -> None:
+            overdue.set()
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield overdue
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _line(fileno: int) -> socket.socket:
+    """The socket by a descriptor of our own: the number may be another connection's when the time is over."""
+    try:
+        return socket.socket(fileno=os.dup(fileno))
+    except OSError:
+        # libpq has closed it, in another thread's statement, and the driver does not know it yet.
+        raise psycopg2.OperationalError("the connection was lost") from None
+
+
+def abandon(connection: psycopg2.extensions.connection) -> None:
+    """Shut the socket down without a word to the server: who waits for it, waits no longer.
+
+    May be called from any thread, and for a connection that is closed.
+    """
+    with suppress(psycopg2.Error, OSError), _line(connection.fileno()) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+class LimitedCursor(psycopg2.extensions.cursor):
+    """Its `execute` keeps to the `answer_limit_s` of its connection."""
+
+    def execute(self, *arguments: Any, **named: Any) -> None:
+        """Raises psycopg2.OperationalError when there is no answer in time."""
+        assert isinstance(self.connection, LimitedConnection)
+        limit_s = self.connection.answer_limit_s
+        with answered_within(self.connection.fileno(), limit_s) as overdue:
+            try:
+                super().execute(*arguments, **named)
+            except psycopg2.Error:
+                if overdue.is_set():
+                    raise _no_answer(limit_s) from None
+                raise
+
+
+class LimitedConnection(psycopg2.extensions.connection):
+    """A connection whose statements keep to a limit."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.answer_limit_s: float | None = ANSWER_LIMIT_S
+        self.cursor_factory = LimitedCursor
+
+
+@contextmanager
+def patience(connection: psycopg2.extensions.connection, limit_s: float | None) -> Iterator[None]:
+    """Statements of the block, which wait for others or work long, have another limit; None is none."""
+    if not isinstance(connection, LimitedConnection):
+        yield
+        return
+    before, connection.answer_limit_s = connection.answer_limit_s, limit_s
+    try:
+        yield
+    finally:
+        connection.answer_limit_s = before
+
+
+def _no_answer(limit_s: float | None) -> psycopg2.OperationalError:
+    return psycopg2.OperationalError(
+        f"no answer within {limit_s:g} s: the network swallows what is sent, or the statement waits for a"
+        " lock that somebody holds"
+    )
+
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -323,3 +457,37 @@ def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any
     if not found:
         raise LookupError("the query returned no row")
     return found[0]
+
+
+UNREAD_S = 2.0
+"""How long what the server has sent may lie unread. An answer is read within milliseconds."""
+_LOOKS = 20
+"""So often it is looked at least: a process that was paused finds an answer that has waited for it."""
+
+
+class EndedSession:
+    """One session's. `has_ended` may be called from any thread, and sends nothing."""
+
+    def __init__(self, connection: Connection, unread_s: float = UNREAD_S) -> None:
+        self._connection = connection
+        self._unread_s = unread_s
+        self._unread_since: float | None = None
+        self._looks = 0
+
+    def has_ended(self) -> bool:
+        """Return True after what the server has sent was not read for some seconds: it is no answer."""
+        if not self._is_unread():
+            self._unread_since = None
+            return False
+        now = time.monotonic()
+        if self._unread_since is None:
+            self._unread_since, self._looks = now, 0
+        self._looks += 1
+        return self._looks >= _LOOKS and now - self._unread_since >= self._unread_s
+
+    def _is_unread(self) -> bool:
+        # Who works with the connection may have lost and closed it, and says so himself.
+        with suppress(psycopg2.Error, OSError, ValueError):
+            ready, _, _ = select.select([self._connection.fileno()], [], [], 0)
+            return bool(ready)
+        return False

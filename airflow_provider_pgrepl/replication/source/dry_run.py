@@ -11,8 +11,10 @@ import psycopg2
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.source.connection import (
+    ANSWER_LIMIT_S,
     Connection,
     limit_idleness,
+    patience,
     pin_statement,
     row,
 )
@@ -22,7 +24,6 @@ from airflow_provider_pgrepl.replication.source.server_errors import (
     source_errors,
     translate,
 )
-from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
 
 _RUN = "DO 'BEGIN EXECUTE pg_catalog.current_setting(''pgrepl.migration''); END'"
 """A text that is executed as one cannot end the transaction that it runs in, however it tries."""

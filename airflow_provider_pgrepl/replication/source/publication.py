@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.source.catalog.partitions import read_leaves
-from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
+from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, leaves_of, read_leaves
+from airflow_provider_pgrepl.replication.source.catalog.relations import (
+    ABOVE,
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,
+    find_relation,
+    memberships,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
-from airflow_provider_pgrepl.replication.source.copy.table_locks import Mode, lock_command, lock_errors
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Mode, lock_command, lock_errors
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import (
     SHORT_WAIT_S,
@@ -27,7 +31,59 @@ from airflow_provider_pgrepl.replication.source.short_waits import (
     execute_within,
     with_short_waits,
 )
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
+
+_MEMBERS = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_publication p JOIN pg_catalog.pg_publication_rel m ON m.prpubid = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = m.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s
+"""
+
+_NAMES = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::pg_catalog.oid[])
+"""
+
+
+def table_names(connection: Connection, oids: Iterable[int]) -> set[TableName]:
+    """What relations are called now; nothing of those that are gone."""
+    with source_errors("reading the names of tables"):
+        return {TableName(*name) for name in rows(connection, _NAMES, (sorted(oids),))}
+
+
+def drop_tables(
+    connection: Connection, name: str, tables: Iterable[TableName], lock_timeout_s: float
+) -> list[TableName]:
+    """Take these tables out of the publication, in the order of their names; return those that were in it.
+
+    Raises BusyError when a table is locked for longer than the timeout, and PrivilegeError: those before it
+    are out then.
+    """
+    with source_errors(f"taking tables out of publication {name}"):
+        members = {TableName(*member) for member in rows(connection, _MEMBERS, (name,))}
+        leaving = sorted(members & set(tables))
+        # One by one: whoever holds a lock while it waits for another may deadlock the application.
+        for table in leaving:
+            _drop(connection, name, table, lock_timeout_s)
+    return leaving
+
+
+def _drop(connection: Connection, name: str, table: TableName, lock_timeout_s: float) -> None:
+    command = f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE ONLY {table.sql}"
+
+    def attempt(wait_s: float) -> None:
+        try:
+            execute_within(connection, command, wait_s)
+        except psycopg2.errors.LockNotAvailable:
+            raise BusyError(
+                f"{table}: not taken out of publication {name}, because a lock was not had within"
+                f" {lock_timeout_s:g} s: another session alters or vacuums the table",
+                "run the same again when that is done",
+            ) from None
+
+    with_short_waits(attempt, lock_timeout_s, BusyError)
+
 
 log = logging.getLogger(__name__)
 
@@ -372,3 +428,117 @@ def drop_publication(connection: Connection, name: str, lock_timeout_s: float = 
 def _execute(connection: Connection, command: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(command)
+
+
+# Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
+_PUBLISHED = """{above}
+SELECT p.oid::bigint, p.xmin::text,
+    (SELECT pg_catalog.string_agg(m.oid::text || ' ' || m.xmin::text, ',' ORDER BY m.oid)
+     FROM pg_catalog.pg_publication_rel m WHERE m.prpubid = p.oid),
+    {schemas},
+    (SELECT pg_catalog.string_agg(known.oid::text, ',' ORDER BY known.oid)
+     FROM pg_catalog.unnest(%(oids)s::bigint[]) AS known (oid)
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = known.oid)),
+    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', c.oid, c.relnamespace, c.relname), ','
+                                  ORDER BY c.oid)
+     FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])),
+    (SELECT pg_catalog.string_agg(i.inhrelid::text || ' ' || i.xmin::text, ','
+                                  ORDER BY i.inhrelid, i.inhparent)
+     FROM pg_catalog.pg_inherits i WHERE i.inhrelid IN (SELECT above.published FROM above))
+FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
+"""
+
+_BY_SCHEMA = """
+    (SELECT pg_catalog.string_agg(m.oid::text || ' ' || d.objid::text || ' ' || d.xmin::text, ','
+                                  ORDER BY m.oid, d.objid)
+     FROM pg_catalog.pg_publication_namespace m LEFT JOIN pg_catalog.pg_depend d
+         ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+         AND d.objid IN (SELECT above.published FROM above)
+         AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+     WHERE m.pnpubid = p.oid)"""
+
+# Where rows are: links from a table to its partitions, and whether what is there is logged. What is unlogged
+# sends nothing, and only what is listed cannot become so.
+_PLACES = """
+WITH RECURSIVE below (oid, relkind, relpersistence, parent, link) AS (
+    SELECT c.oid, c.relkind, c.relpersistence, '0'::oid, '0'::xid
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION ALL
+    SELECT c.oid, c.relkind, c.relpersistence, i.inhparent, i.xmin
+    FROM below JOIN pg_catalog.pg_inherits i ON below.relkind = 'p' AND i.inhparent = below.oid
+        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+)
+SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', oid, parent, link, relkind, relpersistence), ','
+                             ORDER BY oid, parent) FROM below
+"""
+
+_PRESENT = """
+SELECT c.oid::bigint, c.relkind::text, c.relpersistence::text, n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])
+"""
+
+Names = Callable[[int], Collection[TableName]]
+"""What a relation was called."""
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """A publication, and the tables whose changes are followed, by oid."""
+
+    publication: str
+    oids: Sequence[int]
+
+    def digest(self, connection: Connection) -> int:
+        """A hash of all that decides what is published of these tables; it never comes back to what it was
+        when something was altered and set back. Waits for no lock, and reads no table of theirs."""
+        by_schema = _BY_SCHEMA if connection.server_version >= COLUMN_LISTS_SINCE else "NULL"
+        wanted = {"publication": self.publication, "oids": list(self.oids)}
+        with source_errors(f"looking at publication {self.publication}"):
+            query = _PUBLISHED.replace("{above}", ABOVE).replace("{schemas}", by_schema)
+            found = rows(connection, query, wanted)
+            found += rows(connection, _PLACES, wanted)
+        # Never 0, which says that nobody has looked.
+        return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
+
+    def standings(self, connection: Connection, names: Names) -> dict[int, PublicationStanding]:
+        """How each is published now; where one is gone, who has its name. It is silent of `had_rows`."""
+        oids = list(self.oids)
+        with source_errors(f"looking at publication {self.publication}"):
+            members = memberships(connection, oids, self.publication, planned=False)
+            present = {oid: more for oid, *more in rows(connection, _PRESENT, {"oids": oids})}
+            partitioned = [oid for oid, (relkind, *_) in present.items() if relkind == "p"]
+            leaves = leaves_of(connection, partitioned) if partitioned else {}
+        found = {}
+        for oid, member in members.items():
+            if oid in present:
+                partitions = tuple(_without_file(leaf) for leaf in leaves.get(oid, ()))
+                place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin)
+                _, persistence, *name = present[oid]
+                moved_to = _moved_to(connection, oid, TableName(*name), names(oid))
+                found[oid] = PublicationStanding(oid, *place, member.links, persistence, partitions, moved_to)
+            else:
+                found[oid] = PublicationStanding(_successor(connection, names(oid)))
+        return found
+
+
+def _without_file(leaf: Leaf) -> Partition:
+    """A file moves with a TRUNCATE that the stream has yet to tell of."""
+    return replace(leaf.partition, relfilenode=0, xmin=0)
+
+
+def _moved_to(
+    connection: Connection, oid: int, name: TableName, names: Collection[TableName]
+) -> TableName | None:
+    """Return the relation's name if another relation has one now that it had, which no stream tells of."""
+    is_taken = any(_successor(connection, [former]) not in (0, oid) for former in names if former != name)
+    return name if is_taken else None
+
+
+def _successor(connection: Connection, names: Collection[TableName]) -> int:
+    """The oid of the table that has one of these names now; 0 when none has."""
+    for name in sorted(names):
+        found = find_relation(connection, name)
+        if found is not None:
+            return found.oid
+    return 0

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import SourceConnectionError
+from airflow_provider_pgrepl.errors import SourceConnectionError, one_line
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import Connection, row
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    application_name,
+    row,
+    stream_role,
+)
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.slot import Slot
 
 _SERVER = """
 SELECT pg_catalog.current_setting('server_version_num')::int,
@@ -102,3 +112,103 @@ def end_of_last_record(insert_lsn: int, segment: int) -> int:
     page = insert_lsn - insert_lsn % _WAL_PAGE
     header = _FIRST_PAGE_HEADER if page % segment == 0 else _PAGE_HEADER
     return page if insert_lsn - page == header else insert_lsn
+
+
+_SETTING = "SELECT pg_catalog.current_setting('synchronous_standby_names')"
+_METHOD = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
+_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
+
+
+def names_standby(setting: str, application: str) -> bool:
+    """Return True if a value of `synchronous_standby_names` covers a walsender of this application name."""
+    method = _METHOD.match(setting)
+    for quoted, plain in _NAME.findall(method[1] if method else setting):
+        # A quoted * is a name to people; the server takes it for the wildcard, too.
+        name = quoted.replace('""', '"') or plain
+        if name == "*" or name.lower() == application.lower():
+            return True
+    return False
+
+
+def is_synchronous(connection: Connection, slot: str) -> bool:
+    """Return True if commits at the source may wait for the walsender of this slot."""
+    return names_standby(_read(connection), application_name(stream_role(slot)))
+
+
+def synchronous_problem(connection: Connection, slot: str) -> str | None:
+    """Return what the setting does to the source's commits, and what to set; None if it does nothing."""
+    setting = _read(connection)
+    application = application_name(stream_role(slot))
+    if not names_standby(setting, application):
+        return None
+    return (
+        f"synchronous_standby_names of the source ({one_line(setting)}) covers this pipeline's walsender"
+        f" (application name {application!r}): commits at the source may wait until it has confirmed"
+        " them, and without end while it is stopped. Name the standbys that are meant: ALTER SYSTEM SET"
+        " synchronous_standby_names = 'ANY 1 (standby1, standby2)'; SELECT pg_reload_conf()"
+    )
+
+
+def _read(connection: Connection) -> str:
+    with source_errors("asking for synchronous_standby_names"):
+        setting: str = row(connection, _SETTING)[0]
+    return setting
+
+
+class SourceRecord(Protocol):
+    """The fields of a changelog's or a state's record that identify a source."""
+
+    @property
+    def system_identifier(self) -> str: ...
+    @property
+    def database(self) -> str: ...
+    @property
+    def database_oid(self) -> int: ...
+    @property
+    def slot(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class KnownSource:
+    """A server and a database; `database_oid` is 0 where only the name is known, or nothing."""
+
+    system_identifier: str
+    database: str
+    database_oid: int
+
+    @property
+    def name(self) -> str:
+        """The name that `--give-up` takes for it."""
+        return f"{self.system_identifier}/{self.database}" if self.database else self.system_identifier
+
+    def differs(self, server: Server) -> bool:
+        """Return True if the server, or its database, is another one. A database may be renamed."""
+        if self.system_identifier != server.system_identifier:
+            return True
+        if self.database_oid:
+            return self.database_oid != server.database_oid
+        return bool(self.database) and self.database != server.database
+
+    def kind_of(self, server: Server) -> str:
+        """Say in which way a source is another one than this."""
+        is_server = self.system_identifier != server.system_identifier
+        return "server" if is_server else "database of that server"
+
+    def __str__(self) -> str:
+        server = f"the server of system identifier {self.system_identifier}"
+        return f"database {self.database} of {server}" if self.database else server
+
+
+def source_of(server: Server) -> KnownSource:
+    """The source that a connection leads to."""
+    return KnownSource(server.system_identifier, server.database, server.database_oid)
+
+
+def known_source(
+    record: SourceRecord, server: Server, slots: Mapping[str, Slot] = MappingProxyType({})
+) -> KnownSource:
+    """Return the source of a record. Where that has no database, it is the one that the slot of its name is
+    in, at the recorded server."""
+    slot = slots.get(record.slot) if record.system_identifier == server.system_identifier else None
+    database = record.database or (slot.database if slot is not None else None) or ""
+    return KnownSource(record.system_identifier, database, record.database_oid)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
-from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
+from airflow_provider_pgrepl.replication.source.connection import ANSWER_LIMIT_S, Connection, patience
 
 T = TypeVar("T")
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from contextlib import closing
 from dataclasses import dataclass
 
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import Connection, current_database, row, rows
+from airflow_provider_pgrepl.replication.runtime.host import BlockThread
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    current_database,
+    patience,
+    row,
+    rows,
+)
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.time_limit import patience
 
 PLUGIN = "pgoutput"
 READING_WAL_S = 3600.0
@@ -143,3 +153,130 @@ def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
 
 def _lsn(text: str | None) -> LSN | None:
     return None if text is None else LSN.parse(text)
+
+
+log = logging.getLogger(__name__)
+
+_INVALIDATES_SINCE = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+"""By major version, the release from which a commit that alters the catalog invalidates what a walsender
+remembers also while it decodes transactions that had begun before; others, from 18 on, always did."""
+
+
+def is_told_of_publications(server_version: int) -> bool:
+    """Whether this server's walsenders notice an ALTER PUBLICATION within transactions that began before."""
+    return server_version >= _INVALIDATES_SINCE.get(server_version // 10000, 0)
+
+
+def renew_walsender(connection: Connection, slot: str) -> bool:
+    """End the walsender of a slot where it may remember what a publication was; whether one was ended.
+
+    Whoever reads the slot connects again, and nothing is lost: the slot keeps what was not confirmed.
+    """
+    if is_told_of_publications(connection.server_version):
+        return False
+    found = read_slot(connection, slot)
+    if found is None or found.active_pid is None:
+        return False
+    with source_errors(f"ending the walsender of slot {slot}"):
+        row(connection, "SELECT pg_catalog.pg_terminate_backend(%s)", (found.active_pid,))
+    log.info(
+        "ended the walsender (pid %d) of slot %s: this server's version may not tell it of tables that were"
+        " added to its publication; whoever reads the slot connects again",
+        found.active_pid,
+        slot,
+    )
+    return True
+
+
+PREFIX = "pgrepl_tmp_"
+"""Followed by the pid of a session of ours: the snapshot app's, or that which makes a slot."""
+
+
+def temporary_name(connection: Connection) -> str:
+    """Of the one temporary slot that this session makes at a time."""
+    return f"{PREFIX}{connection.info.backend_pid}"
+
+
+_LINGERING = """
+SELECT s.slot_name::text, s.active_pid
+FROM pg_catalog.pg_replication_slots s
+    LEFT JOIN pg_catalog.pg_stat_activity a
+        ON a.pid::text = pg_catalog.substr(s.slot_name::text, pg_catalog.length(%(prefix)s) + 1)
+WHERE s.temporary AND pg_catalog.starts_with(s.slot_name::text, %(prefix)s)
+    AND s.database = pg_catalog.current_database()
+    AND NOT (coalesce(a.application_name, '') LIKE 'pgrepl snapshot %%' AND a.application_name <> %(app)s)
+ORDER BY 1
+"""
+
+
+def check_none_lingers(connection: Connection, pipeline: str) -> None:
+    """Raises BusyError while there is a temporary slot that is not known to be another pipeline's."""
+    wanted = {"prefix": PREFIX, "app": f"pgrepl snapshot {pipeline}"[:63]}
+    with source_errors("looking for temporary slots"):
+        found = rows(connection, _LINGERING, wanted)
+    if found:
+        listed = ", ".join(f"{name} (of pid {pid})" for name, pid in found)
+        raise BusyError(
+            f"temporary slots of a snapshot are still there: {listed}",
+            "they go with their sessions: run the same again when these have ended",
+        )
+
+
+_MOST_S = 600.0
+"""Also how often it is looked whether there is a timeout: the server may have got one."""
+_USES, _TRIES = 2, 8
+"""How often within the timeout it is used, and tried again after an error. Each use decodes from the slot's
+restart_lsn on, which is far back while a transaction is open for long."""
+_LEAVING_S = 1.0
+_TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'"
+
+
+class SlotInUse(BlockThread):
+    """A context manager whose thread uses the slot `name` again and again, where the server has a timeout.
+
+    A slot is used by moving it to where it stands: nothing is confirmed. One that a receiver reads is in use,
+    and left alone; and so it is when it cannot be used, which is logged: the copy needs no slot.
+    """
+
+    def __init__(self, dsn: str, name: str) -> None:
+        super().__init__("pgrepl-slot-in-use", _LEAVING_S)
+        self._dsn, self._name = dsn, name
+        self._timeout_s: float | None = None
+        self._used_s: float | None = None
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stopping.wait(pause_s):
+            try:
+                with closing(connect(self._dsn, "slot in use")) as connection:
+                    self._look(connection)
+            except BusyError:
+                self._used_s = time.monotonic()
+                log.debug("slot %s is read", self._name)
+            except PgReplError as error:
+                log.warning("slot %s may become idle for too long: %s", self._name, error.message)
+            pause_s = self._pause_s()
+
+    def _pause_s(self) -> float:
+        if self._timeout_s is None:  # not known yet
+            return _MOST_S / _TRIES
+        return min(_MOST_S, max(self._due_s(), self._timeout_s / _TRIES)) if self._timeout_s else _MOST_S
+
+    def _due_s(self) -> float:
+        """In how many seconds the slot must be used, if there is a timeout."""
+        if self._used_s is None or self._timeout_s is None:
+            return 0.0
+        return self._used_s + self._timeout_s / _USES - time.monotonic()
+
+    def _look(self, connection: Connection) -> None:
+        """Use the slot if the server has a timeout, and half of it has passed."""
+        with source_errors("asking for limits of slots"):
+            self._timeout_s = next((float(setting) for (setting,) in rows(connection, _TIMEOUT)), 0.0)
+        if self._timeout_s and self._due_s() <= 0:
+            self._use(connection)
+            self._used_s = time.monotonic()
+
+    def _use(self, connection: Connection) -> None:
+        slot = read_slot(connection, self._name)
+        if slot is not None and not slot.active and not slot.invalidation and slot.confirmed_flush_lsn:
+            advance_slot(connection, self._name, slot.confirmed_flush_lsn)

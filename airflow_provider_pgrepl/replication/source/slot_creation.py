@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import datetime
+from types import TracebackType
 from typing import Any, NoReturn
 
 import psycopg2
+import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError, SlotError, SnapshotError
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    PgReplError,
+    PrivilegeError,
+    PublicationError,
+    ServerSettingError,
+    SlotError,
+    SnapshotError,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
+    abandon,
     connect,
     connect_replication,
+    patience,
     row,
     rows,
 )
-from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors, translate
-from airflow_provider_pgrepl.replication.source.slot import PLUGIN, drop_slot, read_slot
-from airflow_provider_pgrepl.replication.source.time_limit import abandon
+from airflow_provider_pgrepl.replication.source.slot import (
+    PLUGIN,
+    READING_WAL_S,
+    Slot,
+    advance_slot,
+    drop_slot,
+    read_slot,
+    reason_to_keep,
+    temporary_name,
+)
+
+
+class ExportedSnapshot:
+    """A temporary slot's snapshot: what every transaction before `consistent_point` left behind.
+
+    Lives as long as this object's replication connection idles: import it, then close, and the slot goes.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        consistent_point: LSN,
+        snapshot: str,
+        exported_at: datetime,
+    ) -> None:
+        self._connection = connection
+        self.name = name
+        self.consistent_point = consistent_point
+        self.snapshot = snapshot
+        self.exported_at = exported_at
+
+    def close(self) -> None:
+        """End the snapshot's export, and drop the slot. May be called again."""
+        if self._connection.closed:
+            return
+        with contextlib.suppress(psycopg2.Error):
+            # Closing the connection drops it too, but some time later.
+            self._connection.cursor().execute(f"DROP_REPLICATION_SLOT {quote_identifier(self.name)}")
+        self._connection.close()
+
+    def __enter__(self) -> ExportedSnapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 _BLOCKERS = """
 SELECT pg_catalog.format('pid %%s (transaction %%s, %%s, %%s, in it since %%s)', a.pid,
@@ -212,4 +275,147 @@ class SlotCreation:
             if self._temporary
             else "give the pipeline another slot name, or drop that slot if nobody needs it:"
             f" select pg_drop_replication_slot('{self._name}')",
+        )
+
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+
+
+def create_slot(
+    dsn: str,
+    name: str,
+    *,
+    through: str | None = None,
+    timeout_s: float,
+    made: Callable[[], None] = lambda: None,
+) -> ExportedSnapshot:
+    """Create a slot that stays, and export the snapshot of the place where it stands.
+
+    `through`: the name of the temporary slot that exports it, or one of our choice. That slot is made after
+    the first, and so waits for every transaction that ran while the first was made; then the first is moved
+    to its consistent point. `timeout_s` limits each of the two. `made` is called once the slot is there.
+    Raises as `export_snapshot`; no slot is left behind then.
+    """
+    with closing(connect(dsn, "slot control")) as control:
+        creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s)
+        try:
+            point = creation.create()
+            made()
+            for _ in range(_ATTEMPTS):
+                exported = export_snapshot(dsn, through or temporary_name(control), timeout_s=timeout_s)
+                if _has_moved(control, name, point, exported):
+                    return exported
+            raise SnapshotError(
+                f"slot {name} still reads from before {point}, where transactions ran while it was made",
+                "transactions that last long may be in the way: run the same again",
+            )
+        except BaseException:
+            if creation.has_made:
+                drop_unused(dsn, control, name)
+            raise
+
+
+def _has_moved(control: Connection, name: str, point: LSN, exported: ExportedSnapshot) -> bool:
+    """Move the slot; whether it will read from a view of the catalog that was stored after `point`."""
+    try:
+        # Moved for the first time, it may come to a view that another slot had stored before that point; from
+        # there, moved to the same place, it comes to the next.
+        for _ in range(2):
+            advance_slot(control, name, exported.consistent_point)
+            slot = read_slot(control, name)
+            if slot is not None and _is_settled(slot, point, exported.consistent_point):
+                return True
+        log.info("slot %s still reads from before %s", name, point)
+    except BaseException:
+        exported.close()
+        raise
+    exported.close()
+    return False
+
+
+def _is_settled(slot: Slot, point: LSN, wanted: LSN) -> bool:
+    reads_from = slot.restart_lsn
+    return slot.confirmed_flush_lsn == wanted and reads_from is not None and reads_from >= point
+
+
+def drop_unused(dsn: str, control: Connection, name: str) -> None:
+    """Drop a slot that nothing was begun with, over a new connection where the first is lost.
+
+    Raises nothing: the error that brought us here is the one to be said. A slot that stays is logged.
+    """
+    try:
+        drop_slot(control, name)
+    except PgReplError:
+        try:
+            with closing(connect(dsn, "slot control")) as fresh:
+                drop_slot(fresh, name)
+        except PgReplError as error:
+            log.warning(
+                "slot %s stays, and holds the source's WAL until it is dropped: %s", name, error.message
+            )
+
+
+def take_over_slot(dsn: str, name: str, other: str, publication: str) -> LSN:
+    """Create the slot `name` where `other` stands, and return that position; `other` stays as it is.
+
+    Raises BusyError while somebody reads the other slot; SlotError when it is not there, or cannot be
+    continued; PublicationError when the publication was not there yet at its position. No slot is left then.
+    """
+    with closing(connect(dsn, "slot control")) as control:
+        _check(control, other)
+        with source_errors(f"copying slot {other}"):
+            rows(control, "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, false)", (other, name))
+        try:
+            _check_decodes(control, name, publication)
+            copied = read_slot(control, name)
+            if copied is None or copied.confirmed_flush_lsn is None:
+                raise SlotError(f"the slot {name} was dropped while it was made", "run the same again")
+        except BaseException:
+            drop_unused(dsn, control, name)
+            raise
+    log.info("slot %s begins where slot %s stands, at %s", name, other, copied.confirmed_flush_lsn)
+    return copied.confirmed_flush_lsn
+
+
+def _check(control: Connection, other: str) -> None:
+    slot = read_slot(control, other)
+    if slot is None:
+        raise SlotError(
+            f"there is no slot {other} whose position could be taken over",
+            "name the slot of the program that is replaced, or begin without it",
+        )
+    invalid = f"the server has invalidated it ({slot.invalidation})" if slot.invalidation else None
+    if reason := reason_to_keep(control, slot) or invalid:
+        raise SlotError(
+            f"the position of slot {other} cannot be taken over: {reason}",
+            "begin without it: what it held and nobody has read is not published then",
+        )
+    if slot.active:
+        raise BusyError(
+            f"slot {other} is still read, by pid {slot.active_pid}",
+            "stop the program that is replaced, then run the same again",
+        )
+
+
+def _check_decodes(control: Connection, name: str, publication: str) -> None:
+    """Whether the first change can be decoded, which needs the publication as of then.
+
+    Where it is missing, servers before 18 raise an error; from 18 on they leave changes out, with a warning.
+    """
+    options = ("proto_version", "1", "publication_names", quote_identifier(publication))
+    peek = "SELECT count(*) FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, NULL, 1, %s, %s, %s, %s)"
+    with source_errors(f"reading slot {name}"), patience(control, READING_WAL_S):
+        control.notices = []
+        try:
+            rows(control, peek, (name, *options))
+            # Whatever the server's language is.
+            is_missing = any(publication in notice for notice in control.notices)
+        except psycopg2.errors.UndefinedObject:
+            is_missing = True
+    if is_missing:
+        raise PublicationError(
+            f"the publication {publication} was not there yet where the slot stands",
+            "name the publication that the replaced program has used",
         )

@@ -7,27 +7,113 @@ https://www.postgresql.org/docs/current/protocol-replication.html
 
 from __future__ import annotations
 
+import logging
 import select
 import struct
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 
 from psycopg import OperationalError, pq
 
-from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError, WireError
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    PgReplError,
+    PublicationError,
+    SlotError,
+    SourceConnectionError,
+    UnsendableError,
+    WireError,
+)
 from airflow_provider_pgrepl.replication.pgoutput.columns import HEADER, POSTGRES_EPOCH_US
 from airflow_provider_pgrepl.replication.pgoutput.messages import without_content
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import (
+    ANSWER_LIMIT_S,
     CONNECT_TIMEOUT_S,
+    answered_within,
+    connect,
     pin_statement,
+    rows,
     stream_conninfo,
     stream_role,
 )
-from airflow_provider_pgrepl.replication.source.stream_errors import refusal, unsendable
-from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+
+_UNCONVERTIBLE = "a text in it cannot be converted from the database's encoding into UTF-8"
+_TOO_LARGE = (
+    "the values of a row in it are more than 1 GB as text, in which a bytea takes two bytes for each of its"
+    " own"
+)
+_UNSENDABLE = {
+    "22021": _UNCONVERTIBLE,
+    "22P05": _UNCONVERTIBLE,
+    "22": "a value in it, or the publication's row filter on it, is an error to the server",
+    "54000": _TOO_LARGE,
+    "54": "it is beyond a limit of the server",
+    "XX": "the server meets an error of its own while it decodes it",
+}
+"""By SQLSTATE or its class: what the server meets in a transaction each time that it sends it."""
+
+_ALLOCATION = "invalid memory alloc request size"
+"""How mcxt.c begins what it says of more than 1 GB; the messages of internal errors are not translated."""
+
+# The server's words are in its own language; both a slot and a publication that are not there are 42704.
+_FINDS_PUBLICATION = "get_publication_oid"
+
+
+def unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
+    """What ended a stream, if it is what the server met in a transaction.
+
+    Its own words may hold values. Where in its sources it was raised holds none, and tells those who know
+    them what has happened.
+    """
+    state = _sqlstate(result)
+    why = _UNSENDABLE.get(state) or _UNSENDABLE.get(state[:2])
+    if why is None:
+        return None
+    if _message(result).startswith(_ALLOCATION):
+        why = _TOO_LARGE
+    function = _field(result, pq.DiagnosticField.SOURCE_FUNCTION)
+    file = _field(result, pq.DiagnosticField.SOURCE_FILE)
+    line = _field(result, pq.DiagnosticField.SOURCE_LINE)
+    place = f", raised by {function} at {file}:{line}" if function else ""
+    return UnsendableError(f"{why} (SQLSTATE {state}{place})")
+
+
+def refusal(result: pq.abc.PGresult) -> PgReplError:
+    """The server's refusal, by SQLSTATE: object in use, undefined object, wrong state."""
+    state = _sqlstate(result)
+    text = _message(result) or "no message"
+    if state == "55006":
+        return BusyError(
+            text,
+            "another process reads this slot. It may be a previous run that still ends, or one whose host has"
+            " vanished, which the server notices after a minute; this ends its sender at once: select"
+            " pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'SLOT'",
+        )
+    if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
+        return PublicationError(text, errors.NEW_EPOCH)
+    if state in ("42704", "55000"):
+        return SlotError(text, errors.prove_source())
+    return SourceConnectionError(f"the replication stream failed: {text} (SQLSTATE {state})")
+
+
+def _sqlstate(result: pq.abc.PGresult) -> str:
+    return _field(result, pq.DiagnosticField.SQLSTATE)
+
+
+def _message(result: pq.abc.PGresult) -> str:
+    return _field(result, pq.DiagnosticField.MESSAGE_PRIMARY)
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode(errors="replace")
+
 
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")
@@ -267,3 +353,63 @@ def _parse_keepalive(data: bytes) -> Keepalive:
     except struct.error:
         raise WireError("a keepalive message is not 18 bytes long") from None
     return Keepalive(LSN(lsn), bool(wants_reply))
+
+
+log = logging.getLogger(__name__)
+
+SILENCE_LIMIT_S = 30.0
+"""How long nothing may come, although half of that ago the server was asked for a word."""
+
+# The sender waits for us, or for WAL, when its wait event is of type Client or Activity. In any other case,
+# also without a wait event, it works. https://www.postgresql.org/docs/current/monitoring-stats.html
+_AT_WORK = """
+SELECT coalesce(wait_event_type, '') NOT IN ('Client', 'Activity')
+FROM pg_catalog.pg_stat_activity WHERE pid = %s AND backend_type = 'walsender'
+"""
+
+
+class Liveness:
+    """One stream's clock. `heard` whenever something came; `must_ask` while nothing comes."""
+
+    def __init__(self, is_at_work: Callable[[], bool], limit_s: float = SILENCE_LIMIT_S) -> None:
+        self._is_at_work = is_at_work
+        self._limit_s = limit_s
+        self.heard()
+
+    def heard(self) -> None:
+        """The stream is alive; time that we took ourselves, to pass on what came, counts as heard."""
+        self._last = time.monotonic()
+        self._asked = False
+
+    def must_ask(self) -> bool:
+        """Whether it is time to ask the server for a keepalive, once a silence.
+
+        Raises SourceConnectionError when it was asked, has not answered, and is not at work either.
+        """
+        silent_s = time.monotonic() - self._last
+        if silent_s >= self._limit_s:
+            self._judge(silent_s)
+        if self._asked or silent_s < self._limit_s / 2:
+            return False
+        self._asked = True
+        return True
+
+    def _judge(self, silent_s: float) -> None:
+        if not self._is_at_work():
+            raise SourceConnectionError(
+                f"the replication stream has been silent for {silent_s:.0f} s, also when asked for a word",
+                "the network between here and the source swallows what is sent, or the source stands still",
+            )
+        log.warning(
+            "the source has sent nothing for %.0f s; its sender is decoding what comes next", silent_s
+        )
+        self.heard()
+
+
+def is_at_work(dsn: str, pid: int) -> bool:
+    """Whether the sender with this pid works on something; it is not when it waits, or is gone.
+
+    Raises SourceConnectionError when the server cannot be asked.
+    """
+    with closing(connect(dsn, "liveness")) as connection, source_errors("asking for the stream's sender"):
+        return any(at_work for (at_work,) in rows(connection, _AT_WORK, (pid,)))

@@ -13,9 +13,8 @@ import psycopg2
 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.connection import Connection, patience, rows
 from airflow_provider_pgrepl.replication.source.server_errors import describe
-from airflow_provider_pgrepl.replication.source.time_limit import patience
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from airflow_provider_pgrepl import errors, hints
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl import errors as hints
 from airflow_provider_pgrepl.errors import PgReplError, ToolError
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import ensure_compiled
 from airflow_provider_pgrepl.replication.settings.store_variables import reaching_store
-from airflow_provider_pgrepl.replication.storage.shared_place import SharedPlace
+from airflow_provider_pgrepl.replication.storage.probe import SharedPlace
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

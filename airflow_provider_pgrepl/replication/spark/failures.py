@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
 from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
 from airflow_provider_pgrepl.trace import MOST_FRAMES, class_name, frame
@@ -56,7 +56,7 @@ def spark_errors(doing: str) -> Iterator[None]:
 def spark_error(doing: str, trace: str) -> PgReplError:
     """From the words in which Spark failed: SparkError, or ToolError where an executor lacks something."""
     if lacking := what_executors_lack(trace):
-        return ToolError(f"{doing}: {lacking}", hints.EXECUTORS)
+        return ToolError(f"{doing}: {lacking}", errors.EXECUTORS)
     if _NO_DAEMON in trace:
         return ToolError(
             f"{doing}: Python on an executor does not look into its current folder, where the daemon of its"

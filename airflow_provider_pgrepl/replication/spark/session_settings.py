@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
-from airflow_provider_pgrepl.replication.spark.connectors import added_jars, joined
-from airflow_provider_pgrepl.replication.spark.spark_store import connector_settings
+from airflow_provider_pgrepl.replication.spark.connectors import added_jars, connector_settings, joined
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _SETTINGS = {

@@ -9,12 +9,12 @@ from typing import Self
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.state.ownership import check_ownership
+from airflow_provider_pgrepl.replication.state.schema import check_ownership
 
 
 class StateConnection:
@@ -53,7 +53,7 @@ def state_errors(doing: str) -> Iterator[None]:
             yield
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise StateError(
-                f"state: {doing}: schema _pgrepl is not set up in this database", hints.SNAPSHOT
+                f"state: {doing}: schema _pgrepl is not set up in this database", errors.SNAPSHOT
             ) from None
         except psycopg2.errors.UndefinedColumn:
             raise StateError(
@@ -61,7 +61,7 @@ def state_errors(doing: str) -> Iterator[None]:
                 "any app of this version brings it up when it starts, as do pause, resume and retry",
             ) from None
         except psycopg2.errors.ForeignKeyViolation:
-            raise StateError(f"state: {doing}: the pipeline is not recorded", hints.SNAPSHOT) from None
+            raise StateError(f"state: {doing}: the pipeline is not recorded", errors.SNAPSHOT) from None
         except psycopg2.errors.ReadOnlySqlTransaction:
             raise StateError(
                 f"state: {doing}: the database is read-only",

@@ -17,13 +17,13 @@ from contextlib import closing, contextmanager
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundError, StateError
-from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import all_tables_publications
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import all_tables_publications
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.ownership import check_ownership
+from airflow_provider_pgrepl.replication.state.schema import check_ownership
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
         "this server is a copy of the source, or was restored to an earlier state, or the lake was: it lacks"
         f" the token that source and lake share since the last start; {followed}",
         "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has the"
-        f" token. If this is that server, and its schema _pgrepl was lost: {hints.reference('errors')}."
+        f" token. If this is that server, and its schema _pgrepl was lost: {errors.reference('errors')}."
         " Nothing was changed",
     )
 

@@ -1,21 +1,313 @@
-"""The store of intent, table states and progress: schema `_pgrepl` in PostgreSQL.
-
-Every method is one short autocommit statement, so that nothing here ever holds back the source's vacuum.
-"""
+"""Records of pipelines: what each one reads, owns and writes, so that no two are at the same thing."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Any, NoReturn
 
-from airflow_provider_pgrepl.replication.source.catalog import all_tables_publications
-from airflow_provider_pgrepl.replication.source.connection import row
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import ConfigError, StateError
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog import refused_changes
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.connection import state_errors
+from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
 from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
-from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord, PipelineRecords
-from airflow_provider_pgrepl.replication.state.progress_records import ProgressRecords
-from airflow_provider_pgrepl.replication.state.selected_relations import SelectedRelations
-from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableRecords
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
+from airflow_provider_pgrepl.replication.state.tables import SelectedRelations, TableRecord, TableRecords
+
+_REGISTER = """
+INSERT INTO _pgrepl.pipelines AS p
+    (name, system_identifier, database, database_oid, slot, publication, slot_owned, publication_owned, lake,
+     lake_id, config)
+VALUES (%(name)s, %(system_identifier)s, %(database)s, %(database_oid)s, %(slot)s, %(publication)s,
+        %(slot_owned)s, %(publication_owned)s, %(lake)s, %(lake_id)s, %(config)s)
+ON CONFLICT (name) DO UPDATE SET
+    system_identifier = excluded.system_identifier, database = excluded.database,
+    database_oid = excluded.database_oid, slot = excluded.slot, publication = excluded.publication,
+    slot_owned = excluded.slot_owned, publication_owned = excluded.publication_owned, lake = excluded.lake,
+    lake_id = excluded.lake_id, config = excluded.config
+WHERE %(replace)s OR (p.system_identifier, p.slot, p.lake)
+    = (excluded.system_identifier, excluded.slot, excluded.lake)
+RETURNING 1
+"""
+
+# The oids of another database are those of other tables.
+_FORGET_SELECTED = """
+DELETE FROM _pgrepl.selected_relations s USING _pgrepl.pipelines p
+WHERE s.pipeline = p.name AND p.name = %(name)s
+    AND (p.system_identifier, p.database_oid) <> (%(system_identifier)s, %(database_oid)s)
+RETURNING 1
+"""
+
+# Of a record of an earlier version, whose database is not known.
+_SAME_PUBLICATION = """
+SELECT name FROM _pgrepl.pipelines WHERE system_identifier = %(system_identifier)s
+    AND publication = %(publication)s AND publication_owned AND %(publication_owned)s AND name <> %(name)s
+    AND 0 IN (database_oid, %(database_oid)s) AND database_oid <> %(database_oid)s
+"""
+
+_PIPELINE = """
+SELECT name, system_identifier, slot, publication, slot_owned, publication_owned, lake, config::text,
+    created_at, id::text, database, database_oid, lake_id
+FROM _pgrepl.pipelines
+"""
+
+_RECORD_EVIDENCE = """
+UPDATE _pgrepl.pipelines SET database = %(database)s, database_oid = %(database_oid)s, lake = %(lake)s,
+    lake_id = %(lake_id)s
+WHERE name = %(name)s RETURNING 1
+"""
+
+
+_RECORD_SLOT = "UPDATE _pgrepl.pipelines SET slot_owned = %s WHERE name = %s RETURNING 1"
+
+_READABLE = """
+SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = '_pgrepl' AND c.relname = 'pipelines'
+    AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+"""
+_LAKE_AT_SOURCE = (
+    "SELECT lake::text FROM _pgrepl.pipelines WHERE system_identifier = %s AND name = %s AND slot = %s"
+)
+
+
+def find_lake_at_source(source: Connection, system_identifier: str, pipeline: Pipeline) -> str:
+    """Return the lake that is recorded of the pipeline in the source's own database, where the state is by
+    default; "" if none is, or it may not be read. For messages: its owner may be anybody."""
+    with source_errors("looking for the pipeline's record at the source"):
+        if not rows(source, _READABLE):
+            return ""
+        found = rows(source, _LAKE_AT_SOURCE, (system_identifier, pipeline.name, pipeline.slot))
+    return str(found[0][0]) if found else ""
+
+
+@dataclass(frozen=True)
+class PipelineRecord:
+    """What is recorded of a pipeline: its source, what it owns there, its lake, its last configuration.
+
+    `id`: of this record, which the lake's changelog repeats. `database`, `database_oid` and `lake_id`, of the
+    changelog, are empty in a record of an earlier version until they are recorded.
+    """
+
+    name: str
+    system_identifier: str
+    slot: str
+    publication: str
+    slot_owned: bool
+    publication_owned: bool
+    lake: str
+    config: str
+    created_at: datetime
+    id: str = ""
+    database: str = ""
+    database_oid: int = 0
+    lake_id: str = ""
+
+
+class PipelineRecords(StateConnection):
+    """The recorded pipelines."""
+
+    def register(
+        self,
+        pipeline: Pipeline,
+        system_identifier: str,
+        slot_owned: bool,
+        publication_owned: bool,
+        *,
+        database: str = "",
+        database_oid: int = 0,
+        lake_id: str = "",
+        replace: bool = False,
+    ) -> None:
+        """Record the pipeline and what it owns; again with the same source, slot and lake it is an update.
+
+        Raises ConfigError when slot, publication or lake are recorded for another pipeline, by whose name it
+        is called; StateError when this one is recorded with another source, slot or lake and not `replace`.
+        """
+        fields = {
+            "name": pipeline.name,
+            "system_identifier": system_identifier,
+            "database": database,
+            "database_oid": database_oid,
+            "lake_id": lake_id,
+            "slot": pipeline.slot,
+            "publication": pipeline.publication,
+            "slot_owned": slot_owned,
+            "publication_owned": publication_owned,
+            "lake": pipeline.lake_root,
+            "config": pipeline.to_json(),
+            "replace": replace,
+        }
+        with state_errors("recording the pipeline"):
+            if owners := rows(self._connection, _SAME_PUBLICATION, fields):
+                _refuse_doubted(pipeline, owners[0][0])
+            try:
+                if replace:
+                    rows(self._connection, _FORGET_SELECTED, fields)
+                found = rows(self._connection, _REGISTER, fields)
+            except psycopg2.errors.UniqueViolation as error:
+                self._refuse_taken(fields, error.diag.constraint_name or "")
+        if not found:
+            self._refuse_change(pipeline, system_identifier)
+
+    def record_evidence(
+        self, name: str, *, database: str, database_oid: int, lake: str, lake_id: str
+    ) -> None:
+        """Record which database and which lake are the pipeline's, once all else that is known agrees."""
+        fields = {
+            "name": name,
+            "database": database,
+            "database_oid": database_oid,
+            "lake": lake,
+            "lake_id": lake_id,
+        }
+        with state_errors("recording the pipeline's source and lake"):
+            rows(self._connection, _RECORD_EVIDENCE, fields)
+
+    def record_slot(self, name: str, *, is_owned: bool) -> None:
+        """Record that the slot was made by the pipeline, or is gone."""
+        with state_errors("recording the pipeline's slot"):
+            rows(self._connection, _RECORD_SLOT, (is_owned, name))
+
+    def read_pipeline(self, name: str) -> PipelineRecord | None:
+        """The recorded pipeline; None when there is none of this name."""
+        with state_errors("reading the pipeline"):
+            found = rows(self._connection, _PIPELINE + " WHERE name = %s", (name,))
+        return PipelineRecord(*found[0]) if found else None
+
+    def forget_pipeline(self, name: str) -> None:
+        """Delete all that is recorded of a pipeline; one that is not recorded is as good as forgotten."""
+        with state_errors("forgetting the pipeline"):
+            rows(self._connection, "DELETE FROM _pgrepl.pipelines WHERE name = %s RETURNING 1", (name,))
+
+    def _refuse_taken(self, fields: dict[str, Any], constraint: str) -> NoReturn:
+        what, condition = {
+            "pipelines_lake": ("lake", "lake = %(lake)s"),
+            "pipelines_slot": ("slot", "(system_identifier, slot) = (%(system_identifier)s, %(slot)s)"),
+            "pipelines_publication": (
+                "publication",
+                "(system_identifier, database_oid, publication)"
+                " = (%(system_identifier)s, %(database_oid)s, %(publication)s) AND publication_owned",
+            ),
+        }[constraint]
+        found = rows(self._connection, f"{_PIPELINE} WHERE {condition}", fields)
+        owner = f"pipeline {found[0][0]}" if found else "another pipeline"
+        raise ConfigError(
+            f"{what} {fields[what]} belongs to {owner}", f"give pipeline {fields['name']} one of its own"
+        )
+
+    def _refuse_change(self, pipeline: Pipeline, system_identifier: str) -> NoReturn:
+        recorded = self.read_pipeline(pipeline.name)
+        pairs = (
+            ("source system identifier", system_identifier, recorded and recorded.system_identifier),
+            ("slot", pipeline.slot, recorded and recorded.slot),
+            ("lake", pipeline.lake_root, recorded and recorded.lake),
+        )
+        changed = ", ".join(f"{what} {old} (now {new})" for what, new, old in pairs if new != old)
+        raise StateError(
+            f"pipeline {pipeline.name} is recorded with {changed}",
+            "set these back in the pipeline file, or give this pipeline another name. Nothing was changed",
+        )
+
+
+def _refuse_doubted(pipeline: Pipeline, owner: str) -> NoReturn:
+    raise ConfigError(
+        f"publication {pipeline.publication} may belong to pipeline {owner}, whose database is not recorded",
+        f"start the replication of pipeline {owner} once, which records its database; or set `publication` of"
+        f" pipeline {pipeline.name} to a name of its own",
+    )
+
+
+_WRITE_PROGRESS = """
+INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, confirmed_lsn, applied_lsn,
+    applied_commit_ts, changes_per_s, holder, idle_at, table_bytes,
+    table_merges)
+VALUES (%(pipeline)s,
+    coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
+    coalesce(%(confirmed)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
+    %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
+    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'), coalesce(%(merges)s::jsonb, '{}'))
+ON CONFLICT (pipeline) DO UPDATE SET
+    received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
+    durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
+    confirmed_lsn = coalesce(%(confirmed)s::pg_lsn, p.confirmed_lsn),
+    applied_lsn = coalesce(%(applied)s::pg_lsn, p.applied_lsn),
+    applied_commit_ts = coalesce(%(applied_ts)s::timestamptz, p.applied_commit_ts),
+    changes_per_s = coalesce(%(rate)s::float8, p.changes_per_s),
+    holder = coalesce(%(holder)s::text, p.holder),
+    idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
+    table_bytes = coalesce(%(bytes)s::jsonb, p.table_bytes),
+    table_merges = coalesce(%(merges)s::jsonb, p.table_merges),
+    updated_at = now()
+"""
+
+_PROGRESS = """
+SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::text, applied_commit_ts,
+    changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges
+FROM _pgrepl.progress WHERE pipeline = %s
+"""
+
+
+class ProgressRecords(StateConnection):
+    """The recorded progress of pipelines."""
+
+    def write_progress(
+        self,
+        pipeline: str,
+        *,
+        received_lsn: LSN | None = None,
+        durable_lsn: LSN | None = None,
+        confirmed_lsn: LSN | None = None,
+        applied_lsn: LSN | None = None,
+        applied_commit_ts: datetime | None = None,
+        changes_per_s: float | None = None,
+        holder: str | None = None,
+        idle_at: datetime | None = None,
+        table_bytes: Mapping[str, TableBytes] | None = None,
+        table_merges: Mapping[str, TableMerges] | None = None,
+    ) -> None:
+        """Record what is given and leave the rest: the receiver and the applier each know a part."""
+        fields = {
+            "pipeline": pipeline,
+            "received": text_of(received_lsn),
+            "durable": text_of(durable_lsn),
+            "confirmed": text_of(confirmed_lsn),
+            "applied": text_of(applied_lsn),
+            "applied_ts": applied_commit_ts,
+            "rate": changes_per_s,
+            "holder": holder,
+            "idle": idle_at,
+            "bytes": None if table_bytes is None else _by_table(table_bytes),
+            "merges": None if table_merges is None else _by_table(table_merges),
+        }
+        with state_errors("writing progress"), self._connection.cursor() as cursor:
+            cursor.execute(_WRITE_PROGRESS, fields)
+
+    def read_progress(self, pipeline: str) -> Progress | None:
+        """The last progress written; None when there was none yet."""
+        with state_errors("reading progress"):
+            found = rows(self._connection, _PROGRESS, (pipeline,))
+        if not found:
+            return None
+        received, durable, told, applied = (LSN.parse(position) for position in found[0][:4])
+        commit_ts, rate, holder, updated_at, idle_at, table_bytes, table_merges = found[0][4:]
+        measured = {path: TableBytes(**fields) for path, fields in table_bytes.items()}
+        merges = {path: TableMerges(**fields) for path, fields in table_merges.items()}
+        return Progress(
+            received, durable, told, applied, commit_ts, rate, holder, updated_at, idle_at, measured, merges
+        )
+
+
+def _by_table(measured: Mapping[str, TableBytes] | Mapping[str, TableMerges]) -> str:
+    return json.dumps({path: asdict(one) for path, one in measured.items()})
+
 
 __all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
 
@@ -42,7 +334,7 @@ class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, Pro
         `slot` and `used`: as in `all_tables_publications`.
         """
         if not self.is_set_up():
-            all_tables_publications.check_unsent(self._connection, slot, used, _OTHER_PLACE)
+            refused_changes.check_unsent(self._connection, slot, used, _OTHER_PLACE)
 
     def is_set_up(self) -> bool:
         """Whether the schema is there, of whatever version. Raises StateError for a newer one."""

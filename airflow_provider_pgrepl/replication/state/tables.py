@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, StateError
@@ -13,7 +14,67 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.table_state import TableState, check_transition, states_before
+
+
+class TableState(StrEnum):
+    """Where a table is on its way from the source into the lake.
+
+    pending       set by the snapshot app when the table joins the pipeline; nothing is in the lake yet.
+    snapshotting  set by the snapshot app before the first byte is copied. If the snapshot fails, the table is
+                  errored, or has its earlier state if nothing was copied yet. After a kill it stays here
+                  until the snapshot app runs again.
+    catching_up   set by the snapshot app when the copy is committed at its position; changes after it are
+                  still to be applied. Also set by an operator who resumes a paused table, or has an errored
+                  one tried again.
+    streaming     set by the replicate app when the table has applied all that the others have.
+    errored       set by whoever met the error, with its class, reason, hint and LSN: this table stops, the
+                  others and the slot go on. The way out is the snapshot app, which resnapshots the table, or
+                  an operator who has it tried again when the cause is gone.
+    paused        set by an operator; changes are kept in the changelog and not applied.
+    removed       set by an operator, or by the snapshot app when the table is no longer in the pipeline's
+                  configuration; its lake table stays as it is.
+    """
+
+    PENDING = "pending"
+    SNAPSHOTTING = "snapshotting"
+    CATCHING_UP = "catching_up"
+    STREAMING = "streaming"
+    ERRORED = "errored"
+    PAUSED = "paused"
+    REMOVED = "removed"
+
+
+_S = TableState
+_FOLLOWERS: dict[TableState | None, frozenset[TableState]] = {
+    None: frozenset({_S.PENDING}),
+    _S.PENDING: frozenset({_S.SNAPSHOTTING}),
+    _S.SNAPSHOTTING: frozenset({_S.CATCHING_UP}),
+    _S.CATCHING_UP: frozenset({_S.STREAMING, _S.SNAPSHOTTING}),
+    _S.STREAMING: frozenset({_S.SNAPSHOTTING}),
+    _S.ERRORED: frozenset({_S.SNAPSHOTTING, _S.CATCHING_UP}),
+    _S.PAUSED: frozenset({_S.CATCHING_UP}),
+    _S.REMOVED: frozenset({_S.PENDING}),
+}
+_FROM_ANYWHERE = frozenset({_S.ERRORED, _S.PAUSED, _S.REMOVED})
+
+
+def may_follow(now: TableState | None, wanted: TableState) -> bool:
+    """Whether a table in `now` (None: unknown so far) may be put into `wanted`; the same state always may."""
+    if now is None:
+        return wanted in _FOLLOWERS[None]
+    return wanted == now or wanted in _FROM_ANYWHERE or wanted in _FOLLOWERS[now]
+
+
+def check_transition(now: TableState | None, wanted: TableState, table: str) -> None:
+    """Raises StateError, naming the table, when `wanted` may not follow `now`."""
+    if not may_follow(now, wanted):
+        raise StateError(f"{table}: is {now or 'unknown'}, and cannot become {wanted}")
+
+
+def states_before(wanted: TableState) -> frozenset[TableState]:
+    """All states from which `wanted` may be reached in one step."""
+    return frozenset(state for state in TableState if may_follow(state, wanted))
+
 
 _SET_STATE = """
 UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
@@ -294,3 +355,34 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
 
 def _lsn(text: str | None) -> LSN | None:
     return None if text is None else LSN.parse(text)
+
+
+_ADD = """
+INSERT INTO _pgrepl.selected_relations (pipeline, relation_id, relation_version, relation)
+SELECT %s, * FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[]),
+    pg_catalog.unnest(%s::text[])) AS selected
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+
+
+class SelectedRelations(StateConnection):
+    """The relations that snapshots of pipelines selected."""
+
+    def record_selected(self, pipeline: str, relations: Iterable[Relation]) -> None:
+        """Record relations; one whose names and attnums are recorded already is not recorded again."""
+        known = {(relation.oid, relation.names) for relation in self.read_selected(pipeline)}
+        new = [one for one in relations if (one.oid, one.names) not in known]
+        if new:
+            fields = zip(*((one.oid, one.version, one.to_json()) for one in new), strict=True)
+            with state_errors("recording the selected tables"):
+                rows(self._connection, _ADD, (pipeline, *map(list, fields)))
+
+    def read_selected(self, pipeline: str) -> list[Relation]:
+        """Return every relation that was selected from the pipeline's source, in no order."""
+        with state_errors("reading the selected tables"):
+            found = rows(
+                self._connection,
+                "SELECT relation FROM _pgrepl.selected_relations WHERE pipeline = %s",
+                (pipeline,),
+            )
+        return [Relation.from_json(text) for (text,) in found]

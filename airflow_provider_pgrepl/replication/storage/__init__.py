@@ -1,6 +1,16 @@
 """The lake's storage: where files are written, and when what was written is there for good."""
 
+from airflow_provider_pgrepl.replication.storage.errors import (
+    delta_errors,
+    is_away,
+    is_refusal,
+    raise_if_away,
+    refusal,
+    storage_errors,
+)
 from airflow_provider_pgrepl.replication.storage.filesystem import (
+    HeldFiles,
+    Output,
     commit_mark,
     commit_path,
     commit_version,
@@ -10,31 +20,19 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     log_path,
     make_folder,
     make_folders,
+    many_at_once,
+    open_file,
+    open_parquet,
     open_storage,
     parse_parquet,
     read_commit,
     read_commit_actions,
     read_file,
     read_parquet,
-)
-from airflow_provider_pgrepl.replication.storage.reading import (
-    HeldFiles,
-    many_at_once,
-    open_file,
-    open_parquet,
     read_range,
     requests_at_once,
 )
-from airflow_provider_pgrepl.replication.storage.refusal import (
-    delta_errors,
-    is_away,
-    is_refusal,
-    raise_if_away,
-    refusal,
-    storage_errors,
-)
-from airflow_provider_pgrepl.replication.storage.stores.object_store import is_store
-from airflow_provider_pgrepl.replication.storage.writing import Output
+from airflow_provider_pgrepl.replication.storage.stores import is_store
 
 __all__ = [
     "HeldFiles",

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage.errors import facts_in, fault_of
-from airflow_provider_pgrepl.replication.storage.stores.object_store import store_behind
+from airflow_provider_pgrepl.replication.storage.stores import store_behind
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import uuid
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -20,13 +23,20 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
 )
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
-from airflow_provider_pgrepl.replication.storage.errors import NO_CONDITIONS, SLOW, Fault, code_in, fault_of
-from airflow_provider_pgrepl.replication.storage.filesystem import open_storage
-from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
-from airflow_provider_pgrepl.replication.storage.stores.object_store import access_to, open_store
+from airflow_provider_pgrepl.replication.storage.errors import (
+    NO_CONDITIONS,
+    SLOW,
+    Fault,
+    code_in,
+    fault_of,
+    storage_errors,
+)
+from airflow_provider_pgrepl.replication.storage.filesystem import delete_files, open_storage
+from airflow_provider_pgrepl.replication.storage.stores import access_to, is_store, open_store
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
 
 _PATIENCE = timedelta(seconds=15)
 _ENDPOINTS = (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)
@@ -121,3 +131,120 @@ def _refusal_in(error: Exception) -> Fault | None:
     if code:
         return Fault(f"the store refuses, with its code {code}", "the store's own documentation says why")
     return Fault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
+
+
+_HINT = (
+    "mount one directory under this path on all hosts, which their users may write, or keep the lake in an"
+    " object store"
+)
+
+
+@dataclass(frozen=True)
+class SharedPlace:
+    """While it is entered, a directory holds a file by which others know it; a store needs none."""
+
+    lake_root: str
+    name: str = field(default_factory=lambda: f"_pgrepl_probe_{uuid.uuid4().hex}")
+
+    def __enter__(self) -> Self:
+        folder = local_path(self.lake_root)
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / self.name).touch()
+            except OSError as error:
+                raise _unwritable(folder, error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        folder = local_path(self.lake_root)
+        if folder is not None:
+            (folder / self.name).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """On any host: that it is the same place, which may be written. Raises LakeError."""
+        folder = local_path(self.lake_root)
+        if folder is None:
+            check_store(self.lake_root)
+            return
+        try:
+            if not (folder / self.name).exists():
+                raise LakeError(f"{folder} is not the directory that the driver has there", _HINT)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> LakeError:
+    return LakeError(f"{folder} cannot be written: {error.strerror}", _HINT)
+
+
+def doubt_of_absence(uri: str) -> str:
+    """Return why a folder in which no Delta table was found may have one all the same, or "".
+
+    An object store that finds no table has answered.
+    """
+    folder = local_path(uri)
+    if folder is None:
+        return ""
+    try:
+        if _exists(folder):
+            return f"{folder} exists, and no table in it can be opened"
+        while not _exists(folder):
+            folder = folder.parent
+        is_empty = next(folder.iterdir(), None) is None
+    except OSError as error:
+        return f"{folder} cannot be looked at: {os.strerror(error.errno or 0)}"
+    return f"{folder} is empty, as the folder of a disk that is not mounted" if is_empty else ""
+
+
+def is_there(uri: str) -> bool:
+    """Return True if a folder of this host exists, or may: its parents cannot be looked at. An object store
+    that finds no table has no folder."""
+    folder = local_path(uri)
+    try:
+        return folder is not None and _exists(folder)
+    except OSError:
+        return True
+
+
+def _exists(path: Path) -> bool:
+    """Unlike Path.exists(), which takes a missing permission for a missing file. Raises OSError."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+UNKNOWN_MARGIN = timedelta(minutes=15)
+"""How far a clock may be ahead where the storage takes no file that would tell."""
+
+
+def storage_lead(folder: str, now: datetime) -> timedelta:
+    """Return how far `now` is ahead of the storage's clock; zero if it is not.
+
+    Writes an empty file into `folder`, which must be a private one of this package, and deletes it.
+    """
+    try:
+        stamp = _stamp(folder)
+    except OSError:
+        return UNKNOWN_MARGIN
+    return max(now - stamp, timedelta(0))
+
+
+def _stamp(folder: str) -> datetime:
+    filesystem, root = open_storage(folder)
+    path = f"{root}/.clock-{uuid.uuid4().hex}"
+    try:
+        if is_store(filesystem):
+            objects.put(filesystem, path, b"")
+            found = objects.look_at(filesystem, path)
+            stamp = found["last_modified"] if found is not None else datetime.now(UTC)
+        else:
+            filesystem.open_output_stream(path).close()
+            stamp = filesystem.get_file_info(path).mtime
+    finally:
+        delete_files(filesystem, [path])
+    return stamp

@@ -3,18 +3,21 @@
 Lossless or loud: what a column's `parse` returns is exactly the value whose text it was given, or it raises.
 """
 
-from airflow_provider_pgrepl.replication.values.columns import CHANGE_IT, Partitioning, partitioning
-from airflow_provider_pgrepl.replication.values.schema import (
+from airflow_provider_pgrepl.replication.values.columns import (
+    CHANGE_IT,
     COMMIT_LSN,
     COMMIT_TS,
     DELETED,
+    Partitioning,
+    TypedColumn,
     choice_problems,
     copied_part,
     history_problems,
     lake_schema,
+    partitioning,
+    typed_column,
     typed_columns,
 )
-from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 __all__ = [
     "CHANGE_IT",

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
-from airflow_provider_pgrepl.replication.values.array import list_array
-from airflow_provider_pgrepl.replication.values.nested import split_array
+from airflow_provider_pgrepl.replication.values.nested import list_array, split_array, split_pairs
 from airflow_provider_pgrepl.replication.values.parser import cast, not_output_of_type
+from airflow_provider_pgrepl.replication.values.scalars import Binary
+
+
+class HStore:
+    """A map of text; a value may be null, and a key occurs once. The order of pairs means nothing."""
+
+    lake_type: pa.DataType = pa.map_(pa.string(), pa.string())
+    csv_type: pa.DataType | None = None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        starts, keys, values = split_pairs(texts)
+        return pa.MapArray.from_arrays(
+            starts, keys, values, mask=texts.is_null() if texts.null_count else None
+        )
+
+
+def hstore(_: PgType, __: ColumnChoice) -> HStore:
+    """hstore, of the extension."""
+    return HStore()
+
+
+class Spatial:
+    """EWKB: well-known binary with the reference system's number, as PostGIS writes it in hexadecimal."""
+
+    lake_type: pa.DataType = pa.binary()
+    csv_type: pa.DataType | None = None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        prefix, none = (pa.scalar(text, texts.type) for text in ("\\x", ""))
+        return Binary().parse(pc.binary_join_element_wise(prefix, texts, none))
+
+
+def spatial(_: PgType, __: ColumnChoice) -> Spatial:
+    """geometry and geography, of PostGIS."""
+    return Spatial()
 
 
 class Vector:

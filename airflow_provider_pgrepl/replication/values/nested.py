@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values import kernels
-from airflow_provider_pgrepl.replication.values.parser import Unholdable, not_output_of_type
+from airflow_provider_pgrepl.replication.values.parser import (
+    Parser,
+    ParserOf,
+    Text,
+    Unholdable,
+    not_output_of_type,
+)
 
 _INT32_MAX = 2**31 - 1
 _OTHER_SHAPE = (
     "give the column in types the lake type array(n), if all its arrays have n dimensions that begin at 1, or"
-    f" else string; then {hints.RESNAPSHOT}"
+    f" else string; then {errors.RESNAPSHOT}"
 )
 _FINDINGS = {
     kernels.NESTED: ("an array of more dimensions", _OTHER_SHAPE),
@@ -25,7 +34,7 @@ _FINDINGS = {
     kernels.LOWER_BOUND: ("an array whose first index is not 1", _OTHER_SHAPE),
     kernels.WRONG_COUNT: (
         "a composite with another number of attributes",
-        f"its type was altered: {hints.RESNAPSHOT}",
+        f"its type was altered: {errors.RESNAPSHOT}",
     ),
 }
 
@@ -135,3 +144,143 @@ def _strings(ends: NDArray[np.int64], nulls: NDArray[np.bool_], data: NDArray[np
         len(ends),
         [validity, pa.py_buffer(offsets), pa.py_buffer(data)],
     )
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array as a list of what `element` makes of its elements.
+
+    A list has neither a first index nor a fixed number of dimensions, which belong to an array's value, not
+    to its type. So an array that does not begin at 1, or has other dimensions than the column is to have, is
+    refused. `of_rows`: the elements are themselves rows of an array of more than one dimension.
+    """
+
+    element: Parser
+    delimiter: str = ","
+    of_rows: bool = False
+    csv_type: pa.DataType | None = None
+
+    @property
+    def lake_type(self) -> pa.DataType:
+        return pa.list_(self.element.lake_type)
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        split = split_rows if self.of_rows else split_array
+        parts = split(texts, self.delimiter)
+        return list_array(parts.starts, self.element.parse(parts.texts), texts)
+
+
+def list_array(starts: pa.Array, values: pa.Array, texts: pa.Array) -> pa.Array:
+    """Lists that begin at `starts`, null where the texts are."""
+    return pa.ListArray.from_arrays(starts, values, mask=texts.is_null() if texts.null_count else None)
+
+
+def array(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
+    """A list, or by the column's choice lists of lists, the outer of which is what an empty array becomes."""
+    element = pg_type.only_part
+    parser: Parser = Array(parser_of(element, replace(choice, lake_type=None)), element.delimiter)
+    for _ in range(1, choice.lake_type.dimensions if choice.lake_type else 1):
+        parser = Array(parser, element.delimiter, of_rows=True)
+    return parser
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A composite as a struct with its attributes, in their order."""
+
+    attributes: tuple[tuple[str, Parser], ...]
+    csv_type: pa.DataType | None = None
+
+    @property
+    def lake_type(self) -> pa.DataType:
+        return pa.struct([(name, parser.lake_type) for name, parser in self.attributes])
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        parts = split_record(texts, len(self.attributes))
+        values = [parser.parse(part) for (_, parser), part in zip(self.attributes, parts, strict=True)]
+        return pa.StructArray.from_arrays(
+            values,
+            names=[name for name, _ in self.attributes],
+            mask=texts.is_null() if texts.null_count else None,
+        )
+
+
+def composite(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
+    """The exact text where a struct cannot be: without attributes, or when names differ only in case."""
+    names = {name.casefold() for name, _ in pg_type.parts}
+    if not names or len(names) < len(pg_type.parts):
+        return Text()
+    inner = replace(choice, lake_type=None)
+    return Composite(tuple((name, parser_of(part, inner)) for name, part in pg_type.parts))
+
+
+_EMPTY = "empty"
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range as a struct: `lower` and `upper` (null: unbounded), whether each belongs to it, is it empty.
+
+    An empty range has no bounds.
+    """
+
+    bound: Parser
+    csv_type: pa.DataType | None = None
+
+    @property
+    def lake_type(self) -> pa.DataType:
+        bounds = [(name, self.bound.lake_type) for name in ("lower", "upper")]
+        flags = [(name, pa.bool_()) for name in ("lower_inclusive", "upper_inclusive", "empty")]
+        return pa.struct([*bounds, *flags])
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        empty = pc.equal(texts, pa.scalar(_EMPTY, texts.type))
+        bounded = pc.if_else(empty, pa.scalar(None, texts.type), texts)
+        lower, upper = (self._parse_bound(bound) for bound in split_record(bounded, 2, is_range=True))
+        flags = [pc.starts_with(texts, "["), pc.ends_with(texts, "]"), empty]
+        names = [field.name for field in self.lake_type]
+        mask = texts.is_null() if texts.null_count else None
+        return pa.StructArray.from_arrays([lower, upper, *flags], names=names, mask=mask)
+
+    def _parse_bound(self, texts: pa.Array) -> pa.Array:
+        try:
+            return self.bound.parse(texts)
+        except Unholdable as unholdable:
+            reason = f"{unholdable.reason}, as the bound of a range"
+        raise Unholdable(reason, f"give the column the lake type string in types; then {errors.RESNAPSHOT}")
+
+
+@dataclass(frozen=True)
+class Multirange:
+    """A multirange as the list of its ranges; an empty one has none."""
+
+    range: Range
+    csv_type: pa.DataType | None = None
+
+    @property
+    def lake_type(self) -> pa.DataType:
+        return pa.list_(self.range.lake_type)
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        parts = split_multirange(texts)
+        return list_array(parts.starts, self.range.parse(parts.texts), texts)
+
+
+def range_(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Range:
+    """The column's choices hold for its bounds, but a bound never becomes null: that says unbounded."""
+    return Range(
+        parser_of(
+            pg_type.only_part,
+            replace(
+                choice,
+                lake_type=None,
+                infinity="error" if choice.infinity == "null" else choice.infinity,
+                numeric_nan="error",
+            ),
+        )
+    )
+
+
+def multirange(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Multirange:
+    """A multirange of any type of range."""
+    return Multirange(range_(pg_type.only_part, choice, parser_of))

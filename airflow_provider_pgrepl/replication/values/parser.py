@@ -67,3 +67,28 @@ def not_output_of_type(hint: str = "") -> Unholdable:
         hint
         or "check that nothing on the way to the source (a pooler, a proxy) changes its session settings",
     )
+
+
+class Text:
+    """The exact text: char(n) with its padding, json as written, time, uuid, enums, all other types."""
+
+    lake_type: pa.DataType = pa.string()
+    csv_type: pa.DataType | None = pa.string()
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        return as_string(texts)
+
+
+def as_string(texts: pa.Array) -> pa.Array:
+    """`texts` as `string`; above 2 GiB, which `string` cannot address, as `large_string`."""
+    if pa.types.is_string(texts.type):
+        return texts
+    try:
+        return texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        return texts.cast(pa.large_string())
+
+
+def text(_: PgType, __: ColumnChoice) -> Text:
+    """A type whose text is its value."""
+    return Text()

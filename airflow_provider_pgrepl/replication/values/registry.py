@@ -7,27 +7,23 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
-from airflow_provider_pgrepl.replication.values.array import array
-from airflow_provider_pgrepl.replication.values.binary import binary
-from airflow_provider_pgrepl.replication.values.boolean import boolean
-from airflow_provider_pgrepl.replication.values.composite import composite
-from airflow_provider_pgrepl.replication.values.extensions import vector
-from airflow_provider_pgrepl.replication.values.fixed_width import (
+from airflow_provider_pgrepl.replication.values.extensions import hstore, spatial, vector
+from airflow_provider_pgrepl.replication.values.nested import array, composite, multirange, range_
+from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser, text
+from airflow_provider_pgrepl.replication.values.scalars import (
     bigint,
+    binary,
+    boolean,
     double,
     integer,
+    money,
+    numeric,
     oid,
     real,
     smallint,
+    xid8,
 )
-from airflow_provider_pgrepl.replication.values.hstore import hstore
-from airflow_provider_pgrepl.replication.values.money import money
-from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser
-from airflow_provider_pgrepl.replication.values.range import multirange, range_
-from airflow_provider_pgrepl.replication.values.scalars import numeric, xid8
-from airflow_provider_pgrepl.replication.values.spatial import spatial
 from airflow_provider_pgrepl.replication.values.temporal import date, timestamp, timestamptz
-from airflow_provider_pgrepl.replication.values.text import text
 
 # By pg_type.oid, which is fixed for built-in types.
 _BUILT_IN: dict[int, Family] = {

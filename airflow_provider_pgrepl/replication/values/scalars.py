@@ -2,16 +2,81 @@
 
 from __future__ import annotations
 
+from binascii import Error as NotHex
+from binascii import unhexlify
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
-from airflow_provider_pgrepl.replication.values.parser import Parser, Unholdable, cast, not_output_of_type
-from airflow_provider_pgrepl.replication.values.text import Text
+from airflow_provider_pgrepl.replication.values.parser import (
+    Family,
+    Parser,
+    Text,
+    Unholdable,
+    cast,
+    not_output_of_type,
+)
+
+
+class Boolean:
+    """boolean, which PostgreSQL writes `t` or `f`; the CSV reader must be told the same two words."""
+
+    lake_type: pa.DataType = pa.bool_()
+    csv_type: pa.DataType | None = pa.bool_()
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        true = pc.equal(texts, pa.scalar("t", texts.type))
+        false = pc.equal(texts, pa.scalar("f", texts.type))
+        if pc.all(pc.or_(true, false)).as_py() is False:
+            raise not_output_of_type()
+        return true
+
+
+def boolean(_: PgType, __: ColumnChoice) -> Boolean:
+    """boolean."""
+    return Boolean()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of fixed width, which has an Arrow type that holds all of them.
+
+    Floats keep NaN, the infinities and -0; the pinned `extra_float_digits` makes their text exact.
+    """
+
+    lake_type: pa.DataType
+
+    @property
+    def csv_type(self) -> pa.DataType | None:
+        return self.lake_type
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        numbers = cast(texts, self.lake_type)
+        if numbers is None:
+            raise not_output_of_type()
+        return numbers
+
+
+def _of_width(lake_type: pa.DataType) -> Family:
+    parser = Number(lake_type)
+
+    def number(_: PgType, __: ColumnChoice) -> Number:
+        return parser
+
+    return number
+
+
+smallint, integer, bigint = _of_width(pa.int16()), _of_width(pa.int32()), _of_width(pa.int64())
+# Unsigned, of 32 bits, which Delta does not know.
+oid = _of_width(pa.int64())
+real, double = _of_width(pa.float32()), _of_width(pa.float64())
+
 
 _MAX_PRECISION = 38
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -61,7 +126,7 @@ class Decimal:
                 raise Unholdable(
                     "NaN or infinity",
                     "set numeric_nan to null (not for columns of a key), and retry the table; or give the"
-                    f" column lake type string in types, then {hints.RESNAPSHOT}",
+                    f" column lake type string in types, then {errors.RESNAPSHOT}",
                 )
             texts = pc.if_else(odd, pa.scalar(None, texts.type), texts)
         long = pc.fill_null(self._long(texts), False)
@@ -81,11 +146,13 @@ class Decimal:
 
     def _does_not_fit(self, texts: pa.Array) -> Unholdable:
         if self.is_declared or pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py() is False:
-            return not_output_of_type(f"the column's precision or scale may have changed: {hints.RESNAPSHOT}")
+            return not_output_of_type(
+                f"the column's precision or scale may have changed: {errors.RESNAPSHOT}"
+            )
         return Unholdable(
             f"a number with more than {self.precision - self.scale} digits before the point"
             f" or {self.scale} after it",
-            f"choose a decimal that holds it, or string, for the column in types; then {hints.RESNAPSHOT}",
+            f"choose a decimal that holds it, or string, for the column in types; then {errors.RESNAPSHOT}",
         )
 
 
@@ -114,3 +181,98 @@ def precision_and_scale(typmod: int) -> tuple[int, int]:
     """The p and s of numeric(p,s); since PostgreSQL 15 s is from -1000 to 1000 and may be above p."""
     packed = typmod - 4
     return (packed >> 16) & 0xFFFF, ((packed & 0x7FF) ^ 0x400) - 0x400
+
+
+# What lc_monetary C gives, with a currency and marks that mean nothing: the source knows no currency.
+_AMOUNT = r"^-?\$\d{1,3}(?:,\d{3})*\.\d\d$"
+_PRECISION, _SCALE = 19, 2
+
+
+@dataclass(frozen=True)
+class Money:
+    """money as hundredths, which is what lc_monetary C takes its 64 bits for.
+
+    A source that wrote them under a locale with another number of digits, as ja_JP with none, means others.
+    """
+
+    amount: Decimal
+
+    @property
+    def lake_type(self) -> pa.DataType:
+        return self.amount.lake_type
+
+    @property
+    def csv_type(self) -> pa.DataType | None:
+        return None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        if pc.all(pc.match_substring_regex(texts, _AMOUNT)).as_py() is False:
+            raise not_output_of_type()
+        digits = pc.replace_substring(pc.replace_substring(texts, "$", ""), ",", "")
+        return self.amount.parse(digits)
+
+
+def money(_: PgType, choice: ColumnChoice) -> Parser:
+    """decimal(19,2) holds all of it; another decimal by the pipeline's choice."""
+    chosen = choice.lake_type
+    if chosen is not None and chosen.name == "decimal":
+        return Money(Decimal(chosen.precision, chosen.scale, odd_is_null=False, is_declared=False))
+    return Money(Decimal(_PRECISION, _SCALE, odd_is_null=False))
+
+
+_PREFIX = "\\x"
+_INT32_MAX = 2**31 - 1
+
+
+class Binary:
+    """bytea, written `\\x…` in hexadecimal digits, as bytes."""
+
+    lake_type: pa.DataType = pa.binary()
+    csv_type: pa.DataType | None = None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        """All rows at once: their digits are one run of bytes once the prefixes are taken out."""
+        if pc.all(pc.starts_with(texts, _PREFIX)).as_py() is False:
+            raise not_output_of_type()
+        lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        digits_per_row = np.maximum(lengths - len(_PREFIX), 0)
+        digits = _text_bytes(texts).translate(None, _PREFIX.encode())
+        if len(digits) != digits_per_row.sum() or (digits_per_row & 1).any():
+            raise not_output_of_type()
+        try:
+            data = unhexlify(digits)
+        except NotHex:
+            raise not_output_of_type() from None
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(digits_per_row >> 1, out=offsets[1:])
+        return _binary_array(offsets, data, texts)
+
+
+def _text_bytes(texts: pa.Array) -> bytes:
+    """The bytes of all rows, without what a slice or a null hides."""
+    if texts.null_count:
+        texts = texts.drop_null()
+    if len(texts) == 0:
+        return b""
+    _, offsets, data = texts.buffers()
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    bounds = np.frombuffer(offsets, width)
+    first, last = int(bounds[texts.offset]), int(bounds[texts.offset + len(texts)])
+    return b"" if data is None else data.slice(first, last - first).to_pybytes()
+
+
+def _binary_array(offsets: NDArray[np.int64], data: bytes, texts: pa.Array) -> pa.Array:
+    validity = None
+    if texts.null_count:
+        validity = pa.array(texts.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
+    if len(data) <= _INT32_MAX:
+        arrow_type, bounds = pa.binary(), pa.py_buffer(offsets.astype(np.int32))
+    else:
+        arrow_type, bounds = pa.large_binary(), pa.py_buffer(offsets)
+    buffers = [validity, bounds, pa.py_buffer(data)]
+    return pa.Array.from_buffers(arrow_type, len(texts), buffers, null_count=texts.null_count)
+
+
+def binary(_: PgType, __: ColumnChoice) -> Binary:
+    """bytea."""
+    return Binary()

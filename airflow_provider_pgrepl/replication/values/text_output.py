@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.values.gregorian import SECONDS_PER_DAY, date_of
+from airflow_provider_pgrepl.replication.values.temporal import SECONDS_PER_DAY, date_of
 
 _Texts = list[str | None]
 _MONEY = 790

@@ -6,25 +6,24 @@ whether the pipeline runs or not.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, Remedy
 from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
-from airflow_provider_pgrepl.replication.app.drift_check.awaited_truncate import (
-    may_be_truncated,
-    wait_until_applied,
-)
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.source_problems import (
+    protect_source,
     published_refused,
     source_problems,
     source_warnings,
 )
-from airflow_provider_pgrepl.replication.app.source_protection import protect_source
 from airflow_provider_pgrepl.replication.app.tables import new_tables
+from airflow_provider_pgrepl.replication.drift.files import new_partitions
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -41,8 +40,47 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
 from airflow_provider_pgrepl.replication.source.server import written_lsn
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+WAIT_S = 75.0
+"""A little more than it takes until an idle source's LSN is applied."""
+
+_POLL_S = 0.5
+_RUNNING = timedelta(seconds=15)
+"""The replication app writes its progress every few seconds."""
+
+
+def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
+    """Whether one transaction gave it new files alone, and nothing else has happened that stops it."""
+    if current is None:
+        return False
+    now = current.files
+    before = {oid: file for oid, (file, _) in recorded.files.items()}
+    # Of a table that had no partitions only those that came since can tell.
+    before = before or {part.oid: part.relfilenode for part in new_partitions(recorded, current)}
+    makers = [now[oid][1] for oid, file in before.items() if oid in now and now[oid][0] != file]
+    if len(makers) != len(before) or len(set(makers)) != 1:
+        return False
+    assumed = replace(recorded, truncated_by=makers.pop())
+    return judge_catalog(assumed, current, pipeline.choices(recorded.table)).kind is not Kind.UNSAFE
+
+
+def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
+    """Whether the lake holds all up to an LSN; waits for it while the replication app is at work."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        progress = store.read_progress(pipeline)
+        if progress is not None and progress.applied_lsn >= lsn:
+            return True
+        is_running = (
+            progress is not None
+            and progress.updated_at is not None
+            and store.now() - progress.updated_at < _RUNNING
+        )
+        if not is_running or time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+
 
 _IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)

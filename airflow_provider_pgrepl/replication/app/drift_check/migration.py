@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import BusyError, PublicationError
 from airflow_provider_pgrepl.replication.app.drift_check.check import (
     TableFinding,
@@ -22,15 +22,12 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
-from airflow_provider_pgrepl.replication.source.preflight.refused_tables import (
-    others_published,
-    refused_tables,
-)
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
     resolve_tables,
     select_tables,
 )
+from airflow_provider_pgrepl.replication.source.preflight.tables import others_published, refused_tables
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import SHORT_WAIT_S, with_short_waits
@@ -100,13 +97,13 @@ def _hint(table: TableName, became: Relation | None) -> str:
     if became.persistence == "u":
         return f"PostgreSQL refuses this while the table is published: before it, {_remove(table)}"
     if became.table != table:
-        renamed = hints.rename_settings(table, became.table)
-        return f"{change} {renamed}; {_remove(table)}; then {hints.add(became.table)}"
-    return f"{change} {hints.resnapshot(table)}"
+        renamed = errors.rename_settings(table, became.table)
+        return f"{change} {renamed}; {_remove(table)}; then {errors.add(became.table)}"
+    return f"{change} {errors.resnapshot(table)}"
 
 
 def _remove(table: TableName) -> str:
-    return f"remove the table: {hints.remove(table)}"
+    return f"remove the table: {errors.remove(table)}"
 
 
 def _tables_with_rows(connection: Connection) -> frozenset[int]:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.settings.tables import NewTables
 
 _NEW_TABLES = {
     "add": "copied by the next snapshot",
     "ignore": "left out",
-    "error": f"not replicated: {hints.add('NAME')}; or set new_tables to add or ignore",
+    "error": f"not replicated: {errors.add('NAME')}; or set new_tables to add or ignore",
 }
 
 

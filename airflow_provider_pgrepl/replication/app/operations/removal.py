@@ -8,20 +8,18 @@ from collections.abc import Iterable, Sequence
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.app.operations import selection
-from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
+from airflow_provider_pgrepl.replication.app.operations.selection import change, choose
+from airflow_provider_pgrepl.replication.app.ownership import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake import drop
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.publication import reason_to_keep
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
+from airflow_provider_pgrepl.replication.source.publication import drop_tables, reason_to_keep, table_names
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
 

@@ -10,29 +10,26 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, UnsendableError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
-from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
-from airflow_provider_pgrepl.replication.app.operations.chosen_tables import choose, recorded
-from airflow_provider_pgrepl.replication.app.recovery import settle_lake
+from airflow_provider_pgrepl.replication.app.epoch import check_owner
+from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
+from airflow_provider_pgrepl.replication.app.recovery import recall_relations, settle_lake
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiver.skipping import pass_gaps, record_gap
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, pass_gaps, record_gap
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +125,7 @@ def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: lis
         raise ConfigError(
             f"--untouched: the transaction at {gap.lsn} was skipped already, as one that may have changed"
             f" {', '.join(late)}",
-            hints.resnapshot(",".join(late)),
+            errors.resnapshot(",".join(late)),
         )
 
 

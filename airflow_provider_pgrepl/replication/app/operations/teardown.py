@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
 from airflow_provider_pgrepl.replication.app.operations import selection
-from airflow_provider_pgrepl.replication.app.ownership import check_teardown, has_begun
+from airflow_provider_pgrepl.replication.app.ownership import check_no_receiver, check_teardown, has_begun
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
+from airflow_provider_pgrepl.replication.changelog.own_tables import check_holds_no_lake
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.drop import (
     check_droppable,
@@ -23,7 +22,7 @@ from airflow_provider_pgrepl.replication.lake.drop import (
     files_of_others,
     present_tables,
 )
-from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.continuity import slot_error
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -32,8 +31,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot import Slot, drop_slot, read_slot
-from airflow_provider_pgrepl.replication.source.temporary import check_none_lingers
+from airflow_provider_pgrepl.replication.source.slot import Slot, check_none_lingers, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import Store
 

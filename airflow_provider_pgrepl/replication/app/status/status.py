@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.epoch import lost_lake
+from airflow_provider_pgrepl.replication.app.epoch import check_lake_choice, lost_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.lake_choice import check_lake_choice
 from airflow_provider_pgrepl.replication.app.ownership import differences
 from airflow_provider_pgrepl.replication.app.source_problems import (
     published_refused,
     source_problems,
     source_warnings,
 )
-from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
-from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.app.tables import file_differences
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    PARTITION,
+    EpochRecord,
+    changelog_uri,
+    start_of_hour,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
+from airflow_provider_pgrepl.replication.events.publish.record import StoppedTable, read_record
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
@@ -38,9 +42,82 @@ from airflow_provider_pgrepl.replication.source.server import read_server, wal_l
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
+
+
+@dataclass(frozen=True)
+class PublisherStatus:
+    """A publisher of events, as it last wrote down. All that was committed at or before `position` is
+    published, but for `stopped` tables; `lag_bytes` is the source's WAL after it. `error`: what ended it."""
+
+    name: str
+    target: str
+    position: str | None = None
+    lag_bytes: int | None = None
+    published: int = 0
+    skipped: int = 0
+    holder: str = ""
+    saved_at: datetime | None = None
+    stopped: tuple[StoppedTable, ...] = ()
+    error: str = ""
+    reason: str = ""
+    hint: str = ""
+
+
+def read_publisher(pipeline: Pipeline, name: str, end: LSN) -> PublisherStatus:
+    """Of a publisher of the pipeline file; `end`: of the source's WAL. What cannot be read is its error."""
+    target = pipeline.publisher(name).target
+    try:
+        record = read_record(pipeline.lake_root, name)
+    except PgReplError as error:
+        kind = type(error).__name__
+        return PublisherStatus(name, target, error=kind, reason=error.message, hint=error.hint)
+    if record is None:
+        return PublisherStatus(name, target)
+    return PublisherStatus(
+        name,
+        target,
+        str(record.position),
+        max(0, end - record.position.commit_lsn - 1),
+        record.published,
+        record.skipped,
+        record.holder,
+        record.saved_at,
+        tuple(record.stopped.values()),
+        record.error,
+        record.reason,
+        record.hint,
+    )
+
+
+@dataclass(frozen=True)
+class ChangelogStatus:
+    """`bytes` of `files` that hold changes, as they lie in the storage; `since`: the oldest hour of them.
+    `slowest`: the table whose position is the lowest, None without one, and the bytes of files it needs."""
+
+    files: int
+    bytes: int
+    since: datetime | None = None
+    slowest: str | None = None
+    needed_bytes: int = 0
+
+
+def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, LSN]) -> ChangelogStatus:
+    """`positions`: by table up to where it is whole, in this epoch."""
+    files = pa.table(changelog.get_add_actions(flatten=True))
+    if files.num_rows == 0:
+        return ChangelogStatus(0, 0)
+    slowest = min(positions, key=lambda table: positions[table], default=None)
+    needed = 0
+    if slowest is not None:
+        above = pc.and_(
+            pc.equal(files["min.epoch"], epoch), pc.greater(files["max.commit_lsn"], positions[slowest])
+        )
+        needed = pc.sum(files.filter(above)["size_bytes"]).as_py() or 0
+    since = start_of_hour(pc.min(files[f"partition.{PARTITION}"]).as_py())
+    return ChangelogStatus(files.num_rows, pc.sum(files["size_bytes"]).as_py(), since, slowest, needed)
+
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +325,7 @@ def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]
     left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
     if not left or store.is_locked(pipeline.name, "snapshot"):
         return ()
-    return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {hints.SNAPSHOT}",)
+    return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {errors.SNAPSHOT}",)
 
 
 def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:

@@ -10,13 +10,29 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.replication.app.status import budgets
-from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus
-from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus
-from airflow_provider_pgrepl.replication.app.status.status import PipelineStatus, SlotStatus, TableStatus
-from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.app.status.status import (
+    ChangelogStatus,
+    PipelineStatus,
+    PublisherStatus,
+    SlotStatus,
+    TableStatus,
+)
+from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.state.progress import TableMerges
+
+
+def told(merges: TableMerges) -> str:
+    """For people: which budget, and why."""
+    if merges.waits_for == "points_bytes":
+        return "its merges replace more of the table than points_bytes has room for"
+    share = merges.written / max(merges.changed, 1)
+    return (
+        f"in the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
+        " write_amplification allows"
+    )
+
 
 _WIDTH = 100
 _LABEL = 10
@@ -90,7 +106,7 @@ def _heading(status: PipelineStatus) -> list[str]:
 def _not_set_up(status: PipelineStatus) -> list[str]:
     slot = f", though there is a slot {status.slot.name}" if status.slot else ""
     return textwrap.wrap(
-        f"Pipeline {status.pipeline} has not been set up yet{slot}: {hints.SNAPSHOT}.",
+        f"Pipeline {status.pipeline} has not been set up yet{slot}: {errors.SNAPSHOT}.",
         _WIDTH,
     )
 
@@ -244,7 +260,7 @@ def _waiting(table: TableStatus) -> list[str]:
         return []
     return _wrapped(
         f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now:"
-        f" {budgets.told(merges)}. It merges them within max_staleness_s at the latest"
+        f" {told(merges)}. It merges them within max_staleness_s at the latest"
     )
 
 

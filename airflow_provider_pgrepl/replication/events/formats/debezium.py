@@ -14,16 +14,86 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import TransformError, one_line
 from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.change import LETTERS, OPERATIONS, Change
-from airflow_provider_pgrepl.replication.events.changes import Row, Side, TypedShape
+from airflow_provider_pgrepl.replication.events.changes import (
+    LETTERS,
+    OPERATIONS,
+    Change,
+    Row,
+    Side,
+    TypedShape,
+)
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
-from airflow_provider_pgrepl.replication.events.formats.columns import DebeziumParser, debezium_column
-from airflow_provider_pgrepl.replication.events.formats.json_format import json_string, on_one_line
-from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT, JsonRows, joined
-from airflow_provider_pgrepl.replication.events.formats.relation_rows import Envelope, RelationRows
-from airflow_provider_pgrepl.replication.events.formats.schemas import envelope_schema, key_schema
+from airflow_provider_pgrepl.replication.events.formats.debezium_types import DebeziumParser, debezium_column
+from airflow_provider_pgrepl.replication.events.formats.json import Envelope, RelationRows
+from airflow_provider_pgrepl.replication.events.formats.json_text import (
+    TEXT,
+    JsonRows,
+    joined,
+    json_string,
+    on_one_line,
+)
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import TypedColumn
+
+Schema = dict[str, Any]
+
+_SNAPSHOT = "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
+
+
+def _field(field: str, kind: str, *, optional: bool = False, **more: Any) -> Schema:
+    return {"type": kind, "optional": optional, **more, "field": field}
+
+
+_SOURCE = [
+    _field("version", "string"),
+    _field("connector", "string"),
+    _field("name", "string"),
+    _field("ts_ms", "int64"),
+    _field(
+        "snapshot",
+        "string",
+        optional=True,
+        name="io.debezium.data.Enum",
+        version=1,
+        parameters={"allowed": _SNAPSHOT},
+        default="false",
+    ),
+    _field("db", "string"),
+    _field("sequence", "string", optional=True),
+    _field("ts_us", "int64", optional=True),
+    _field("ts_ns", "int64", optional=True),
+    _field("schema", "string"),
+    _field("table", "string"),
+    _field("txId", "int64", optional=True),
+    _field("lsn", "int64", optional=True),
+    _field("xmin", "int64", optional=True),
+]
+_TRANSACTION = [
+    _field("id", "string"),
+    _field("total_order", "int64"),
+    _field("data_collection_order", "int64"),
+]
+
+
+def envelope_schema(table: str, columns: Sequence[Schema]) -> Schema:
+    """Of a message. `table`: name of the source, schema and table, with dots between."""
+    row = {"type": "struct", "fields": list(columns), "optional": True, "name": f"{table}.Value"}
+    source = {"type": "struct", "fields": _SOURCE, "optional": False, "version": 1, "field": "source"}
+    fields = [
+        {**row, "field": "before"},
+        {**row, "field": "after"},
+        {**source, "name": "io.debezium.connector.postgresql.Source"},
+        _field("transaction", "struct", optional=True, fields=_TRANSACTION, name="event.block", version=1),
+        _field("op", "string"),
+        *(_field(name, "int64", optional=True) for name in ("ts_ms", "ts_us", "ts_ns")),
+    ]
+    return {"type": "struct", "fields": fields, "optional": False, "name": f"{table}.Envelope", "version": 2}
+
+
+def key_schema(table: str, columns: Sequence[Schema]) -> Schema:
+    """Of a message's key."""
+    return {"type": "struct", "fields": list(columns), "optional": False, "name": f"{table}.Key"}
+
 
 _CODES = {"insert": '"c"', "update": '"u"', "delete": '"d"', "truncate": '"t"'}
 _CODE_OF_EACH = tuple(_CODES[op] for op in OPERATIONS.values())

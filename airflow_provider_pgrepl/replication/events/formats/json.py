@@ -2,24 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf
-from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
-from airflow_provider_pgrepl.replication.events.changes import TypedShape
+from airflow_provider_pgrepl.replication.events.changes import (
+    LETTERS,
+    OPERATIONS,
+    ByRelation,
+    Change,
+    ChoicesOf,
+    Row,
+    Side,
+    TypedShape,
+)
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.plain_envelope import PlainEnvelope
-from airflow_provider_pgrepl.replication.events.formats.relation_rows import Envelope, RelationRows
+from airflow_provider_pgrepl.replication.events.formats.json_text import (
+    TEXT,
+    JsonRows,
+    joined,
+    json_string,
+    json_texts,
+    on_one_line,
+    to_json,
+    to_json_object,
+)
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
+from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, take
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import TypedColumn
+
+_TRANSACTION = ("epoch", "commit_lsn", "xid", "commit_ts")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Transactions:
+    """The transactions of some changes, and of each change which of them it is of, by `number`.
+
+    `places` and `moments`: what Event says of them; `id_starts`: the ids up to their ordinals. `xids`, and
+    `microseconds` since 1970 at which they committed.
+    """
+
+    number: Ints
+    places: list[tuple[Epoch, LSN]]
+    moments: list[datetime]
+    id_starts: pa.Array
+    xids: list[int]
+    microseconds: pa.Array
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> Transactions:
+        columns = [array_of(rows, name, ROW_SCHEMA.field(name).type) for name in _TRANSACTION]
+        steps = [np.diff(column.view(pa.int64()).to_numpy()) for column in columns]
+        is_first = np.append(True, np.any(steps, axis=0))[: rows.num_rows]
+        of_each = [column.filter(pa.array(is_first)) for column in columns]
+        epochs, lsns, xids = (column.view(pa.int64()).to_pylist() for column in of_each[:3])
+        places = [(Epoch(epoch), LSN(lsn)) for epoch, lsn in zip(epochs, lsns, strict=True)]
+        starts = pa.array([f"{epoch}:{lsn}:" for epoch, lsn in places], TEXT)
+        microseconds = of_each[3].view(pa.int64())
+        moments = [_EPOCH + timedelta(microseconds=one) for one in microseconds.to_pylist()]
+        number = np.cumsum(is_first, dtype=np.int64) - 1
+        return cls(number, places, moments, starts, xids, microseconds)
+
+    def spread(self, texts: Sequence[str]) -> pa.Array:
+        """Of each change the text of its transaction."""
+        return pa.array(texts, TEXT).take(pa.array(self.number))
+
+
+@dataclass(frozen=True)
+class RelationRows:
+    """Changes of one relation, in order; `after` and `before`: their rows' columns as JSON."""
+
+    ops: pa.Array
+    ordinals: pa.Array
+    ids: pa.Array
+    transactions: Transactions
+    after: Side[pa.Array]
+    before: Side[pa.Array]
+
+    @classmethod
+    def of(cls, rows: pa.Table, after: Side[pa.Array], before: Side[pa.Array]) -> RelationRows:
+        of = Transactions.of(rows)
+        ordinals = array_of(rows, "ordinal", pa.int64())
+        ids = joined(of.id_starts.take(pa.array(of.number)), ordinals.cast(TEXT))
+        return cls(array_of(rows, "op", pa.string()), ordinals, ids, of, after, before)
+
+    def objects(self, made: JsonRows, side: Side[pa.Array]) -> pa.Array:
+        """Of each change its row of one side; null where it has none."""
+        return of_all(made, side, len(self.ops))
+
+
+class Envelope(Protocol):
+    """How a relation's changes are put into bodies of events, and keys of rows into messages'."""
+
+    def texts(self, column: TypedColumn, typed: pa.Array) -> pa.Array:
+        """A typed column as JSON."""
+
+    def bodies(self, rows: RelationRows) -> pa.Array:
+        """Of each change, as texts."""
+
+    def body(self, change: Change) -> bytes:
+        """Of one."""
+
+    def key_frame(self, names: Sequence[str]) -> tuple[str, str]:
+        """What stands before and after the object of a key, whose members have these names."""
+
+    def key(self, change: Change, values: Row) -> str:
+        """The object of one change's key."""
+
+
+def of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
+    """Of each change its row of one side; null where it has none."""
+    made = objects.of(side.values, len(side.numbers))
+    if len(made) == count:
+        return made
+    places = np.full(count, -1, np.int64)
+    places[side.numbers] = np.arange(len(made))
+    return take(made, places)
+
+
+_OLD, _ID = (pa.scalar(text, TEXT) for text in (',"old":', ',"id":"'))
+
+
+class PlainEnvelope:
+    """Of one relation."""
+
+    def __init__(self, changes: TypedShape) -> None:
+        self._json_columns = changes.json_columns
+        self._after, self._before = (
+            JsonRows(column.name for column in columns.values())
+            for columns in (changes.columns, changes.identity)
+        )
+        table = on_one_line(json_string(str(changes.table)))
+        heads = [f'{{"table":{table},"op":"{op}","data":' for op in OPERATIONS.values()]
+        self._heads = pa.array(heads, TEXT)
+
+    def texts(self, column: TypedColumn, typed: pa.Array) -> pa.Array:
+        return json_texts(typed, is_json=column.name in self._json_columns)
+
+    def bodies(self, rows: RelationRows) -> pa.Array:
+        of = rows.transactions
+        moments = json_texts(of.microseconds.view(pa.timestamp("us", "UTC")), is_json=False).to_pylist()
+        ends = [
+            f'","commit_lsn":"{lsn}","commit_ts":{moment},"xid":{xid}}}'
+            for (_, lsn), moment, xid in zip(of.places, moments, of.xids, strict=True)
+        ]
+        return joined(
+            self._heads.take(pc.index_in(rows.ops, value_set=letters(LETTERS))),
+            rows.objects(self._after, rows.after),
+            _OLD,
+            rows.objects(self._before, rows.before),
+            _ID,
+            rows.ids,
+            of.spread(ends),
+        )
+
+    def body(self, change: Change) -> bytes:
+        return to_json(change).encode()
+
+    def key_frame(self, names: Sequence[str]) -> tuple[str, str]:  # noqa: ARG002 - of others
+        return "", ""
+
+    def key(self, change: Change, values: Row) -> str:
+        return to_json_object(values, change.json_columns)
+
 
 _FEW = 32
 """A call of Arrow takes its time however few rows it is given: fewer than these are sooner made alone."""
@@ -130,3 +287,85 @@ def _lacks_values(rows: pa.Table) -> Bools:
     counts = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0)
     found: Bools = pc.greater(counts, 0).to_numpy()
     return found
+
+
+class KeyedEvents(JsonEvents):
+    """Events whose bodies and keys are JSON."""
+
+    def shape_of(self, record: RelationRecord) -> JsonShape:
+        return _KeyedShape(*self.enveloped(record), self.few, self.keys_of(record))
+
+    def keys_of(self, record: RelationRecord) -> list[int]:
+        """The columns of its rows' keys, by place in the stream."""
+        whole = record.message.replica_identity == "f"
+        sent = record.message.columns
+        return [
+            index
+            for index, column in self.columns_of(record).items()
+            if (column.is_key if whole else sent[index].is_identity)
+        ]
+
+
+class _KeyedShape(JsonShape):
+    def __init__(self, changes: TypedShape, envelope: Envelope, few: int, keys: list[int]) -> None:
+        super().__init__(changes, envelope, few)
+        self._keys = keys
+        self._names = [changes.columns[index].name for index in keys]
+        self._objects = JsonRows(self._names)
+        self._frame = envelope.key_frame(self._names)
+
+    def key_of(self, change: Change) -> bytes | None:
+        return self._key(change.data, change) or self._key(change.old, change)
+
+    def events_of(self, rows: pa.Table, made: RelationRows) -> Iterator[Event]:
+        events = self.together(made)
+        if not self._keys:
+            return events
+        new = self._keys_of(made.after, self.changes.columns, rows.num_rows)
+        old = self._keys_of(made.before, self.changes.identity, rows.num_rows)
+        return self._keyed(rows, events, old, new)
+
+    def _keyed(
+        self, rows: pa.Table, events: Iterator[Event], old: pa.Array, new: pa.Array
+    ) -> Iterator[Event]:
+        has_moved = pc.fill_null(pc.not_equal(old, new), False)
+        moved = self.one_by_one(rows.filter(has_moved)) if pc.any(has_moved).as_py() else iter(())
+        keys = self._framed(pc.coalesce(new, old)).cast(pa.large_binary()).to_pylist()
+        for event, key, is_other in zip(events, keys, has_moved.to_pylist(), strict=True):
+            if is_other:
+                yield next(moved)
+            else:
+                event.key = key
+                yield event
+
+    def _framed(self, keys: pa.Array) -> pa.Array:
+        start, end = (pa.scalar(text, TEXT) for text in self._frame)
+        return (
+            pc.binary_join_element_wise(start, keys, end, pa.scalar("", TEXT)) if any(self._frame) else keys
+        )
+
+    def _keys_of(self, side: Side[pa.Array], columns: Mapping[int, TypedColumn], count: int) -> pa.Array:
+        """Of each change the key of one side's row; null where it has none."""
+        places = {index: place for place, index in enumerate(columns)}
+        values = [side.values[places[index]] for index in self._keys] if side.values else []
+        return of_all(self._objects, Side(side.numbers, values), count)
+
+    def event_of(self, change: Change) -> Event:
+        old, new = self._key(change.old, change), self._key(change.data, change)
+        left = None
+        if old is not None and new is not None and old != new:
+            gone = replace(change, op="delete", data=None, unchanged=())
+            left = old, self.envelope.body(gone)
+            change = replace(change, op="insert", old=None)
+        event = super().event_of(change)
+        event.key, event.left = new or old, left
+        return event
+
+    def _key(self, row: Mapping[str, Any] | None, change: Change) -> bytes | None:
+        if row is None or not self._keys:
+            return None
+        # A large value of a key that an update did not touch is in the old row, if anywhere.
+        old = change.old or {}
+        key = {name: row[name] if name in row else old.get(name) for name in self._names}
+        start, end = self._frame
+        return f"{start}{self.envelope.key(change, key)}{end}".encode()

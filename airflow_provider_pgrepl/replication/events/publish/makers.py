@@ -7,19 +7,20 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_pgrepl.replication.creek.events import CreekEvents
-from airflow_provider_pgrepl.replication.events.business import BusinessEvents
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf
+from airflow_provider_pgrepl.replication.events.business import (
+    BusinessEvents,
+    TransactionEvents,
+    TransactionFunction,
+    imported,
+    transform_of,
+)
+from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChoicesOf
 from airflow_provider_pgrepl.replication.events.columns import Attnums, PublishedColumns
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvents
 from airflow_provider_pgrepl.replication.events.formats.debezium import DebeziumFormat
-from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents
-from airflow_provider_pgrepl.replication.events.formats.keyed_events import KeyedEvents
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.events.transaction_events import TransactionEvents
-from airflow_provider_pgrepl.replication.events.transaction_function import TransactionFunction
-from airflow_provider_pgrepl.replication.events.transforms import imported, transform_of
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, KeyedEvents
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
 

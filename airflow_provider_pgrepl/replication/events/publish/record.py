@@ -7,25 +7,100 @@ count under one app id: a second publisher's makes every later commit of the fir
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    FencedError,
+    GapError,
+    LakeError,
+    PgReplError,
+    ValueRangeError,
+)
 from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.delta import recovery
 from airflow_provider_pgrepl.replication.delta.log import added_action, metadata_action
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.stopped_table import StoppedTable
+from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
+from airflow_provider_pgrepl.replication.events.targets.base import Refusal
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import refusal
+
+_AGAIN = "start the publisher again: it begins with this table. Or let on_error be skip_and_record"
+_ROUTED = "bind a queue, or let unrouted be drop"
+_SMALLER = "leave the large column out (exclude_columns), or have the target take it"
+_OTHERWISE = "have what makes the event give it another route, other headers or less content"
+
+
+@dataclass(frozen=True)
+class StoppedTable:
+    """Its events, and those of whichever table has one of its names, wait after a position; the rest says
+    why."""
+
+    table: str
+    names: tuple[str, ...]
+    after: EventPosition
+    error: str
+    reason: str
+    hint: str
+
+    @property
+    def table_names(self) -> frozenset[TableName]:
+        """Those of its names that are a table's: one that nobody knows by name is known by its oid."""
+        found = set()
+        for name in self.names:
+            with suppress(ValueError):
+                found.add(TableName.parse(name))
+        return frozenset(found)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether changes that it waits for are gone."""
+        return self.error == ChangelogError.__name__
+
+
+def group_of(stopped: Mapping[int, StoppedTable]) -> TableGroup:
+    """Which tables' events wait. `stopped`: by oid."""
+    names = frozenset[TableName]().union(*(table.table_names for table in stopped.values()))
+    return TableGroup(frozenset(stopped), names)
+
+
+def stopped_by(names: Sequence[str], after: EventPosition, why: PgReplError | Refusal) -> StoppedTable:
+    """A table that stops by an error of its changes, or by a target's refusal."""
+    table = " or ".join(names)
+    if isinstance(why, Refusal):
+        said_otherwise = _SMALLER if why.event.business is None else _OTHERWISE
+        mend = _ROUTED if why.is_unrouted else said_otherwise
+        reason, hint = f"{why.event.id}: {why.reason}", f"{mend}, then {_AGAIN}"
+        return StoppedTable(table, tuple(names), after, "TargetError", reason, hint)
+    return StoppedTable(table, tuple(names), after, type(why).__name__, why.message, _hint(why))
+
+
+def _hint(error: PgReplError) -> str:
+    if isinstance(error, ValueRangeError):
+        return f"list the column in text_columns, then {_AGAIN}"
+    if isinstance(error, GapError | ChangelogError):
+        return (
+            "have readers take the table from the lake at a consistent point, let on_error be"
+            " skip_and_record, and start the publisher again"
+        )
+    return f"{error.hint}; then {_AGAIN}" if error.hint else _AGAIN
+
 
 PUBLISHER_APP = "pgrepl-publisher"
 LAYOUT, _WITH_COLUMNS = 1, 2
@@ -250,3 +325,148 @@ def _open(uri: str) -> DeltaTable | None:
     except (DeltaError, OSError) as error:
         name = own_tables.publisher_table(uri.rsplit("/", 1)[1])
         raise own_tables.unreadable(uri, name, error) from None
+
+
+class StoppedTables:
+    """By oid; `now`: those that stopped in this run, which are not tried again before the next."""
+
+    def __init__(self, stopped: Mapping[int, StoppedTable]) -> None:
+        self.tables = dict(stopped)
+        self.now: set[int] = set()
+
+    def is_stopped_before(self, oid: int, after: EventPosition) -> bool:
+        """Whether something went wrong with a table in this run earlier, or for good: that counts."""
+        known = self.tables.get(oid)
+        return known is not None and (known.is_lost or (oid in self.now and known.after <= after))
+
+    def stop(
+        self, oid: int, names: Collection[str], after: EventPosition, why: PgReplError | Refusal
+    ) -> StoppedTable:
+        """A table stops in this run."""
+        known = self.tables.get(oid)
+        stopped = stopped_by(sorted({*names, *(known.names if known else ())}), after, why)
+        self.now.add(oid)
+        self.tables[oid] = stopped
+        return stopped
+
+    def lose(self, oid: int, error: PgReplError) -> None:
+        """Changes for which a table waits are gone."""
+        table = self.tables[oid]
+        self.tables[oid] = stopped_by(table.names, table.after, error)
+
+    def leave_out(self, selection: TableSelection) -> list[StoppedTable]:
+        """Those that are not wanted any more wait no more; they."""
+        unwanted = [oid for oid, one in self.tables.items() if not _is_wanted(oid, one, selection)]
+        return [self.tables.pop(oid) for oid in unwanted]
+
+    def learn_names(self, oid: int, names: Iterable[str]) -> None:
+        """Of one that was renamed since it stopped: whoever had its new name comes again, after it."""
+        table = self.tables[oid]
+        self.tables[oid] = replace(table, names=tuple(sorted({*table.names, *names})))
+
+    def has_caught_up_to(self, position: EventPosition, oids: Iterable[int]) -> None:
+        """Those that have not stopped again wait from there on."""
+        for oid in set(oids) - self.now:
+            self.tables[oid] = replace(self.tables[oid], after=max(self.tables[oid].after, position))
+
+    def go_on_with(self, oids: Iterable[int]) -> list[StoppedTable]:
+        """Those that have not stopped again wait no more; they."""
+        return [self.tables.pop(oid) for oid in sorted(set(oids) - self.now)]
+
+    def group(self, oids: Iterable[int]) -> TableGroup:
+        """Who waits with these."""
+        return group_of({oid: self.tables[oid] for oid in oids})
+
+
+def _is_wanted(oid: int, table: StoppedTable, selection: TableSelection) -> bool:
+    if oid == NO_RELATION:
+        return selection.has_messages
+    names = table.table_names
+    return not names or selection.has(oid, names)
+
+
+log = logging.getLogger(__name__)
+
+_SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
+
+
+class KeptRecord:
+    """Of one run. Saving raises FencedError once another publisher has begun, LakeUnavailableError."""
+
+    def __init__(
+        self, publisher_log: PublisherLog, record: PublisherRecord, stamp: Callable[[], int]
+    ) -> None:
+        """`record`: as the log has it; `stamp`: gives that of the target."""
+        self._log, self._stamp = publisher_log, stamp
+        self.record = replace(record, error="", reason="", hint="")
+        self.stopped = StoppedTables(record.stopped)
+        self.progress = PublisherProgress(
+            published_lsn=record.position.commit_lsn, stopped=len(record.stopped)
+        )
+        self._is_saved, self._saved_at = True, time.monotonic()
+
+    @property
+    def position(self) -> EventPosition:
+        return self.record.position
+
+    def advance(self, position: EventPosition) -> None:
+        """All up to there is published, but for what stopped."""
+        self.record = replace(self.record, position=max(self.position, position))
+        self.progress.published_lsn = self.position.commit_lsn
+
+    def add_published(self, count: int) -> None:
+        self.progress.published += count
+        self.record = replace(self.record, published=self.record.published + count)
+        self.need_saving()
+
+    def add_skipped(self, events: Collection[tuple[str, str, str]]) -> None:
+        """Events that are passed over, by id, table and reason: written down at once."""
+        now = datetime.now(UTC)
+        for event, table, reason in events:
+            log.warning("skipped %s of %s: %s", event, table, reason)
+        rows = [
+            {"id": event, "table": table, "reason": reason, "skipped_at": now}
+            for event, table, reason in events
+        ]
+        self._log.add_skipped(rows)
+        self.record = replace(self.record, skipped=self.record.skipped + len(events))
+        self.progress.skipped += len(events)
+        self.need_saving()
+
+    def begin_generation(self) -> int:
+        """Whoever has taken this publisher's place makes this fail, before anything is sent.
+
+        By the clock, so that it grows though the record, or the lake, was lost and begun again.
+        """
+        generation = max(self.record.generation + 1, int(time.time()))
+        self.record = replace(self.record, generation=generation)
+        self.save()
+        return generation
+
+    def note_failure(self, error: PgReplError) -> None:
+        """What ended the run."""
+        kind = type(error).__name__
+        self.record = replace(self.record, error=kind, reason=error.message, hint=error.hint)
+        # What ended it is what counts, though it could not be written down.
+        with suppress(PgReplError):
+            self.save()
+
+    def need_saving(self) -> None:
+        """Soon, not with the next sign of life."""
+        self._is_saved = False
+
+    def save_when_due(self) -> None:
+        waited_s = time.monotonic() - self._saved_at
+        if waited_s >= (_SAVE_IDLE_S if self._is_saved else _SAVE_S):
+            self.save()
+
+    def save(self) -> None:
+        self.record = replace(
+            self.record,
+            saved_at=datetime.now(UTC),
+            stamp=self._stamp(),
+            stopped=dict(self.stopped.tables),
+        )
+        self.progress.stopped = len(self.stopped.tables)
+        self._log.save(self.record)
+        self._is_saved, self._saved_at = True, time.monotonic()

@@ -5,16 +5,18 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
-from airflow_provider_pgrepl.replication.creek.jetstream_requests import Accept
 from airflow_provider_pgrepl.replication.creek.nats_messages import CreekMessages
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.events.sent import Sent
-from airflow_provider_pgrepl.replication.events.stamps import Stamps
+from airflow_provider_pgrepl.replication.creek.streams import Accept
+from airflow_provider_pgrepl.replication.events.event import Sent, Stamps
 from airflow_provider_pgrepl.replication.events.targets.base import Linked
-from airflow_provider_pgrepl.replication.events.targets.jetstream_messages import Messages, PlainMessages
-from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import JetStreamReasons
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamLink
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.events.targets.nats import (
+    JetStreamLink,
+    JetStreamReasons,
+    Messages,
+    PlainMessages,
+)
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _SCHEMES = ("nats", "tls")
 

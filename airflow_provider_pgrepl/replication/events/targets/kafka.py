@@ -1,13 +1,369 @@
-"""Kafka: events as JSON, in topics by table, with the keys of their rows."""
+"""One producer of Kafka, from when it is made until it has failed or is closed."""
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.events.targets.base import Linked
-from airflow_provider_pgrepl.replication.events.targets.kafka_link import KafkaLink
-from airflow_provider_pgrepl.replication.events.targets.kafka_properties import properties_of
-from airflow_provider_pgrepl.replication.events.targets.kafka_reasons import KafkaReasons
-from airflow_provider_pgrepl.replication.events.targets.schema_registry import SchemaRegistry
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.event import Event
+from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
+from airflow_provider_pgrepl.replication.events.formats.json_text import to_json_object
+from airflow_provider_pgrepl.replication.events.targets.base import Linked, Refusal, Sending
+from airflow_provider_pgrepl.replication.events.targets.kafka_broker import (
+    OF_ANOTHER,
+    TOO_LARGE,
+    TRANSACTION_TIMEOUT,
+    KafkaReasons,
+    KafkaTransactions,
+    Topics,
+    UnusableTopicError,
+    of_admin,
+    of_producer,
+    properties_of,
+    property_error,
+    reason_of_topic,
+)
+from airflow_provider_pgrepl.replication.events.targets.routing import KAFKA_PREFIX, attributes, topic
+from airflow_provider_pgrepl.replication.events.targets.schema_registry import (
+    RefusedSchemaError,
+    SchemaRegistry,
+)
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected
+
+Headers = list[tuple[str, str | bytes | None]]
+_NEW_KEY, _OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
+"""By which consumers of Debezium know that a deletion and an insertion are a change of one row's key.
+
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-primary-key-updates
+"""
+_BY_ITS_KEY = -1
+"""librdkafka's RD_KAFKA_PARTITION_UA."""
+
+
+class Message(NamedTuple):
+    """One message, to the partition of its key unless another is said."""
+
+    key: bytes | None
+    body: bytes | None
+    headers: Headers
+    partition: int = _BY_ITS_KEY
+
+
+def messages_of(
+    event: Event,
+    settings: PublisherSettings,
+    partitions: Callable[[], Sequence[int]],
+    prefix: bytes = b"",
+) -> list[Message]:
+    """All of an event's: the one, but for a key that changes, a TRUNCATE, and tombstones. `partitions`: gives
+    those of its topic; `prefix`: of each body."""
+    one = Message(event.key or table_key(event.table), prefix + event.body, _headers(event, settings))
+    if event.business is not None:
+        return [one]
+    if event.key is None and settings.format == "debezium":
+        # Whose sinks take no key that has no schema; one partition keeps the order.
+        one = one._replace(key=None, partition=0)
+    if event.op == "truncate":
+        return [one._replace(partition=number) for number in partitions()]
+    found, gone = [one], event.key if event.op == "delete" else None
+    if event.left is not None:
+        gone, body = event.left
+        left = _headers(replace(event, id=f"{event.id}:old", op="delete"), settings)
+        if settings.format == "debezium":
+            left.append((_NEW_KEY, event.key))
+            one.headers.append((_OLD_KEY, gone))
+        found.insert(0, Message(gone, prefix + body, left))
+    if gone and settings.tombstones:
+        found.insert(1, Message(gone, None, one.headers[1:2]))
+    return found
+
+
+@lru_cache(10_000)
+def table_key(table: str) -> bytes:
+    """The key of all messages of a table whose rows have none."""
+    return to_json_object({"table": table}).encode()
+
+
+def _headers(event: Event, settings: PublisherSettings) -> Headers:
+    """Those of the event's own message."""
+    found: Headers = [("id", event.id), ("generation", str(event.generation))]
+    said = event.business
+    if said is None:
+        found.append(("op", event.op))
+    else:
+        found += [("type", said.type), ("content-type", said.content_type)]
+        found += said.headers.items()
+    if settings.cloudevents:
+        found += [(f"{KAFKA_PREFIX}{name}", value) for name, value in attributes(event, settings).items()]
+        found += [("content-type", "application/json")] if said is None else []
+    return found
+
+
+log = logging.getLogger("confluent_kafka")
+
+_CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
+
+_Delivered = Callable[[KafkaError | None, Any], None]
+
+
+class _All:
+    """Of the messages of one event: tells of them when all have arrived, or one was not taken."""
+
+    def __init__(self, count: int, tell: _Delivered) -> None:
+        self._left, self._tell = count, tell
+        self._lock = threading.Lock()
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        with self._lock:
+            if error is not None and self._left > 0:
+                self._left = 1
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            self._tell(error, message)
+
+
+class KafkaLink:
+    """The publisher's thread calls `send`; what becomes of messages is heard in a thread of its own."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        settings: PublisherSettings,
+        refused: dict[str, str],
+        registry: SchemaRegistry | None,
+        *,
+        one_by_one: bool,
+    ) -> None:
+        """`refused`: by id, why events are not taken, for which a transaction had to be begun again."""
+        self._settings, self._refused, self._registry = settings, refused, registry
+        self._properties = of_producer(properties, settings, one_by_one=one_by_one)
+        self._reasons = KafkaReasons(self._properties)
+        self._transactions: KafkaTransactions | None = None
+        self.is_one_by_one = one_by_one
+        self.met_large = False
+        """Whether a batch was refused, in which there may be one message that is to blame."""
+        self._has_found = False
+        self._error: PgReplError | None = None
+        self._is_stopping = False
+        self._sendings: dict[int, Sending] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Raises TargetUnavailableError when no broker answers; TargetError when the login is refused, and
+        for a property that librdkafka does not take."""
+        try:
+            self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
+            admin = AdminClient(of_admin(self._properties), logger=log)
+        except (KafkaException, TypeError, ValueError, AttributeError) as error:
+            raise property_error(error, self._properties) from None
+        self._topics = Topics(self._settings, self._producer, admin, self._reasons)
+        try:
+            self._wait_for_brokers()
+            if self._settings.transactions:
+                timeout_ms = int(self._properties[TRANSACTION_TIMEOUT])
+                self._transactions = KafkaTransactions(self._producer, timeout_ms, self._reasons)
+                self._transactions.begin()
+        except BaseException:
+            self._release()
+            raise
+        self._thread = threading.Thread(target=self._hear, name="pgrepl-kafka", daemon=True)
+        self._thread.start()
+
+    def _wait_for_brokers(self) -> None:
+        deadline = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                self._producer.list_topics(timeout=_TRY_S)
+                return
+            except KafkaException as error:
+                # What is heard here says more than that none has answered.
+                self._producer.poll(0)
+                if self._error is not None or time.monotonic() > deadline:
+                    raise self._error or self._reasons.error_of(error.args[0]) from None
+
+    @property
+    def is_open(self) -> bool:
+        return self._error is None
+
+    def stop(self) -> None:
+        """What is not acknowledged fails."""
+        if self._transactions is not None and self._error is None:
+            self._transactions.abort()
+        self._is_stopping = True
+        self._thread.join(_CLOSE_S)
+        self._release()
+
+    def _release(self) -> None:
+        """The producer knows this link, and this link the producer: its threads would stay for a while."""
+        del self._producer, self._topics
+        self._transactions = None
+
+    # --- the publisher's thread ---
+
+    def send(self, sending: Sending) -> None:
+        """Hand over its events; waits while the client's buffer is full."""
+        with self._lock:
+            if sending.events and self._error is None:
+                self._sendings[id(sending)] = sending
+        if self._has_found:
+            self._fail(self._reasons.away("messages are sent in batches again"))
+        try:
+            if self._transactions is not None:
+                if self._transactions.is_whole:
+                    self.commit()
+                if self._error is None:
+                    self._transactions.take(sending)
+            for index, event in enumerate(sending.events):
+                if self._error is not None:
+                    break
+                self._send(sending, index, event)
+        except PgReplError as error:
+            self._fail(error)
+        if self._error is not None:
+            sending.fail(self._error)
+
+    def commit(self) -> None:
+        """End the transaction, if there is one, once all of it has arrived."""
+        transactions = self._transactions
+        if transactions is not None and transactions.is_open and self._error is None:
+            try:
+                transactions.commit()
+            except PgReplError as error:
+                self._fail(error)
+            else:
+                self._refused.clear()
+                with self._lock:
+                    self._sendings = {key: one for key, one in self._sendings.items() if not one.is_done}
+
+    def _send(self, sending: Sending, index: int, event: Event) -> None:
+        if event.id in self._refused:
+            self._settle(sending, index, Refusal(event, self._refused[event.id]))
+            return
+        try:
+            name = self._topics.find(event)
+            prefix = self._prefix(event, name)
+        except (UnusableTopicError, RefusedSchemaError) as error:
+            self._settle(sending, index, Refusal(event, str(error)))
+            return
+        largest = len(event.body) if event.left is None else max(len(event.body), len(event.left[1]))
+        if largest > self._settings.max_event_bytes:
+            reason = f"the event has {largest:,} bytes, and max_event_bytes is less"
+            self._settle(sending, index, Refusal(event, reason))
+            return
+        delivered: _Delivered = partial(self._delivered, sending, index)
+        messages = messages_of(event, self._settings, lambda: self._topics.partitions(name), prefix)
+        if len(messages) > 1:
+            delivered = _All(len(messages), delivered)
+        timestamp = 0 if event.commit_ts is None else int(event.commit_ts.timestamp() * 1_000)
+        for message in messages:
+            self._produce(name, message, timestamp, delivered)
+
+    def _prefix(self, event: Event, topic: str) -> bytes:
+        """By which consumers know how to read the body."""
+        if self._registry is None or not isinstance(event, AvroEvent):
+            return b""
+        return self._registry.prefix(event.schema, topic)
+
+    def _produce(self, topic: str, message: Message, timestamp: int, delivered: _Delivered) -> None:
+        key, body, headers, partition = message
+        while self._error is None:
+            try:
+                self._producer.produce(
+                    topic, body, key, partition, on_delivery=delivered, timestamp=timestamp, headers=headers
+                )
+                return
+            except BufferError:
+                # The other thread hears what has arrived.
+                time.sleep(_FULL_S)
+            except KafkaException as error:
+                delivered(error.args[0], None)
+                return
+
+    # --- what becomes of messages ---
+
+    def _hear(self) -> None:
+        producer = self._producer
+        try:
+            while self._error is None and not self._is_stopping:
+                producer.poll(_POLL_S)
+        except KafkaException as error:
+            # A fatal one.
+            self._fail(self._reason(error.args[0]))
+        except Exception as error:
+            log_unexpected(log, "hearing from Kafka", error)
+            raise
+        finally:
+            self._fail(self._reasons.away("the connection was closed"))
+            producer.purge(blocking=False)
+            producer.poll(0)
+
+    def _delivered(self, sending: Sending, index: int, error: KafkaError | None, _: Any) -> None:
+        refusal = None
+        if error is not None:
+            event = sending.events[index]
+            reason = self._reason_to_refuse(error, topic(event, self._settings))
+            if not reason:
+                self._fail(self._reason(error))
+                return
+            if self._transactions is not None:
+                # A message that fails ends its transaction.
+                self._refused[event.id] = reason
+                self._fail(
+                    self._reasons.away("what was not taken is left out, and its transaction sent again")
+                )
+                return
+            refusal = Refusal(event, reason)
+        self._settle(sending, index, refusal)
+
+    def _settle(self, sending: Sending, index: int, refusal: Refusal | None) -> None:
+        """Both threads do. Once the producer has failed nothing is settled any more: it is sent again."""
+        with self._lock:
+            if self._error is None:
+                sending.settle(index, refusal)
+                if sending.is_done:
+                    self._sendings.pop(id(sending), None)
+
+    def _reason_to_refuse(self, error: KafkaError, topic: str) -> str:
+        is_too_large = error.code() in TOO_LARGE
+        if (is_too_large or error.code() in OF_ANOTHER) and not self.is_one_by_one:
+            # The broker refuses whole batches: which message it was shows when they come one by one.
+            self.met_large = True
+            return ""
+        # Those after it can come in batches again.
+        self._has_found = self.is_one_by_one
+        if is_too_large:
+            return f"topic {topic}: the event is larger than it takes (max.message.bytes)"
+        return reason_of_topic(error, topic)
+
+    def _said(self, error: KafkaError) -> None:
+        """Called in `poll`. Single brokers may be away; the client sees to that."""
+        found = self._reason(error)
+        if error.fatal() or not isinstance(found, TargetUnavailableError):
+            self._fail(found)
+
+    def _reason(self, error: KafkaError) -> PgReplError:
+        transactions = self._transactions
+        return self._reasons.error_of(error) if transactions is None else transactions.reason_of(error)
+
+    def _fail(self, error: PgReplError) -> None:
+        """The first reason is the one that is told."""
+        with self._lock:
+            self._error = self._error or error
+            lost = [*self._sendings.values()]
+            self._sendings.clear()
+        for sending in lost:
+            sending.fail(self._error)
 
 
 class Kafka(Linked[KafkaLink]):

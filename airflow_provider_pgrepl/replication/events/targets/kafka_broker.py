@@ -3,16 +3,282 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
-from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.targets.base import Sending
-from airflow_provider_pgrepl.replication.events.targets.kafka_properties import (
-    LONGEST_TRANSACTION_MS,
-    TRANSACTION_TIMEOUT,
+from airflow_provider_pgrepl.replication.events.targets.routing import topic, topic_of
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+
+_REFUSED = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
 )
-from airflow_provider_pgrepl.replication.events.targets.kafka_reasons import KafkaReasons
+_OF_A_TOPIC = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the user may not write it",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "it is not there",
+    KafkaError._UNKNOWN_TOPIC: "it is not there",
+    KafkaError._UNKNOWN_PARTITION: "it is not there",
+    KafkaError.TOPIC_EXCEPTION: "its name is refused; Kafka takes no two that differ in . and _ alone",
+    KafkaError.POLICY_VIOLATION: "a policy of the cluster is against it",
+    KafkaError.INVALID_PARTITIONS: "the cluster's default number of partitions is refused",
+    KafkaError.INVALID_RECORD: "it does not take such a message",
+    KafkaError.INVALID_TIMESTAMP: "it does not take the time of the commit (message.timestamp.…max.ms)",
+    KafkaError._INVALID_DIFFERENT_RECORD: "it does not take such a message",
+}
+TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+OF_ANOTHER = frozenset({KafkaError._INVALID_DIFFERENT_RECORD})
+"""A batch was refused for another message in it."""
+_HINT = "are its brokers there? Events wait in the changelog meanwhile"
+
+
+class KafkaReasons:
+    """Of one connection. Messages of librdkafka name brokers, and hold neither credentials nor rows."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._user = properties.get("sasl.username", "")
+        self.where = f"Kafka at {properties['bootstrap.servers']}"
+
+    def error_of(self, error: KafkaError) -> PgReplError:
+        """What ends the connection."""
+        if error.code() in _REFUSED:
+            return self.refused(
+                f"the login{f' of {self._user}' if self._user else ''} was refused",
+                "look at the connection's login, password and sasl.mechanism",
+            )
+        if error.code() == KafkaError._SSL and "certificate verify failed" in error.str():
+            return self.refused(
+                "the brokers' certificate was refused",
+                "name the hosts as their certificates do, and give the authority's as ssl.ca.location",
+            )
+        return self.away(error.str())
+
+    def away(self, what: str) -> TargetUnavailableError:
+        """The cluster takes nothing just now."""
+        return TargetUnavailableError(f"{self.where}: {what}", _HINT)
+
+    def refused(self, what: str, hint: str) -> TargetError:
+        """The cluster takes nothing before somebody has changed something."""
+        return TargetError(f"{self.where}: {what}", hint)
+
+
+def property_error(error: Exception, given: Iterable[str]) -> TargetError:
+    """Of properties of which the client does not take one. Its message may hold the value."""
+    named = [name for name in given if f'"{name}"' in str(error)]
+    what = ", ".join(named) or "one of the connection's"
+    return TargetError(
+        f"Kafka: property {what}: there is no such one, or not with such a value",
+        "they are librdkafka's, see its CONFIGURATION.md",
+    )
+
+
+def reason_of_topic(error: KafkaError, topic: str) -> str:
+    """Why a topic takes no event of its table; empty when the topic is not to blame."""
+    found = _OF_A_TOPIC.get(error.code())
+    return f"topic {topic}: {found}" if found else ""
+
+
+_LONGEST = 249
+_MOST_ROUTES = 10_000
+"""Of business events; what they are called is data."""
+_BY_TABLE = "{table}"
+_ANSWER_S = 30.0
+_CLUSTERS_DEFAULT = -1
+
+
+class UnusableTopicError(Exception):
+    """Why events cannot go there, for a person to mend."""
+
+
+class Topics:
+    """Those of one connection. Topics that are missing are made with the cluster's defaults."""
+
+    def __init__(
+        self, settings: PublisherSettings, producer: Producer, admin: AdminClient, reasons: KafkaReasons
+    ) -> None:
+        self._settings, self._template = settings, settings.topic
+        self._producer, self._admin, self._reasons = producer, admin, reasons
+        self._of_table: dict[str, tuple[str, str]] = {}
+        self._of_route: dict[str, str] = {}
+        self._table_of: dict[str, str] = {}
+
+    def find(self, event: Event) -> str:
+        """An event's topic, seen to be there. Raises UnusableTopicError, and what KafkaReasons makes of other
+        errors."""
+        if event.business is None:
+            return self._find(event.table)
+        name = topic(event, self._settings)
+        if name not in self._of_route:
+            if len(self._of_route) >= _MOST_ROUTES:
+                self._of_route.clear()
+            self._of_route[name] = self._reason_to_refuse(name)
+        if reason := self._of_route[name]:
+            raise UnusableTopicError(reason)
+        return name
+
+    def _find(self, table: str) -> str:
+        if table not in self._of_table:
+            name = topic_of(self._template, table)
+            self._of_table[table] = name, self._reason_against(name, table)
+        name, reason = self._of_table[table]
+        if reason:
+            raise UnusableTopicError(reason)
+        return name
+
+    def partitions(self, topic: str) -> list[int]:
+        """All that it has now."""
+        try:
+            found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+        except KafkaException as error:
+            raise self._reasons.error_of(error.args[0]) from None
+        if not found.partitions:
+            raise self._reasons.away(f"topic {topic} has no partitions just now")
+        return sorted(found.partitions)
+
+    def _reason_against(self, topic: str, table: str) -> str:
+        # By one key in one topic two rows would be one.
+        owner = self._table_of.setdefault(topic, table)
+        if owner != table and _BY_TABLE in self._template:
+            return f"topic {topic}: {owner} has it already"
+        return self._reason_to_refuse(topic)
+
+    def _reason_to_refuse(self, topic: str) -> str:
+        if len(topic) > _LONGEST or topic in ("", ".", ".."):
+            return f"topic {topic}: Kafka takes no such name"
+        try:
+            error = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic].error
+            if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                error = self._make(topic)
+        except KafkaException as raised:
+            error = raised.args[0]
+        if error is None or error.code() == KafkaError.LEADER_NOT_AVAILABLE:
+            return ""
+        if reason := reason_of_topic(error, topic):
+            return reason
+        raise self._reasons.error_of(error)
+
+    def _make(self, topic: str) -> KafkaError | None:
+        """With the cluster's number of partitions and replicas."""
+        wanted = NewTopic(topic, _CLUSTERS_DEFAULT, _CLUSTERS_DEFAULT)
+        try:
+            self._admin.create_topics([wanted], request_timeout=_ANSWER_S)[topic].result()
+        except KafkaException as raised:
+            error: KafkaError = raised.args[0]
+            return None if error.code() == KafkaError.TOPIC_ALREADY_EXISTS else error
+        return None
+
+
+Properties = dict[str, Any]
+
+TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+LONGEST_TRANSACTION_MS = 900_000
+"""What brokers allow by default, transaction.max.timeout.ms."""
+_PROTOCOLS = {
+    ("kafka", False): "plaintext",
+    ("kafka", True): "sasl_plaintext",
+    ("kafkas", False): "ssl",
+    ("kafkas", True): "sasl_ssl",
+}
+_ANSWER_MS = 60_000
+"""How long a message may take, all of the client's own attempts included."""
+_GIVEN: Properties = {
+    # In order, each once, for as long as the producer lives; and counted when all replicas in sync have it.
+    "enable.idempotence": True,
+    "acks": "all",
+    "message.timeout.ms": _ANSWER_MS,
+    "socket.timeout.ms": _ANSWER_MS // 3,
+    # Where Kafka's own clients put a key.
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 64 << 10,
+}
+_LINGER = {"linger.ms": 5}
+_OF_CODE = ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "default.topic.config")
+_NOT_CHOSEN = {"bootstrap.servers", "transactional.id", "delivery.report.only.error", *_OF_CODE, *_GIVEN}
+"""Properties that a URI may not set: order and delivery depend on them, or they run something."""
+_OF_THE_PRODUCER = (
+    {"message.max.bytes", "batch.num.messages", "transactional.id", TRANSACTION_TIMEOUT, "linger.ms"}
+    | _GIVEN.keys()
+) - {"socket.timeout.ms"}
+_OVERHEAD = 1024
+"""Of a message, beside its body: key, headers, and what Kafka adds."""
+_KAFKA_PROPERTIES_HINT = (
+    "give it as kafka://host:9092,host:9092, or kafkas://user:password@host:9093?sasl.mechanism=SCRAM-SHA-512;"
+    " what is special in a password is percent-encoded"
+)
+
+
+def properties_of(uri: str) -> Properties:
+    """librdkafka's properties. Raises TargetError, which shows nothing of the URI but names of properties."""
+    try:
+        parts = urlsplit(uri)
+        chosen = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise _unreadable() from None
+    login, _, servers = parts.netloc.rpartition("@")
+    protocol = _PROTOCOLS.get((parts.scheme, bool(login)))
+    if protocol is None or parts.path.strip("/") or not all(map(_is_server, servers.split(","))):
+        raise _unreadable()
+    if taken := sorted(name for name in chosen if name in _NOT_CHOSEN or "." not in name):
+        raise TargetError(
+            f"the URI of Kafka sets {', '.join(taken)}",
+            "what keeps order and changes, or runs something, is not chosen: leave it out",
+        )
+    timeout = chosen.get(TRANSACTION_TIMEOUT, "1")
+    if not timeout.isascii() or not timeout.isdigit() or not int(timeout):
+        raise TargetError(f"the URI of Kafka: {TRANSACTION_TIMEOUT} is no number of milliseconds")
+    found: Properties = {"bootstrap.servers": servers, "security.protocol": protocol}
+    if login:
+        user, _, password = login.partition(":")
+        found |= {
+            "sasl.username": unquote(user),
+            "sasl.password": unquote(password),
+            "sasl.mechanism": "PLAIN",
+        }
+    return found | chosen
+
+
+def of_producer(given: Mapping[str, Any], settings: PublisherSettings, *, one_by_one: bool) -> Properties:
+    """Of a publisher's producer. `one_by_one`: no two messages in one batch."""
+    largest = settings.max_event_bytes + _OVERHEAD
+    found = {**_LINGER, **given, **_GIVEN, "message.max.bytes": max(largest, 1_000_000)}
+    if settings.transactions:
+        timeout_ms = int(found.setdefault(TRANSACTION_TIMEOUT, LONGEST_TRANSACTION_MS))
+        found["transactional.id"] = f"pgrepl.{settings.source}.{settings.name}"
+        # The client does not take a transaction that ends before its messages.
+        for name in ("message.timeout.ms", "socket.timeout.ms"):
+            found[name] = min(_GIVEN[name], timeout_ms)
+    if one_by_one:
+        found["batch.num.messages"] = 1
+    return found
+
+
+def of_admin(producers: Mapping[str, Any]) -> Properties:
+    """Of the client that makes topics, beside a producer."""
+    return {name: value for name, value in producers.items() if name not in _OF_THE_PRODUCER}
+
+
+def _is_server(text: str) -> bool:
+    try:
+        parts = urlsplit(f"//{text}")
+        return bool(parts.hostname) and parts.port != 0 and parts.netloc == text
+    except ValueError:
+        return False
+
+
+def _unreadable() -> TargetError:
+    return TargetError("the URI of Kafka cannot be read", _KAFKA_PROPERTIES_HINT)
+
 
 _CONNECT_S, _COMMIT_S, _ABORT_S, _PAUSE_S = 20.0, 60.0, 5.0, 0.2
 _FENCED = frozenset(

@@ -5,31 +5,222 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, urlsplit
 
 import nats
+import nats.errors
+import nats.js.errors
 from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 
-from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.events.sent import Sent
-from airflow_provider_pgrepl.replication.events.targets.base import OnTheWay, Refusal, Sending
-from airflow_provider_pgrepl.replication.events.targets.jetstream_messages import (
-    Message,
-    Messages,
-    UnsendableError,
+from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.event import Event, Sent
+from airflow_provider_pgrepl.replication.events.targets.base import (
+    OnTheWay,
+    Refusal,
+    Sending,
+    certificate_refused,
 )
-from airflow_provider_pgrepl.replication.events.targets.jetstream_reasons import (
-    JetStreamReasons,
-    is_too_large,
+from airflow_provider_pgrepl.replication.events.targets.routing import (
+    NATS_ID,
+    NATS_PREFIX,
+    attributes,
+    subject,
 )
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
-from airflow_provider_pgrepl.trace import trace_of
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+_API_S = 20.0
+_LONGEST_SUBJECT = 1_024
+"""A server ends a connection whose commands are longer than 4,096 bytes (max_control_line)."""
+_NAME = re.compile(r"[!-9;-~]+")
+"""Of a header: printable ASCII but for the colon, as in HTTP."""
+_NATS = "nats-"
+"""What JetStream takes for orders (Nats-Rollup, Nats-TTL, …)."""
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+
+
+class UnsendableError(Exception):
+    """Why an event cannot be sent, for a person to mend."""
+
+
+class Message(NamedTuple):
+    """One event's. `size`: bytes of its body, which limits count. `has_small_headers`: whether nobody but the
+    publisher says what is in them."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+    size: int
+    has_small_headers: bool = True
+
+
+class Messages(Protocol):
+    """Of one connection; all but `of` raises what the client raises."""
+
+    stream: str
+    """That has to acknowledge them."""
+
+    async def begin(self, client: Any) -> None:
+        """Have the streams there."""
+
+    async def of(self, event: Event) -> Message:
+        """An event's. Raises UnsendableError."""
+
+    async def end(self) -> None:
+        """The connection is over."""
+
+
+class PlainMessages:
+    """Bodies as they are, into one stream, which takes the subjects below its name unless it is there."""
+
+    def __init__(self, settings: PublisherSettings) -> None:
+        self._settings, self.stream = settings, settings.stream
+
+    async def begin(self, client: Any) -> None:
+        jetstream = client.jetstream(timeout=_API_S)
+        try:
+            await jetstream.stream_info(self.stream)
+        except NotFoundError:
+            await jetstream.add_stream(name=self.stream, subjects=[f"{self.stream}.>"])
+
+    async def of(self, event: Event) -> Message:
+        place = subject(event, self._settings)
+        if place == self.stream:
+            raise UnsendableError("its subject has no words beside the stream's name: it has no route")
+        if len(place.encode()) > _LONGEST_SUBJECT:
+            raise UnsendableError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
+        return Message(place, event.body, self._headers(event), len(event.body), event.business is None)
+
+    async def end(self) -> None:
+        """Nothing is left."""
+
+    def _headers(self, event: Event) -> dict[str, str]:
+        said = event.business
+        found = {} if said is None else _checked(dict(said.headers))
+        if self._settings.cloudevents:
+            given = attributes(event, self._settings) | {
+                "datacontenttype": "application/json" if said is None else said.content_type
+            }
+            found |= {f"{NATS_PREFIX}{name}": _encoded(value) for name, value in given.items()}
+        # What an event says by itself is last, so that nothing else is taken for it.
+        own = {"Pgrepl-Op": event.op, "Content-Type": "application/json"}
+        if said is not None:
+            own = _checked({"Pgrepl-Type": said.type, "Content-Type": said.content_type})
+        return found | own | identity(event) | {"Pgrepl-Generation": str(event.generation)}
+
+
+def identity(event: Event) -> dict[str, str]:
+    """By which an event is known. JetStream drops what has a message id that it had of late: of what is sent
+    again it must drop nothing, since it would drop what it has and take what was refused, out of order."""
+    return {"Nats-Msg-Id": f"{event.id}-{event.generation}", NATS_ID: event.id}
+
+
+def _checked(headers: dict[str, str]) -> dict[str, str]:
+    """Raises UnsendableError for those that NATS would change, or take for orders."""
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
+            raise UnsendableError(
+                f"its header {name!r} has a name that NATS does not take, or takes for its own"
+            )
+        if value != value.strip() or any(sign in value for sign in "\r\n"):
+            raise UnsendableError(f"its header {name} has line breaks, or white space at an end")
+    return headers
+
+
+@lru_cache(1_000)
+def _encoded(value: str) -> str:
+    """As the binding of CloudEvents to HTTP says (3.1.3.2), and that to NATS with it."""
+    return quote(value, safe=_PRINTABLE)
+
 
 log = logging.getLogger(__name__)
+
+_DENIED = "permissions violation"
+_TOO_LARGE = 10054
+"""JetStream's error code for a message larger than the stream takes."""
+_SAID: dict[type[BaseException], str] = {
+    TimeoutError: "it does not answer in time",
+    nats.errors.TimeoutError: "it does not answer in time",
+    nats.errors.NoServersError: "no server answers",
+    nats.errors.NoRespondersError: "JetStream does not answer: is it switched on?",
+    nats.errors.StaleConnectionError: "the connection went silent",
+    nats.errors.ConnectionClosedError: "the connection was closed",
+    nats.errors.SecureConnRequiredError: "it expects TLS: tls://",
+    nats.errors.SecureConnWantedError: "it does not speak TLS: nats://",
+}
+_HINT = (
+    "look at the rights of the connection's user: to publish and subscribe on the streams, `$JS.API.>` and"
+    " `_INBOX.>`"
+)
+
+
+class JetStreamReasons:
+    """Of one connection. `servers`: their URIs, of which no credentials are shown."""
+
+    def __init__(self, servers: Iterable[str]) -> None:
+        parts = [urlsplit(server) for server in servers]
+        # A name alone is a token.
+        self._user = next((one.username for one in parts if one.username and one.password), "")
+        self.where = f"NATS at {', '.join(one.netloc.rpartition('@')[2] for one in parts)}"
+
+    def error_of(self, reason: BaseException) -> PgReplError:
+        """The error for what the client raised, without what may hold credentials."""
+        if isinstance(reason, PgReplError):
+            return reason
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return certificate_refused(self.where, reason)
+        if isinstance(reason, nats.js.errors.APIError):
+            return self.away(reason.description or f"error {reason.err_code}")
+        said = str(reason).lower()
+        if "authorization violation" in said or "authentication expired" in said:
+            return TargetError(
+                f"{self.where}: the login{f' of {self._user}' if self._user else ''} was refused",
+                "look at login and password of the connection",
+            )
+        if _DENIED in said:
+            return self.refused("the user lacks a right")
+        return self.away(_text_of(reason))
+
+    def log_unknown(self, doing: str, reason: BaseException) -> None:
+        """Log the trace of an exception that is none of the client's, nor of the network."""
+        if not isinstance(reason, nats.errors.Error | OSError | asyncio.CancelledError):
+            log_unexpected(log, doing, reason)
+
+    def away(self, what: str) -> TargetUnavailableError:
+        """The server takes nothing just now."""
+        return TargetUnavailableError(
+            f"{self.where}: {what}",
+            "is the server there, with JetStream, and has it room? Events wait in the changelog meanwhile",
+        )
+
+    def refused(self, what: str) -> TargetError:
+        """The server takes nothing before somebody has changed something."""
+        return TargetError(f"{self.where}: {what}", _HINT)
+
+
+def _text_of(reason: BaseException) -> str:
+    if isinstance(reason, ssl.SSLError):
+        return f"it does not speak TLS here as tls:// expects: {reason.reason or 'the connection ended'}"
+    for kind, said in _SAID.items():
+        if isinstance(reason, kind):
+            return said
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return type(reason).__name__
+
+
+def is_too_large(error: dict[str, Any]) -> bool:
+    """Whether JetStream does not take a message for its size."""
+    return error.get("err_code") == _TOO_LARGE
 
 
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10

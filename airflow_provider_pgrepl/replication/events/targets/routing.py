@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC
 from functools import lru_cache
+from urllib.parse import quote
 
-from airflow_provider_pgrepl.replication.creek.subjects import word_of, words_of
+from airflow_provider_pgrepl.replication.creek.wire import word_of, words_of
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _PATTERN = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "*#%"})
 """What stands for words in a binding."""
@@ -67,3 +69,34 @@ def _filled(template: str, route: str, type_: str) -> str:
     values = {"{route}": route, "{type}": type_}
     # In one go: a route may be called {type}.
     return _PLACES.sub(lambda found: values.get(found[0], found[0]), template)
+
+
+KAFKA_PREFIX = "ce_"
+"""Of headers (Kafka protocol binding, 3.2.3)."""
+RABBITMQ_PREFIX = "ce-"
+"""Of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
+NATS_PREFIX = "ce-"
+"""Of headers (NATS protocol binding, 3.1.3)."""
+NATS_ID = "Pgrepl-Id"
+"""Our header of an event's id, which it keeps whenever it is sent."""
+
+
+def attributes(event: Event, settings: PublisherSettings) -> dict[str, str]:
+    """All but `datacontenttype`, which each protocol has a place for.
+
+    `id` with `source` is unique: the application's own of a business event that has one, else the change's.
+    """
+    said = event.business
+    own = "" if said is None else said.headers.get("event_id", "")
+    found = {
+        "specversion": "1.0",
+        "id": own or event.id,
+        "source": f"/{quote(settings.source, safe='')}",
+        "type": f"{settings.source}.{event.table}.{event.op}"
+        if said is None
+        else said.type or said.route or "message",
+        "subject": event.table,
+    }
+    if event.commit_ts is not None:
+        found["time"] = event.commit_ts.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return found

@@ -10,8 +10,8 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError, one_line
-from airflow_provider_pgrepl.replication.events.formats.change_schema import ChangeSchema
-from airflow_provider_pgrepl.replication.settings.publisher_settings import SubjectNames
+from airflow_provider_pgrepl.replication.events.formats.avro import ChangeSchema
+from airflow_provider_pgrepl.replication.settings.publisher import SubjectNames
 from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)

@@ -19,15 +19,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.apply.batch_ends import BatchEnd
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.apply.changelog_source import FORMAT, ChangelogSource
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import MergeRounds
-from airflow_provider_pgrepl.replication.lake.apply.warm_up import warm_up
-from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, ApplierProgress, BatchEnd, WorkItem
+from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import ensure_compiled
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -36,6 +39,24 @@ from airflow_provider_pgrepl.trace import log_unexpected
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Have each Python worker that merges may use merge a row; one slot is the streaming query's own.
+
+    The loops are compiled first, so that Spark's daemon of workers finds them.
+    """
+    ensure_compiled()
+    tasks = max(1, spark.sparkContext.defaultParallelism - 1)
+    spark.sparkContext.parallelize(range(tasks), tasks).foreach(lambda _number: merge_a_row())
+
+
+def merge_a_row() -> None:
+    """Load in this process what merging needs."""
+    relation = Relation(0, TableName("none", "none"), (Column("key", 1, 23, -1, "integer", is_key=True),))
+    change = {"commit_lsn": 1, "ordinal": 0, "relation_id": 0, "op": "I", "new": ["1"]}
+    collapse(pa.Table.from_pylist([change], schema=ROW_SCHEMA), relation)
+
 
 log = logging.getLogger(__name__)
 

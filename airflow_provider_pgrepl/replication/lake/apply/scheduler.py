@@ -5,38 +5,278 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.lake.apply.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.apply.batch_ends import BatchEnd
-from airflow_provider_pgrepl.replication.lake.apply.catch_up_planner import CatchUpPlanner, snapshot_of
-from airflow_provider_pgrepl.replication.lake.apply.caught_up_tables import CaughtUpTable
-from airflow_provider_pgrepl.replication.lake.apply.merge_lanes import MergeLanes
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, Share, jobs_at_once
-from airflow_provider_pgrepl.replication.lake.apply.point_writer import PointWriter
-from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.apply.share_runner import ShareRunner
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import fingerprints_at
-from airflow_provider_pgrepl.replication.lake.apply.table_outcomes import ACTIVE, TableOutcomes
+from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import (
+    MergeJob,
+    Share,
+    ShareRunner,
+    jobs_at_once,
+)
+from airflow_provider_pgrepl.replication.lake.apply.schedule import (
+    BEFORE_ALL,
+    CaughtUpTable,
+    TableSchedule,
+    versions_of,
+)
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, fingerprints_at
+from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
 from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
-from airflow_provider_pgrepl.replication.lake.apply.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeLanes
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.state.tables import TableRecord
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+class PointWriter:
+    """Of one run of the applier."""
+
+    def __init__(
+        self,
+        points: Points,
+        epoch: Epoch,
+        schedule: TableSchedule,
+        progress: ApplierProgress,
+        every_s: float,
+    ) -> None:
+        self._points = points
+        self._epoch = epoch
+        self._schedule = schedule
+        self._progress = progress
+        self._every_s = every_s
+        self._version = BEFORE_ALL
+        self._named: frozenset[int] = frozenset()
+        self._next_boundary = time.monotonic() + every_s
+
+    def write(self, records: Mapping[int, TableRecord]) -> None:
+        """Append the newest point that can be made of these tables, if it is newer than the last. Raises what
+        `Points.append` does."""
+        schedule = self._schedule
+        if schedule.newest < self._version:
+            self._version = BEFORE_ALL
+        needed = [oid for oid, record in records.items() if record.state is TableState.STREAMING]
+        version = schedule.common(needed)
+        if version is not None and (version > self._version or self._lacks(records, version)):
+            self._append(records, version)
+            self._version = version
+            self._next_boundary = time.monotonic() + self._every_s
+        schedule.forget_before(self._version, needed)
+        self._set_boundary(needed)
+
+    def _lacks(self, records: Mapping[int, TableRecord], version: int) -> bool:
+        """Whether the point of this version was made before all tables had caught up, as they have now."""
+        is_settled = version == self._version == self._schedule.newest and self._schedule.is_settled(records)
+        return is_settled and not self._named >= records.keys()
+
+    def _append(self, records: Mapping[int, TableRecord], version: int) -> None:
+        """A point names those with a snapshot not later than it."""
+        end = self._schedule.ends[version]
+        self._progress.commit_ts = end.commit_ts or self._progress.commit_ts
+        named = {
+            record.table: known
+            for oid, record in records.items()
+            if (known := self._schedule.caught_up.at(oid, version)) and known.snapshot <= end.lsn
+        }
+        latest, order = self._points.latest(), (self._epoch, end.lsn)
+        passed = latest is not None and latest.order > order
+        if not named or passed or any(known.position > end.lsn for known in named.values()):
+            # Tables that were ahead of the batch do not show its moment any more.
+            return
+        commit_ts = self._progress.commit_ts
+        if commit_ts is None and latest is not None and latest.epoch == self._epoch:
+            commit_ts = latest.commit_ts
+        self._named = frozenset(oid for oid in records if self._schedule.caught_up.at(oid, version))
+        positions = {str(table): known.position for table, known in named.items()}
+        self._points.append(ConsistentPoint(self._epoch, end.lsn, commit_ts, versions_of(named), positions))
+        self._progress.applied_lsn, self._progress.point_version = end.lsn, version
+
+    def rest_s(self, now: float) -> float:
+        """How long it is until a boundary is to be set, if no point is made until then."""
+        if self._schedule.newest <= self._version:
+            return self._every_s
+        return max(0.0, self._next_boundary - now)
+
+    def _set_boundary(self, needed: list[int]) -> None:
+        """Tables that move at different paces may never meet by themselves."""
+        now = time.monotonic()
+        if self.rest_s(now) > 0:
+            return
+        self._next_boundary = now + self._every_s
+        if not self._schedule.is_passing(needed, self._version):
+            self._schedule.seal()
+
+
+def snapshot_of(record: TableRecord) -> LSN:
+    """The position at which a table was copied."""
+    return record.position_lsn or LSN(0)
+
+
+class CatchUpPlanner:
+    """Plans a batch of bytes for each table, and remembers what was looked through in vain."""
+
+    def __init__(self, pipeline: Pipeline, record: EpochRecord, tables: RecordedTables) -> None:
+        self._pipeline = pipeline
+        self._record = record
+        self._tables = tables
+        # Files that hold no change of a table do not move its position: they must not be taken for ever.
+        # What was looked through is kept with the position above which it was.
+        self._looked_through: dict[int, tuple[LSN, LSN]] = {}
+
+    def plan(
+        self, behind: Mapping[int, TableRecord], end: BatchEnd
+    ) -> tuple[list[TableResult], list[MergeJob]]:
+        """Errors of tables that cannot be brought forward, and jobs of the others, up to a batch's end."""
+        changelog = reader.open_changelog(changelog_uri(self._pipeline.lake_root))
+        floor = reader.read_floor_lsn(changelog, self._record.epoch)
+        kept = floor, reader.read_durable_lsn(changelog)
+        standings = {oid: self._tables.standing(record) for oid, record in behind.items()}
+        refused = {
+            oid: TableResult.of_error(oid, problem)
+            for oid, standing in standings.items()
+            if standing and (problem := standing.problem(snapshot_of(behind[oid]), *kept))
+        }
+        needed = {oid: self._needed(oid, standings[oid]) for oid in behind if oid not in refused}
+        # Listed once: it costs the more the longer changes are kept, whatever the table.
+        lowest = min(needed.values(), default=LSN(0))
+        files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
+        jobs = [
+            MergeJob.plan(
+                self._work(behind[oid], standings[oid]),
+                snapshot_of(behind[oid]),
+                [file for file in files if file.max_lsn > above],
+                (end.version, LSN(end.lsn + 1)),
+                self._pipeline.batch_bytes,
+            )
+            for oid, above in needed.items()
+        ]
+        return list(refused.values()), jobs
+
+    def remember(self, oid: int, position: LSN, reach: LSN) -> None:
+        """Files up to `reach` were looked through for a table that stays at `position`."""
+        self._looked_through[oid] = position, reach
+
+    def _needed(self, oid: int, standing: TablePosition | None) -> LSN:
+        """Above which LSN the table needs what the changelog holds."""
+        if standing is None:
+            return LSN(0)
+        then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
+        return max(standing.whole, reach) if then <= standing.own else standing.whole
+
+    def _work(self, record: TableRecord, standing: TablePosition | None) -> TableWork:
+        if standing is None:
+            return self._tables.work(record)
+        return self._tables.work(record, standing.own, standing.known)
+
+
 log = logging.getLogger(__name__)
+
+ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
+"""States of tables to which changes are applied."""
+
+
+class TableOutcomes:
+    """Takes results, one by one."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        store: Store,
+        schedule: TableSchedule,
+        planner: CatchUpPlanner,
+        progress: ApplierProgress,
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._schedule = schedule
+        self._planner = planner
+        self._progress = progress
+
+    def take(self, result: TableResult, record: TableRecord | None) -> None:
+        """`record`: the table as it is recorded now, None when no changes are applied to it any more.
+
+        Raises the error that ends the pipeline, if it is one.
+        """
+        oid, job, now = result.relation_id, self._schedule.running[result.relation_id], time.monotonic()
+        self._schedule.pace(oid).end(
+            now,
+            result.seconds,
+            result.bytes_written,
+            result.bytes_changed,
+            listed=job.bytes,
+            live=result.bytes_live,
+        )
+        caught_up = None
+        if result.error is not None:
+            self._mark_errored(record, job.snapshot, result)
+        elif result.has_gone_back:
+            log.warning("table %s has gone back to %s", job.work.relation.table, LSN(result.position))
+        elif result.overtaken:
+            log.warning("table %s: %s; trying again", job.work.relation.table, result.overtaken)
+        else:
+            self._progress.changes += result.changes
+            if record is not None and result.relation is not None:
+                # What the lake table itself says already, for people and for the sensor to see.
+                relation = Relation.from_json(result.relation)
+                self._store.record_relation(self._pipeline, relation, job.snapshot)
+            if job.is_last:
+                caught_up = CaughtUpTable(
+                    job.snapshot,
+                    job.through,
+                    job.through,
+                    result.version,
+                    result.position,
+                    result.history_version,
+                    result.fingerprint,
+                )
+            else:
+                self._planner.remember(oid, LSN(result.position), job.reach_lsn)
+        failed = result.error is not None or result.has_gone_back or bool(result.overtaken)
+        self._schedule.finish(oid, caught_up, now if failed else None)
+        if caught_up is not None and record is not None and record.state is TableState.CATCHING_UP:
+            self._move(record)
+
+    def mark_errored(self, record: TableRecord, result: TableResult) -> None:
+        """Of a table that cannot even be planned. Raises what `take` does."""
+        self._mark_errored(record, snapshot_of(record), result)
+
+    def _move(self, record: TableRecord) -> None:
+        if self._store.move(self._pipeline, record, TableState.STREAMING):
+            log.info("table %s has caught up", record.table)
+
+    def _mark_errored(self, record: TableRecord | None, snapshot: LSN, result: TableResult) -> None:
+        """A table's own trouble stays its own; any other ends us, unless the table left meanwhile.
+
+        A copy that was replaced meanwhile may have refused what we had for it: the new one is looked at next.
+        """
+        if record is None:
+            return
+        now = self._store.read_tables(self._pipeline).get(record.table)
+        if now is None or now.state not in ACTIVE or snapshot_of(now) != snapshot:
+            return
+        error = result.to_error(record.table)
+        if result.stops_pipeline:
+            if error.trace:
+                log.error("table %s stops the pipeline, by %s", record.table, error.trace)
+            raise error
+        log.error("table %s stops: %s\n  hint: %s", record.table, error.message, error.hint)
+        if error.trace:
+            log.error("table %s stopped by an unexpected %s", record.table, error.trace)
+        lsn = LSN(result.error_lsn) if result.error_lsn else None
+        if not self._store.mark_errored(self._pipeline, now, error, lsn):
+            log.info("table %s was changed by somebody else meanwhile", record.table)
+
 
 LOOK_INTERVAL_S = 30.0
 """How often tables without changes are looked at: whether they still are as they were left."""

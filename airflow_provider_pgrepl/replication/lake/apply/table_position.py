@@ -14,9 +14,9 @@ from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 

@@ -36,7 +36,7 @@ def load() -> None:
         import_module(f"{_REPLICATION}.spark.executors").this_host()
         # Where loops have to be compiled first Spark would wait for that: each worker loads them itself then.
         if import_module(f"{_REPLICATION}.runtime.compiled_loops").is_compiled():
-            import_module(f"{_APPLY}.warm_up").merge_a_row()
+            import_module(f"{_APPLY}.applier").merge_a_row()
     finally:
         if "numpy" in sys.modules:
             # It has been seeded by now, and each worker would draw the same numbers.

@@ -6,6 +6,7 @@ that the table does not use (variantType), for which other readers then refuse i
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from airflow_provider_pgrepl.replication.delta.checkpoints import write_checkpoi
 from airflow_provider_pgrepl.replication.delta.log import put_version
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
-from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+from airflow_provider_pgrepl.replication.storage import durable, read_commit, storage_errors
 
 CHECKPOINT_EVERY, STORE_CHECKPOINT_EVERY = 100, 20
 """Versions, the first as deltalake has it for its own commits. Who opens a table reads each since then, in a
@@ -67,3 +68,26 @@ def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
             **({} if vector is None else {"deletionVector": vector.to_action()}),
         }
     }
+
+
+def written_bytes(uri: str, after: int, upto: int) -> int:
+    """Bytes, by the versions after one and up to another. Raises LakeUnavailableError."""
+    total = 0
+    with storage_errors(uri):
+        for version in range(after + 1, upto + 1):
+            content = read_commit(uri, version) or b""
+            total += len(content) + _bytes_of(json.loads(line) for line in content.splitlines() if line)
+    return total
+
+
+def _bytes_of(actions: Iterable[Mapping[str, Any]]) -> int:
+    actions = list(actions)
+    before = {action["remove"]["path"] for action in actions if "remove" in action}
+    added = [LiveFile(action["add"]) for action in actions if "add" in action]
+    # A file that gets another vector is named again, and is the same.
+    data = sum(file.size for file in added if file.action["path"] not in before)
+    ends: dict[str, int] = {}
+    for file in added:
+        if file.vector is not None and file.action["path"] in before and (path := file.vector.path):
+            ends[path] = max(ends.get(path, 0), file.vector.end)
+    return data + sum(ends.values())

@@ -4,40 +4,144 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError, OvertakenError, PgReplError
-from airflow_provider_pgrepl.replication.delta.log import added_action, can_commit, metadata_action
-from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.delta.log import (
+    added_action,
+    can_commit,
+    commit_token,
+    committing,
+    metadata_action,
+)
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError, commit_actions, removed
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
-from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
+from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version, live_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, partition_columns
+from airflow_provider_pgrepl.replication.lake.delta.statistics import (
+    bounded_in_all,
     columns_found_bounded,
     declaration,
     declared_columns,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
-from airflow_provider_pgrepl.replication.lake.delta.obstacles import (
-    Obstacle,
-    find_fixed_columns,
-    find_obstacle,
-)
-from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
-from airflow_provider_pgrepl.replication.lake.delta.statistics import bounded_in_all
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.source.catalog.relations import Comments
 from airflow_provider_pgrepl.replication.storage import durable, is_refusal, refusal
 from airflow_provider_pgrepl.trace import trace_of
+
+_WRITTEN = {
+    *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"),
+    *("timestampNtz", "deletionVectors", "v2Checkpoint", "variantType"),
+}
+"""Writer features that deltalake 1.6.6 satisfies (tried)."""
+_IDENTITY = "identityColumns"
+_IDENTITY_WRITER = 6
+"""The version of writers without features that demands identity columns."""
+_DROPPED_AT_ONCE = ("rowTracking", "inCommitTimestamp", "domainMetadata")
+"""Features that Spark drops in one statement. Dropping another one leaves checkpointProtection behind, or is
+impossible. In the order in which they are dropped: row tracking needs domainMetadata."""
+_CONSTRAINT = "delta.constraints."
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """`what` is set on the table, and the `remedy`: what to run. Of one setting it is empty where only a new
+    snapshot helps."""
+
+    what: str
+    remedy: str
+
+
+def find_obstacle(table: DeltaTable, *, at_rows: bool) -> Obstacle | None:
+    """The setting because of which a commit through `table` failed, None if there is none.
+
+    `at_rows`: it failed while rows were written, which constraints reject, and not as a whole.
+    """
+    alter = f"ALTER TABLE delta.`{table.table_uri}`"
+    if at_rows:
+        found = list(_of_rows(table, alter)) or list(_mapped_columns(table))
+    else:
+        found = [*_of_features(table, alter), *_append_only(table, alter)]
+    return _joined(table, found) if found else None
+
+
+def find_fixed_columns(table: DeltaTable) -> Obstacle | None:
+    """The setting with which the table's columns cannot be changed or replaced, None if there is none.
+
+    deltalake does not notice when files are replaced, and leaves a table that no reader can open.
+    """
+    found = list(_mapped_columns(table))
+    return _joined(table, found) if found else None
+
+
+def _joined(table: DeltaTable, found: Sequence[Obstacle]) -> Obstacle:
+    what = ", ".join(one.what for one in found)
+    if not all(one.remedy for one in found):
+        return Obstacle(what, f"move the folder {table.table_uri} away, then {errors.RESNAPSHOT}")
+    return Obstacle(what, "; ".join([*(one.remedy for one in found), "then retry the table"]))
+
+
+def _mapped_columns(table: DeltaTable) -> Iterator[Obstacle]:
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none").lower() != "none":
+        yield Obstacle(
+            "the property delta.columnMapping.mode, with which no column can be added or replaced", ""
+        )
+
+
+def _append_only(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
+    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        yield Obstacle(
+            "the property delta.appendOnly, which forbids to change and delete rows",
+            f"{alter} UNSET TBLPROPERTIES ('delta.appendOnly')",
+        )
+
+
+def _of_features(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
+    protocol = table.protocol()
+    demanded = set(protocol.writer_features or ()) - _WRITTEN
+    if protocol.writer_features is None and int(protocol.min_writer_version) >= _IDENTITY_WRITER:
+        demanded.add(_IDENTITY)
+    at_once = [name for name in _DROPPED_AT_ONCE if name in demanded]
+    for name in at_once:
+        yield Obstacle(f"the table feature {name}", f"{alter} DROP FEATURE {name}")
+    for name in sorted(demanded - set(at_once)):
+        yield Obstacle(f"the table feature {name}", "")
+
+
+def _of_rows(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
+    for key in sorted(table.metadata().configuration):
+        if key.startswith(_CONSTRAINT):
+            name = key.removeprefix(_CONSTRAINT)
+            yield Obstacle(f"the CHECK constraint {name}", f"{alter} DROP CONSTRAINT {name}")
+    for field in _fields(table):
+        about, name = field["metadata"], field["name"]
+        if "delta.generationExpression" in about:
+            what = f"the generated column {name}"
+        elif "delta.invariants" in about:
+            what = f"the invariant of column {name}"
+        elif not field["nullable"]:
+            yield Obstacle(f"NOT NULL of column {name}", f"{alter} ALTER COLUMN `{name}` DROP NOT NULL")
+            continue
+        else:
+            continue
+        yield Obstacle(what, "")
+
+
+def _fields(table: DeltaTable) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
+    return fields
+
 
 log = logging.getLogger(__name__)
 
@@ -295,3 +399,43 @@ def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
         fields = (lake_type.field(index) for index in range(lake_type.num_fields))
         return any(_has_timestamp_without_tz(field.type) for field in fields)
     return bool(pa.types.is_timestamp(lake_type) and lake_type.tz is None)
+
+
+# Delta leaves the metadata of a column to its writers (PROTOCOL.md of github.com/delta-io/delta); Spark
+# has a column's comment there: org.apache.spark.sql.types.StructField.getComment.
+_COMMENT = "comment"
+
+
+def commented(schema: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
+    """With the comments of its columns, as deltalake takes them over into a table's metadata."""
+    about = {name: {_COMMENT: comment} for name, comment in comments.items()}
+    return pa.schema([field.with_metadata(about.get(field.name)) for field in schema])
+
+
+def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Comments) -> None:
+    """Have these and no others, in a commit of its own without data, unless it is so already.
+
+    Raises what `fenced` does.
+    """
+    fields = [_told_of(field, comments.columns.get(field.name)) for field in table.schema().fields]
+    is_told = (table.metadata().description or "") == comments.table
+    if is_told and fields == table.schema().fields:
+        return
+    if not can_commit(table):
+        log.warning(
+            "%s keeps its description, and what comments it has: its protocol demands more of"
+            " writers than this program does",
+            table.table_uri,
+        )
+        return
+    action = metadata_action(table, {}, Schema(fields))
+    action["metaData"].pop("description", None)
+    action["metaData"] |= {"description": comments.table} if comments.table else {}
+    properties = commit_properties(app, position, "comments")
+    fenced(table, app, position, lambda: commit_actions(table, "SET COMMENTS", properties, [action]))
+
+
+def _told_of(field: Field, comment: str | None) -> Field:
+    others = {key: value for key, value in field.metadata.items() if key != _COMMENT}
+    wanted = {**others, _COMMENT: comment} if comment else others
+    return field if wanted == field.metadata else Field(field.name, field.type, field.nullable, wanted)

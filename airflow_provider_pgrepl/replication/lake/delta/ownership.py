@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP
-from airflow_provider_pgrepl.replication.delta.checkpoint_files import read_checkpoint, whole_checkpoints
-from airflow_provider_pgrepl.replication.lake.delta.table_marks import copied_from, path_mark, reason_of_lake
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.errors import ChangelogError, LakeError
+from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
+from airflow_provider_pgrepl.replication.delta.checkpoints import read_checkpoint, whole_checkpoints
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,
@@ -30,6 +30,64 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 from airflow_provider_pgrepl.replication.storage.errors import fault_of
+
+PATH_APP = "pgrepl-path:"
+"""Begins a Delta app id that goes on with the table's path below the lake root."""
+
+
+def path_mark(uri: str) -> str:
+    """Return the app id that says where a lake table, or history, is below the root of its lake."""
+    return f"{PATH_APP}{_split(uri)[1]}"
+
+
+def table_marks(uri: str) -> dict[str, int]:
+    """Return the marks of the table at `uri`, for a commit. Without a changelog there is no mark of a lake.
+
+    Raises LakeUnavailableError.
+    """
+    lake = lake_mark(_split(uri)[0])
+    return {path_mark(uri): 1} | ({} if lake is None else {lake: 1})
+
+
+def lake_mark(lake_root: str) -> str | None:
+    """Return the app id that says of which lake a table is; None without a changelog. Raises
+    LakeUnavailableError."""
+    try:
+        return f"{LAKE_APP}{lake_id(open_changelog(changelog_uri(lake_root)))}"
+    except ChangelogError:
+        return None
+
+
+def copied_from(uri: str, apps: Collection[str]) -> str | None:
+    """Return the path of the table of whose folder this one is a copy, by the app ids of its log."""
+    paths = [app for app in apps if app.startswith(PATH_APP)]
+    return paths[0].removeprefix(PATH_APP) if paths and path_mark(uri) not in paths else None
+
+
+def reason_of_lake(uri: str, apps: Collection[str]) -> str | None:
+    """Return why a table with these app ids may not be of the lake that it lies in; None if it is, or has no
+    mark of a lake. Raises LakeUnavailableError.
+    """
+    lakes = {app for app in apps if app.startswith(LAKE_APP)}
+    if not lakes:
+        return None
+    try:
+        changelog = open_changelog(changelog_uri(_split(uri)[0]))
+    except ChangelogError:
+        return "it is of a lake whose changelog is not there"
+    own = f"{LAKE_APP}{lake_id(changelog)}"
+    # A changelog that took the place of a lost one has the mark of that.
+    if own in lakes or any(changelog.transaction_version(lake) is not None for lake in lakes):
+        return None
+    return f"it is of another lake, {min(lakes).removeprefix(LAKE_APP)}"
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """The lake root, and the path below it, of a table."""
+    local = local_path(uri)
+    root, *path = (uri.rstrip("/") if local is None else str(local)).rsplit("/", 2)
+    return root, "/".join(path)
+
 
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN = re.compile(

@@ -8,6 +8,7 @@ have none, and a moment whose year has not four digits, which not every reader's
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import ColumnProperties, WriterProperties
+from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 MOST_COLUMNS = 32
 """Of how many columns a table has bounds at most: each costs every entry of its log some bytes."""
@@ -158,3 +159,45 @@ def _timestamp(microseconds: int, upper: bool) -> str | None:
         return None
     precision = "microseconds" if outwards % 1000 else "milliseconds"
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+_PROPERTY = "delta.dataSkippingStatsColumns"
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"`((?:[^`]|``)*)`|([^,`]+)")
+
+
+def declaration(columns: Iterable[str]) -> dict[str, str]:
+    """The property, for a table of which these columns have bounds in all files."""
+    return {_PROPERTY: ",".join(map(_quoted, columns))}
+
+
+def declared_columns(table: DeltaTable) -> list[str] | None:
+    """What the property says; None for a table that has it not."""
+    text = table.metadata().configuration.get(_PROPERTY)
+    if text is None:
+        return None
+    return [quoted.replace("``", "`") or plain.strip() for quoted, plain in _NAME.findall(text)]
+
+
+def columns_found_bounded(table: DeltaTable) -> list[str]:
+    """The columns of which the log of a table has bounds for all files."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    columns = boundable_columns(pa.schema(table.schema().to_arrow()))
+    return [name for name in columns if _is_bounded(files, name)]
+
+
+def _is_bounded(files: pa.Table, column: str) -> bool:
+    if files.num_rows == 0:
+        return True
+    told = [f"{which}.{column}" for which in ("null_count", "min", "max")]
+    if not set(told) <= set(files.column_names):
+        return False
+    nulls, least, most = (files[name] for name in told)
+    is_empty = pc.fill_null(pc.equal(nulls, files["num_records"]), False)
+    has_both = pc.and_(pc.is_valid(least), pc.is_valid(most))
+    every = pc.all(pc.or_(is_empty, has_both)).as_py()
+    return bool(every and has_safe_bounds(least) and has_safe_bounds(most))
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"

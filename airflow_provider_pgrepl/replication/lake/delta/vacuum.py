@@ -22,15 +22,10 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
-from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import (
-    ForeignCommit,
-    foreign_commit,
-    is_snapshot,
-)
 from airflow_provider_pgrepl.replication.lake.delta.live_files import (
     LiveFile,
     apps_in_checkpoint,
+    commit_fingerprint,
     has_retention,
     live_files,
 )
@@ -43,7 +38,12 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     read_ownership,
     table_files,
 )
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
+    ForeignCommit,
+    foreign_commit,
+    is_snapshot,
+)
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
     delete_files,

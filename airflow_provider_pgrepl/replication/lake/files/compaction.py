@@ -8,11 +8,12 @@ earlier, once its vectors, each of which names all of them, have cost as much as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError, OvertakenError
@@ -29,16 +30,47 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     fenced,
     narrow_bounds,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, app_version
-from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.partitions import files_beside
-from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position
-from airflow_provider_pgrepl.replication.lake.files.clustering import clustered
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, app_version, live_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, files_beside
+from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import has_vectors, without_vectors
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import MIB
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+
+_RUN_BYTES = 128 << 20
+"""Of rows that are ordered at once, uncompressed: the longer, the more memory it takes."""
+_BATCH_BYTES, _BATCH_ROWS = 4 << 20, 64 << 10
+
+
+def clustered(parts: Iterable[pa.Table], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of all parts, in small batches, and in runs each of which is ordered by the columns, as far as
+    there are any that can order rows: nested values cannot."""
+    run: list[pa.Table] = []
+    size = 0
+    for part in parts:
+        run.append(part)
+        size += part.nbytes
+        if size >= _RUN_BYTES:
+            yield from _ordered(run, columns)
+            run, size = [], 0
+    if run:
+        yield from _ordered(run, columns)
+
+
+def _ordered(run: Sequence[pa.Table], columns: Sequence[str]) -> list[pa.RecordBatch]:
+    rows = pa.concat_tables(run)
+    most = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(rows) // max(rows.nbytes, 1)))
+    names = [
+        name
+        for name in columns
+        if name in rows.schema.names and not pa.types.is_nested(rows.schema.field(name).type)
+    ]
+    if names:
+        rows = rows.sort_by([(name, "ascending") for name in names])
+    return list(rows.to_batches(max_chunksize=most))
+
 
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
 """Sizes below which files are alike, in bytes; from the last on they are not small."""
@@ -262,3 +294,84 @@ def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -
             for batch in clustered((part for number in numbers for part in rows.all_of(number)), cluster_by):
                 files.write(batch)
         return files.finish()
+
+
+_AT_LEAST = 2
+_ANY_SHARE = 0.0
+_ATTEMPTS = 5
+_FIRST_WAIT_S = 0.5
+
+
+@dataclass(frozen=True)
+class FilesOf:
+    """How many data files a table has, of how many bytes, and in how many of them rows are marked as gone."""
+
+    files: int
+    bytes: int
+    marked: int
+
+    @classmethod
+    def table(cls, table: DeltaTable) -> FilesOf:
+        """Of an open one. Raises LakeTableError, LakeUnavailableError."""
+        found = live_files(table).values()
+        return cls(
+            len(found), sum(file.size for file in found), sum(file.vector is not None for file in found)
+        )
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What became of a table. `is_busy`: its writer was faster each time; `is_left`: it was time to end."""
+
+    before: FilesOf
+    after: FilesOf
+    is_busy: bool = False
+    is_left: bool = False
+
+
+def compact_thoroughly(
+    uri: str,
+    app: str,
+    cluster_by: Sequence[str],
+    is_time_to_end: Callable[[], bool],
+    wait: Callable[[float], object],
+) -> Compaction:
+    """Join all small files of a table, and write those again of which rows are marked as gone; one commit
+    after the other, as long as files are left that were there at the beginning. `cluster_by` is that of
+    `compact`.
+
+    `is_time_to_end` is asked before each, `wait` called, with seconds, when the table's writer has committed
+    meanwhile. Raises LakeTableError, LakeUnavailableError; FencedError when the epoch is over.
+    """
+    table = open_table(uri)
+    before, began = FilesOf.table(table), set(live_files(table))
+    refused, is_left = 0, False
+    while is_compactable(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE, row_bytes=0, among=began):
+        is_left = is_time_to_end()
+        if is_left or refused == _ATTEMPTS:
+            break
+        if _is_compacted(table, app, cluster_by, began):
+            refused = 0
+        else:
+            wait(_FIRST_WAIT_S * 2**refused)
+            refused += 1
+        # Anew each time: the writer's commits since are not to be refused, nor forgotten.
+        table = open_table(uri)
+    return Compaction(before, FilesOf.table(table), refused == _ATTEMPTS, is_left)
+
+
+def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str], among: Collection[str]) -> bool:
+    """Whether the table's writer was not faster."""
+    try:
+        gone = compact(
+            table,
+            app,
+            cluster_by,
+            at_least=_AT_LEAST,
+            gone_share=_ANY_SHARE,
+            row_bytes=0,
+            among=among,
+        )
+        return gone > 0
+    except FencedError:
+        return False

@@ -12,18 +12,18 @@ from datetime import datetime
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
-from airflow_provider_pgrepl.replication.delta.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.delta.log import commit_token, committing
 from airflow_provider_pgrepl.replication.delta.table import has_delta
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     allow_timestamp_without_tz,
     commit_files,
     commit_properties,
     try_commit,
 )
-from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
+from airflow_provider_pgrepl.replication.lake.delta.live_files import settle_log
+from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable, table_marks
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
 from airflow_provider_pgrepl.replication.lake.delta.table import (
@@ -33,14 +33,72 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     missing_marks,
     open_table,
 )
-from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
-from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
-from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_uri
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
+from airflow_provider_pgrepl.replication.values import typed_columns
+
+HISTORY_SUFFIX = "~history"
+"""No table's own path ends so: there `~` stands before two hexadecimal digits, and `hi` is none."""
+
+
+def history_path(table: TableName) -> str:
+    """The history's place under the lake root."""
+    return table.path + HISTORY_SUFFIX
+
+
+def history_uri(lake_root: str, table: TableName) -> str:
+    """Where the history of a table lies."""
+    return f"{lake_root}/{history_path(table)}"
+
+
+def history_key(table: TableName) -> str:
+    """The name of the history in a consistent point. No table has it: a name with `~` stands in quotes."""
+    return str(table) + HISTORY_SUFFIX
+
+
+def is_history(key: str) -> bool:
+    """Whether a key of a consistent point, or a path under the lake root, is that of a history."""
+    return key.endswith(HISTORY_SUFFIX)
+
+
+def path_of(key: str) -> str:
+    """The place under the lake root of what a consistent point names, be it a table or a history."""
+    if is_history(key):
+        return history_path(TableName.parse(key.removesuffix(HISTORY_SUFFIX)))
+    return TableName.parse(key).path
+
+
+FROM_EPOCH, FROM_LSN, FROM_TS = "_pgrepl_from_epoch", "_pgrepl_from_lsn", "_pgrepl_from_ts"
+TO_EPOCH, TO_LSN, TO_TS, TO_OP = "_pgrepl_to_epoch", "_pgrepl_to_lsn", "_pgrepl_to_ts", "_pgrepl_to_op"
+
+TIME = pa.timestamp("us", "UTC")
+LIFETIME = pa.schema(
+    [
+        (FROM_EPOCH, pa.int64()),
+        (FROM_LSN, pa.int64()),
+        (FROM_TS, TIME),
+        (TO_EPOCH, pa.int64()),
+        (TO_LSN, pa.int64()),
+        (TO_TS, TIME),
+        (TO_OP, pa.string()),
+    ]
+)
+"""From when to when a version was valid: `[from, to)` in the order of (epoch, LSN). `to_op` is what ended it:
+`U` a newer version of the row, `D` its deletion, `T` TRUNCATE, `S` a snapshot that took the table anew."""
+
+
+def history_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
+    """The columns that a history of this table begins with: the lake table's typed ones, then LIFETIME.
+
+    A column that the table gets later stands behind these, and one that it loses stays. Raises ConfigError.
+    """
+    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
+    return pa.schema([*fields, *LIFETIME])
+
 
 _KIND = "history"
 
@@ -123,7 +181,7 @@ def check_not_hidden(lake_root: str, table: TableName) -> None:
         raise LakeTableError(
             f"{table}: consistent points name its history, and it is not in {uri}: {doubt}",
             "bring the folder back (mount it, or give the permission to read it). If it is lost, delete what"
-            f" is left of the folder. Then {hints.resnapshot(table)}",
+            f" is left of the folder. Then {errors.resnapshot(table)}",
         )
 
 
@@ -145,7 +203,7 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
         raise LakeTableError(
             f"the history of {table} holds versions with another type or spelling of {', '.join(unlike)}",
             f"it is never rewritten: move {history.table_uri} away to keep it, then"
-            f" {hints.resnapshot(table)}",
+            f" {errors.resnapshot(table)}",
         )
     if lacking:
         allow_timestamp_without_tz(history, schema)

@@ -1,17 +1,35 @@
-"""Which versions of rows some transactions ended, and where the values of each come from."""
+"""Versions as typed rows, from the texts of changes and from the rows that the lake has."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, QueryBuilder
 
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
+from airflow_provider_pgrepl.replication.lake.history import table as history
 from airflow_provider_pgrepl.replication.lake.history.kernels import end_versions
-from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
-from airflow_provider_pgrepl.replication.lake.merge.followed_rows import FollowedRows, follow
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints
+from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of
+from airflow_provider_pgrepl.replication.lake.merge.collapse import FollowedRows, follow
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.values import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    DELETED,
+    typed_column,
+    typed_columns,
+)
+from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 
 @dataclass(frozen=True)
@@ -80,4 +98,204 @@ def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = Fa
         _followed=followed,
         _code=code,
         _version=version,
+    )
+
+
+log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 64 << 10
+_NOBODY = -1
+
+
+def ended_rows(
+    table: DeltaTable | pa.Table,
+    changes: pa.Table,
+    relation: Relation,
+    choices: TableChoices,
+    epoch: Epoch,
+    above: LSN,
+) -> Iterator[pa.Table]:
+    """The versions that `changes` (whole transactions, in order) end above an LSN, as rows of the history.
+
+    `table` is the lake table, or its rows, at the version on which the changes are to be applied.
+    Raises DriftError, LakeTableError, ValueRangeError.
+    """
+    ignoring = choices.policy.truncate == "ignore"
+    ended = ended_versions(changes, relation, ignoring=ignoring)
+    yield from _Slice(table, changes, ended, relation, choices, epoch).rows(above)
+
+
+def current_rows(
+    table: DeltaTable | pa.Table, names: Sequence[str], condition: str = "", batch_rows: int = _ROWS_AT_ONCE
+) -> Iterator[pa.Table]:
+    """The table's rows that are no marked deletions, batch by batch. Raises LakeTableError.
+
+    Of rows that are no table of the lake, but as one would have them: all, whatever the condition.
+    """
+    if isinstance(table, pa.Table):
+        live = table.filter(pc.invert(table[DELETED])) if DELETED in table.column_names else table
+        yield live.select(list(names))
+        return
+    held = pa.schema(table.schema().to_arrow())
+    wanted = pa.schema([held.field(name) for name in names])
+    conditions = [condition] if condition else []
+    if DELETED in held.names:
+        conditions.append(f"({DELETED} is not true)")
+    sql = f"select {', '.join(map(quote_identifier, names))} from t"  # noqa: S608 - all are quoted
+    if conditions:
+        sql += f" where {' and '.join(conditions)}"
+    failed: LakeTableError | None = None
+    try:
+        builder = QueryBuilder({"datafusion.execution.batch_size": str(batch_rows)}).register("t", table)
+        for batch in pa.RecordBatchReader.from_stream(builder.execute(sql)):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch]).cast(wanted)
+    except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
+        doing = f"{table.table_uri}: its rows cannot be read"
+        log_unexpected(log, doing, error)
+        failed = traced(LakeTableError(f"{doing}: {type(error).__name__}"), error)
+    if failed is not None:
+        raise failed
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Whole transactions, with what they ended and the lake table before them."""
+
+    table: DeltaTable | pa.Table
+    changes: pa.Table
+    ended: EndedVersions
+    relation: Relation
+    choices: TableChoices
+    epoch: Epoch
+
+    def rows(self, above: LSN) -> Iterator[pa.Table]:
+        commit_lsn = array_of(self.changes, "commit_lsn", pa.int64()).to_numpy()
+        entries = np.flatnonzero(commit_lsn[self.ended.ended_by] > above)
+        needed = np.flatnonzero(self.ended.needs_lake(entries))
+        lake, place = self._lake_rows(self.ended.origin[entries[needed]])
+        where = np.full(len(entries), _NOBODY, np.int64)
+        where[needed] = place
+        missing = needed[place < 0]
+        if not self.ended.maybe[entries[missing]].all():
+            raise LakeTableError(
+                f"{self.relation.table}: a row that changed is missing:"
+                " the lake table is not as this pipeline left it"
+            )
+        entries, where = np.delete(entries, missing), np.delete(where, missing)
+        for start in range(0, len(entries), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            yield self._typed(entries[part], where[part], lake)
+        if self.ended.emptied_by >= 0 and commit_lsn[self.ended.emptied_by] > above:
+            yield from self._truncated()
+
+    def _names(self) -> list[str]:
+        return [
+            *(typed.name for typed in typed_columns(self.relation, self.choices)),
+            COMMIT_LSN,
+            COMMIT_TS,
+        ]
+
+    def _keys(self, codes: Ints) -> pa.Table:
+        keys = {}
+        for index, column in enumerate(self.relation.key_columns):
+            typed = typed_column(column, self.relation.table, self.choices)
+            keys[typed.name] = typed.parse(self.ended.key_texts(index, codes))
+        return pa.table(keys)
+
+    def _lake_rows(self, codes: Ints) -> tuple[pa.Table, Ints]:
+        """The lake's rows under keys, and for each of the given codes its row; -1 when there is none."""
+        distinct, number = np.unique(codes, return_inverse=True)
+        keys = self._keys(distinct)
+        found, held = [], []
+        if len(distinct):
+            for batch in current_rows(self.table, self._names(), " and ".join(_ranges(keys))):
+                match = match_rows(batch, keys)
+                rows = np.flatnonzero(match >= 0)
+                if len(rows):
+                    found.append(batch.take(pa.array(rows)))
+                    held.append(match[rows])
+        place = np.full(len(distinct), _NOBODY, np.int64)
+        if found:
+            numbers = np.concatenate(held)
+            place[numbers] = np.arange(len(numbers))
+        return pa.concat_tables(found) if found else pa.table({}), place[number]
+
+    def _typed(self, entries: Ints, where: Ints, lake: pa.Table) -> pa.Table:
+        columns: dict[str, Any] = {}
+        made = np.flatnonzero(self.ended.made_by[entries] >= 0)
+        for typed in typed_columns(self.relation, self.choices):
+            if typed.index is None:
+                # What was dropped stays in the versions from before.
+                values, sent = pa.nulls(len(made), typed.lake_type), made
+            else:
+                texts, sent = self.ended.texts(typed.index, entries)
+                values = typed.parse(texts)
+            columns[typed.name] = self._filled(values, sent, typed.name, where, lake)
+        maker = pa.array(self.ended.made_by[entries[made]])
+        for name, column, kind in (
+            (history.FROM_LSN, "commit_lsn", pa.int64()),
+            (history.FROM_TS, "commit_ts", history.TIME),
+        ):
+            values = array_of(self.changes, column, kind).take(maker)
+            own = COMMIT_LSN if column == "commit_lsn" else COMMIT_TS
+            columns[name] = self._filled(values, made, own, where, lake)
+        ender = pa.array(self.ended.ended_by[entries])
+        return pa.table(
+            {
+                **columns,
+                history.FROM_EPOCH: pa.repeat(pa.scalar(int(self.epoch), pa.int64()), len(entries)),
+                history.TO_EPOCH: pa.repeat(pa.scalar(int(self.epoch), pa.int64()), len(entries)),
+                history.TO_LSN: self.changes["commit_lsn"].take(ender),
+                history.TO_TS: self.changes["commit_ts"].take(ender),
+                history.TO_OP: self.ended.ended_how.take(pa.array(entries)),
+            }
+        )
+
+    def _filled(self, values: pa.Array, given: Ints, name: str, where: Ints, lake: pa.Table) -> Any:
+        """`values` at the places `given`, and elsewhere the lake's."""
+        if len(given) == len(where):
+            return values
+        place = where.copy()
+        place[given] = np.arange(len(given)) + len(lake)
+        both = [*lake[name].cast(values.type).chunks, values]
+        return pa.chunked_array(both, values.type).take(pa.array(place))
+
+    def _truncated(self) -> Iterator[pa.Table]:
+        """Lake rows that nothing touched before the table was truncated."""
+        keys = self._keys(np.unique(self.ended.touched))
+        ender = self.changes.slice(self.ended.emptied_by, 1)
+        for batch in current_rows(self.table, self._names()):
+            rows = batch.filter(pa.array(match_rows(batch, keys) < 0))
+            yield closed(rows, self.epoch, self.epoch, ender["commit_lsn"][0], ender["commit_ts"][0], "T")
+
+
+def _ranges(keys: pa.Table) -> Iterator[str]:
+    """So that Delta and Parquet can leave out what does not hold these keys."""
+    for field in keys.schema:
+        if pa.types.is_integer(field.type):
+            lowest, highest = pc.min_max(keys[field.name]).as_py().values()
+            name = quote_identifier(field.name)
+            yield f"({name} >= {lowest}) and ({name} <= {highest})"
+
+
+def closed(
+    rows: pa.Table, from_epoch: Epoch, to_epoch: Epoch, to_lsn: pa.Scalar, to_ts: pa.Scalar, to_op: str
+) -> pa.Table:
+    """Rows of the lake table as versions that have ended."""
+    constants = {
+        history.FROM_EPOCH: pa.scalar(int(from_epoch), pa.int64()),
+        history.TO_EPOCH: pa.scalar(int(to_epoch), pa.int64()),
+        history.TO_LSN: to_lsn,
+        history.TO_TS: to_ts,
+        history.TO_OP: pa.scalar(to_op),
+    }
+    typed = [name for name in rows.column_names if name not in (COMMIT_LSN, COMMIT_TS, DELETED)]
+    return pa.table(
+        {
+            **{name: rows[name] for name in typed},
+            history.FROM_LSN: rows[COMMIT_LSN],
+            history.FROM_TS: rows[COMMIT_TS],
+            **{name: pa.repeat(value, len(rows)) for name, value in constants.items()},
+        }
     )

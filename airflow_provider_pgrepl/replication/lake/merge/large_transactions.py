@@ -8,21 +8,31 @@ file on the local disk, which nobody else can open and which is gone when the pr
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
+from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SCHEMA, letters
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
-from airflow_provider_pgrepl.replication.lake.merge.followed_rows import key_hashes
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints, bytes_before
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import LakeFiles, files_beside
+from airflow_provider_pgrepl.replication.lake.files.merge_on_read import rewrite_files
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Bools, Ints, array_of, bytes_before
+from airflow_provider_pgrepl.replication.lake.merge.collapse import key_hashes
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import (
+    SliceCommit,
+    Way,
+    write_left,
+    write_rows,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 
@@ -180,3 +190,54 @@ def _part_of(rows: pa.Table, relation: Relation, count: int) -> Ints:
         raise KeysMoveError
     part: Ints = (key % np.uint64(count)).astype(np.int64)
     return part
+
+
+@dataclass(frozen=True)
+class PartedCommit(SliceCommit):
+    """What is to be written goes into files as it comes; `make_of` commits them all at once."""
+
+    _files: list[LakeFiles] = field(default_factory=list)
+    _gone: dict[int, BitMap64] = field(default_factory=dict)
+
+    def make_of(self, parts: Iterable[pa.Table], take: Callable[[pa.Table], None], *, empties: bool) -> None:
+        """Have `take` make, with this very commit, what each part asks for; and commit all that. `empties`:
+        of what the table held before nothing stays.
+
+        Raises VersionTakenError when somebody has committed meanwhile, and what `take` does.
+        """
+        found = FileRows(self.table)
+        with files_beside(found.uri, found.schema) as files:
+            self._files[:] = [files]
+            self._gone.clear()
+            for part in parts:
+                take(part)
+            if empties:
+                at = self.table, self.app, self.position, found, range(len(found.files))
+                rewrite_files(*at, files.finish(), self._properties)
+            else:
+                way: Way = "rewrite" if self.strategy == "rewrite" else "mark"
+                if way == "rewrite":
+                    write_left(files, found, self._gone)
+                self._replace(found, self._gone, files, way)
+
+    def whole(self) -> SliceCommit:
+        """The same commit, of changes that are all in memory."""
+        return SliceCommit(*(getattr(self, each.name) for each in fields(SliceCommit)))
+
+    def nothing(self) -> None:
+        """Of this part."""
+
+    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:  # noqa: ARG002 - is told
+        """Add rows; that the table is emptied, `make_of` is told."""
+        schema = pa.schema(self.table.schema().to_arrow())
+        write_rows(self._files[0], rows.select(schema.names).cast(schema))
+
+    def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:  # noqa: ARG002 - of each part
+        """What goes is looked up in any case, however it is to go."""
+        return "mark"
+
+    def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:  # noqa: ARG002
+        """Have rows go, and others come."""
+        for number, marks in gone.marks().items():
+            self._gone[number] = self._gone.get(number, BitMap64()) | marks
+        self.write(rows, "append")

@@ -15,28 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
-from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, array_of
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, array_of, bytes_before
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
-from airflow_provider_pgrepl.replication.lake.merge.held_keys import held_keys
 from airflow_provider_pgrepl.replication.lake.merge.keyed import RowsCommit
-from airflow_provider_pgrepl.replication.lake.merge.keyless import net_rows
+from airflow_provider_pgrepl.replication.lake.merge.keyless import commit_net_rows, net_rows
 from airflow_provider_pgrepl.replication.lake.merge.large_transactions import (
     BYTES,
     ROWS,
     KeysMoveError,
     LargeChanges,
+    PartedCommit,
     bytes_of,
     weight,
 )
-from airflow_provider_pgrepl.replication.lake.merge.merge_multiset import commit_net_rows
-from airflow_provider_pgrepl.replication.lake.merge.parted_commit import PartedCommit
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import KeysCommit
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Ints, bytes_before
+from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import KeysCommit, held_keys
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -147,7 +144,7 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
     if table.metadata().partition_columns != partition_columns(wanted):
         raise LakeChangedError(
             f"{relation.table}: the lake table is not partitioned as this pipeline has it",
-            hints.resnapshot(relation.table),
+            errors.resnapshot(relation.table),
         )
 
 
@@ -210,6 +207,6 @@ def refused_truncate(
     lsn = LSN(pc.min(truncates).as_py())
     return lsn, TruncatedError(
         f"the table was truncated by the transaction committed at {lsn}, and truncate is set to error",
-        f"set truncate to apply or ignore if that is wanted; then {hints.resnapshot(relation.table)}"
+        f"set truncate to apply or ignore if that is wanted; then {errors.resnapshot(relation.table)}"
         f" '{relation.table}'",
     )

@@ -14,8 +14,7 @@ from deltalake.table import TableMerger
 from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.errors import LakeTableError, OvertakenError
-from airflow_provider_pgrepl.replication.delta.log import can_commit
-from airflow_provider_pgrepl.replication.delta.own_commit import committing
+from airflow_provider_pgrepl.replication.delta.log import can_commit, committing
 from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     Result,
@@ -29,12 +28,15 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside, is_partitioned
+from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import (
+    LakeFiles,
+    files_beside,
+    is_partitioned,
+)
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows, rewrite_files
-from airflow_provider_pgrepl.replication.lake.files.places import Places
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, Places
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.tables import Merge
 

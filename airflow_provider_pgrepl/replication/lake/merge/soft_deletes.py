@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
-from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
-from airflow_provider_pgrepl.replication.lake.merge.held_keys import HeldKeys
-from airflow_provider_pgrepl.replication.lake.merge.merge_on_read import Kinds, MergeOnRead
+from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, replaced, take
+from airflow_provider_pgrepl.replication.lake.merge.collapse import FollowedRows, follow
+from airflow_provider_pgrepl.replication.lake.merge.kernels import DELETE, NONE
+from airflow_provider_pgrepl.replication.lake.merge.keyed import Kinds, MergeOnRead
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit
-from airflow_provider_pgrepl.replication.lake.merge.tuples import Bools, Ints, replaced, take
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import BYTES, FLAG, INT, INTS, inner, loop
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices, Truncate
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -32,6 +32,182 @@ from airflow_provider_pgrepl.replication.values import (
     typed_column,
     typed_columns,
 )
+
+
+@inner
+def _settle(  # type: ignore[no-untyped-def]
+    touched, alive, stale, at_code, seen_at, shadow, left_at, latest, version, of_row, gone, since, places
+):
+    """What a transaction did to keys becomes visible: first what left them, then who holds them now."""
+    for n in range(touched.shape[0]):
+        row = touched[n]
+        code = seen_at[row]
+        if code != NONE and (not alive[row] or at_code[row] != code):
+            version[code], of_row[code], gone[code], since[code] = shadow[row], row, True, left_at[row]
+    # A row that an ignored TRUNCATE left gives way to one that came after it.
+    for passed_over in (True, False):
+        for n in range(touched.shape[0]):
+            row = touched[n]
+            if alive[row] and stale[row] == passed_over:
+                code = at_code[row]
+                version[code], of_row[code], gone[code], since[code] = (
+                    latest[row],
+                    row,
+                    False,
+                    places[latest[row]],
+                )
+                seen_at[row] = code
+    for n in range(touched.shape[0]):
+        if not alive[touched[n]]:
+            seen_at[touched[n]] = NONE
+
+
+@loop(
+    BYTES, INTS, INT, INTS, INTS, INTS, INTS,
+    INTS, INTS, INTS, INTS, FLAG,
+)  # fmt: skip
+def hold_keys(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
+    op, new_code, codes, commit, row, before, origin,
+    places, truncates, truncate_commits, truncate_places, ignoring,
+):  # fmt: skip
+    """Say what each key holds after the last transaction, of what was ever visible after one.
+
+    `row`, `before`, `origin` as of `kernels.follow_rows`; `places`, `truncate_places`: what is told of when
+    something became so; `ignoring`: TRUNCATE is passed over.
+
+    Returns by code: the row that the key holds (-1: as in the lake), the change that made it what it is (-1:
+    it is the lake's), whether it has left the key, and the place of the change or TRUNCATE that made it so.
+    """
+    rows = origin.shape[0]
+    of_row = np.full(codes, NONE, np.int64)
+    version = np.full(codes, NONE, np.int64)
+    gone = np.zeros(codes, np.bool_)
+    since = np.full(codes, NONE, np.int64)
+    alive = np.zeros(rows, np.bool_)
+    stale = np.zeros(rows, np.bool_)
+    at_code = origin.copy()
+    seen_at = origin.copy()
+    latest = np.full(rows, NONE, np.int64)
+    shadow = np.full(rows, NONE, np.int64)
+    left_at = np.full(rows, NONE, np.int64)
+    in_commit = np.full(rows, NONE, np.int64)
+    touched = np.empty(rows, np.int64)
+    touches = truncate = met = truncated = 0
+    now = np.int64(-1)
+    for i in range(op.shape[0] + 1):
+        while True:
+            truncating = truncate < truncates.shape[0] and truncates[truncate] <= i
+            if not truncating and i == op.shape[0]:
+                break
+            by = truncate_commits[truncate] if truncating else commit[i]
+            if by != now:
+                _settle(
+                    touched[:touches], alive, stale, at_code, seen_at, shadow, left_at, latest, version,
+                    of_row, gone, since, places,
+                )  # fmt: skip
+                touches, now = 0, by
+            if not truncating:
+                break
+            for this in range(truncated, met):
+                if not alive[this]:
+                    continue
+                if in_commit[this] != now:
+                    in_commit[this] = now
+                    touched[touches] = this
+                    touches += 1
+                if ignoring:
+                    stale[this] = True
+                    continue
+                alive[this] = False
+                if seen_at[this] == at_code[this]:
+                    shadow[this], left_at[this] = latest[this], truncate_places[truncate]
+            truncated = met
+            truncate += 1
+        if i == op.shape[0]:
+            break
+        this = row[i]
+        met = max(met, this + 1)
+        if in_commit[this] != now:
+            in_commit[this] = now
+            touched[touches] = this
+            touches += 1
+        # Under the key that it leaves stays what it was there.
+        if (
+            seen_at[this] != NONE
+            and at_code[this] == seen_at[this]
+            and (op[i] == DELETE or new_code[i] != at_code[this])
+        ):
+            shadow[this], left_at[this] = before[i], places[i]
+        alive[this] = op[i] != DELETE
+        if alive[this]:
+            at_code[this], latest[this] = new_code[i], i
+    _settle(
+        touched[:touches], alive, stale, at_code, seen_at, shadow, left_at, latest, version,
+        of_row, gone, since, places,
+    )  # fmt: skip
+    return of_row, version, gone, since
+
+
+@dataclass(frozen=True)
+class HeldKeys:
+    """One entry for each key whose row in the lake changes.
+
+    `truncated`: index of the change that emptied the source's table first, -1: none. It takes every row of
+    the lake that has not gone, but those under the keys here. `code`: the key's. `gone`: its row has left
+    it (deleted, truncated, or moved to another key). `since`: index of the change that made it so. `in_lake`:
+    the lake must hold a live row under the key; otherwise it may hold one. `origin`: code of the key whose
+    row in the lake has the values that no change sent. Codes index into `key_texts(i, codes)`.
+    """
+
+    truncated: int
+    code: Ints
+    gone: Bools
+    since: Ints
+    in_lake: Bools
+    origin: Ints
+    _followed: FollowedRows
+    _version: Ints
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    def key_texts(self, index: int, codes: Ints) -> pa.Array:
+        """Texts of the key column `index` (counted among the key columns) for codes; -1 gives null."""
+        return self._followed.key_texts(index, codes)
+
+    def texts(self, index: int) -> tuple[pa.Array, Bools]:
+        """Texts of the column `index`, and where instead the value of the origin's row in the lake stays."""
+        return self._followed.texts(index, self._version, self.code)
+
+
+def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> HeldKeys:
+    """Follow changelog rows of one relation with a key, ops I U D T, in order (commit_lsn, ordinal).
+
+    `truncate` is `apply` or `ignore`. Raises DriftError when rows have another number of columns than the
+    relation, LakeTableError when the changes contradict each other.
+    """
+    followed = follow(changes, relation, whole=True)
+    read, origin = followed.read, followed.origin
+    commit = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
+    of_row, version, gone, since = hold_keys(
+        read.op, followed.new_code, followed.codes, commit[read.places], followed.row, followed.before,
+        origin, read.places, read.truncates, commit[read.truncate_places], read.truncate_places,
+        truncate == "ignore",
+    )  # fmt: skip
+    in_lake = np.zeros(followed.codes, np.bool_)
+    in_lake[origin[origin >= 0]] = True
+    code = np.flatnonzero(of_row >= 0)
+    return HeldKeys(
+        truncated=int(read.truncate_places[0]) if read.truncated and truncate == "apply" else -1,
+        code=code,
+        gone=gone[code],
+        since=since[code],
+        in_lake=in_lake[code],
+        origin=origin[of_row[code]],
+        _followed=followed,
+        _version=version[code],
+    )
+
 
 # What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
 # one comes; it must be there and goes; it goes if it is there.

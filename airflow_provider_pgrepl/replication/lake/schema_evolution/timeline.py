@@ -9,7 +9,7 @@ another span goes in, it must be evolved (`evolution.evolved`) from the relation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,15 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, Remedy
+from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import is_same_layout, translated
-from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import history_problems, lake_schema
@@ -163,7 +165,7 @@ class _TimelineBuilder:
     def _note_truncate(self, at: int) -> DriftError | None:
         step = self.steps[-1]
         if step.relation.relkind == "p" and self._is_filled_after(at):
-            return DriftError(_TRUNCATED_AND_FILLED, hints.resnapshot(step.relation.table))
+            return DriftError(_TRUNCATED_AND_FILLED, errors.resnapshot(step.relation.table))
         step.relation = replace(step.relation, truncated_by=self._xid(at))
         self.stamps.append((at, step.relation))
         self.derived.append(step.relation)
@@ -190,7 +192,7 @@ class _TimelineBuilder:
     def _follow(self, at: int, version: int, find_record: FindRecord) -> DriftError | None:
         """Take the relation that was received at a row as the effective one; the error if that cannot be."""
         step = self.steps[-1]
-        hint = hints.resnapshot(step.relation.table)
+        hint = errors.resnapshot(step.relation.table)
         record = find_record(version)
         if record is None:
             return DriftError("its definition is no longer in the changelog", hint)
@@ -267,3 +269,52 @@ def _problem(relation: Relation, choices: TableChoices) -> tuple[str, str] | Non
         return error.message, error.hint
     problems = history_problems(relation) if choices.policy.history else iter(())
     return next(((problem, "") for problem in problems), None)
+
+
+_records: dict[tuple[str, int, int], RelationRecord] = {}
+"""By changelog, relation and version."""
+
+
+@dataclass(frozen=True)
+class RelationCache:
+    """The relation versions of one table."""
+
+    lake_root: str
+    changelog: str
+    relation_id: int
+
+    def find(self, version: int) -> RelationRecord | None:
+        """Looked up once a worker: after a TRUNCATE or VACUUM FULL every batch has a version of its own.
+
+        None when it was never received, nor made by an evolution. Raises ChangelogError,
+        LakeUnavailableError.
+        """
+        key = (self.changelog, self.relation_id, version)
+        if key not in _records:
+            index = RelationIndex(relations_uri(self.lake_root))
+            found = index.find(*key[1:]) or reader.find_relation_record(*key)
+            if found is None:
+                return None
+            _records[key] = found
+        return _records[key]
+
+    def remember(self, rows: pa.Table) -> None:
+        """Relations that came with these very rows need no looking up."""
+        for new in rows.filter(pc.equal(rows["op"], "R"))["new"].to_pylist():
+            self._keep(RelationRecord.from_json(new[0]))
+
+    def add(self, relations: Iterable[Relation], epoch: Epoch) -> None:
+        """Have relations that no stream sent in this form in the index, before a commit names them."""
+        missing = [relation for relation in relations if self._key(relation.version) not in _records]
+        index = RelationIndex(relations_uri(self.lake_root)) if missing else None
+        for relation in missing:
+            assert index is not None
+            record = RelationRecord.of_catalog(relation)
+            index.add(epoch, record)
+            self._keep(record)
+
+    def _key(self, version: int) -> tuple[str, int, int]:
+        return self.changelog, self.relation_id, version
+
+    def _keep(self, record: RelationRecord) -> None:
+        _records[self._key(record.version)] = record

@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl import errors, hints
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl import errors as hints
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
@@ -19,30 +20,33 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
-from airflow_provider_pgrepl.replication.lake.delta.comments import commented, commit_comments
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commented, commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_path, is_history
-from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
-from airflow_provider_pgrepl.replication.lake.history.table import check_not_hidden, prepare_history
-from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.history.apply import end_all_versions
+from airflow_provider_pgrepl.replication.lake.history.table import (
+    check_not_hidden,
+    history_key,
+    history_path,
+    is_history,
+    prepare_history,
+)
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import AT_ONCE, Copied, copy_tables
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
-from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper
-from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.catalog.relations import Comments, read_comments
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, TableKeeper
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
-from airflow_provider_pgrepl.replication.source.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 
 if TYPE_CHECKING:

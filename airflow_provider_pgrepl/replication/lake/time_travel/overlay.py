@@ -1,27 +1,244 @@
-"""Overlay: what some changes do to a version of a lake table, without writing it. No Spark in here."""
+"""Entries: what changes do to the rows of a table with a key, one entry for each row that they leave changed.
+
+Columns: `kind`; `r…` the key of the version's row that goes (null: none), `must` whether there is to be one;
+`alive` whether a row comes instead; `c…` its values, `u…` those that are the origin's, `o…` its key (null:
+the origin is not in the version).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lake.files.row_equality import row_codes
+from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints
+from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
+from airflow_provider_pgrepl.replication.lake.merge.keyed import RowsCommit
 from airflow_provider_pgrepl.replication.lake.merge.keyless import NetRows, net_rows
+from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import KeysCommit, held_keys
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import relation_timeline
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved, is_same_layout
-from airflow_provider_pgrepl.replication.lake.time_travel.entries import entries_of
-from airflow_provider_pgrepl.replication.lake.time_travel.replaced import Replaced
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.partition_by import PARTITION
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
 from airflow_provider_pgrepl.replication.storage import open_storage
-from airflow_provider_pgrepl.replication.values import Partitioning, lake_schema, partitioning
+from airflow_provider_pgrepl.replication.values import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    DELETED,
+    Partitioning,
+    lake_schema,
+    partitioning,
+    typed_column,
+)
+
+_STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
+
+ROW, EMPTY, MARK = range(3)
+"""Kinds of entries. EMPTY: nothing of the version counts; MARK: each row of the version that no entry
+replaces is deleted, softly, with the bookkeeping of this entry."""
+
+KIND, ALIVE, MUST = "kind", "alive", "must"
+
+MISSING = (
+    "a row to be updated or deleted is missing or there twice: the lake table is not as this pipeline left it"
+)
+
+
+def replaced(number: int) -> str:
+    """The entry's column for the key column `number` of the version's row that goes."""
+    return f"r{number}"
+
+
+def origin(number: int) -> str:
+    """… of the version's row whose values stay where no change sent them."""
+    return f"o{number}"
+
+
+def value(number: int) -> str:
+    """The entry's column for the lake table's column `number`."""
+    return f"c{number}"
+
+
+def kept(number: int) -> str:
+    """Whether the value of the lake table's column `number` is that of the origin."""
+    return f"u{number}"
+
+
+def entries_of(changes: pa.Table, relation: Relation, choices: TableChoices) -> pa.Table:
+    """The entries of changelog rows of one relation with a key: ops I U D T, in order.
+
+    Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
+    """
+    policy = choices.policy
+    builder = _Builder(changes, relation, choices)
+    return builder.of_held(soft=policy.deletes == "soft") if policy.follows_keys else builder.of_collapsed()
+
+
+Values = Iterable[tuple[pa.Array, Bools | None]]
+"""By lake column: values, and where the origin's stays."""
+
+
+@dataclass(frozen=True)
+class _Builder:
+    changes: pa.Table
+    relation: Relation
+    choices: TableChoices
+
+    def of_collapsed(self) -> pa.Table:
+        done = collapse(self.changes, self.relation)
+        alive, dead = np.flatnonzero(done.final >= 0), np.flatnonzero(done.final < 0)
+        order = np.concatenate([alive, dead])
+        keys = [self._typed_key(number, done.key_texts(number, done.origin[order])) for number in self._keys]
+        values = RowsCommit(done, self.changes, self.relation, self.choices).values(alive)
+        columns = {
+            KIND: pa.array(np.full(len(order), ROW)),
+            ALIVE: pa.array(done.final[order] >= 0),
+            MUST: pa.array(done.origin[order] >= 0),
+            **{replaced(number): key for number, key in enumerate(keys)},
+            **{origin(number): key for number, key in enumerate(keys)},
+            **_rows(values, len(alive), len(dead)),
+        }
+        entries = pa.table(columns)
+        return pa.concat_tables([entries, _special(entries.schema, EMPTY)]) if done.overwrite else entries
+
+    def of_held(self, *, soft: bool) -> pa.Table:
+        policy = self.choices.policy
+        done = held_keys(self.changes, self.relation, policy.truncate)
+        values = KeysCommit(done, self.changes, self.relation, self.choices).values()
+        columns = {
+            KIND: pa.array(np.full(len(done), ROW)),
+            ALIVE: pa.array(np.ones(len(done), np.bool_) if soft else ~done.gone),
+            MUST: pa.array(done.in_lake),
+        }
+        for number in self._keys:
+            columns[replaced(number)] = self._typed_key(number, done.key_texts(number, done.code))
+            columns[origin(number)] = self._typed_key(number, done.key_texts(number, done.origin))
+        entries = pa.table({**columns, **_rows(values, len(done), 0)})
+        if done.truncated < 0:
+            return entries
+        mark = _special(entries.schema, MARK)
+        for number, name in enumerate(lake_schema(self.relation, self.choices).names):
+            if name in _STAMPS:
+                at = mark.schema.get_field_index(value(number))
+                stamp = self.changes[_STAMPS[name]].slice(done.truncated, 1)
+                mark = mark.set_column(at, mark.schema.field(at), stamp)
+        return pa.concat_tables([entries, mark])
+
+    @property
+    def _keys(self) -> range:
+        return range(len(self.relation.key_columns))
+
+    def _typed_key(self, number: int, texts: pa.Array) -> pa.Array:
+        column = self.relation.key_columns[number]
+        return typed_column(column, self.relation.table, self.choices).parse(texts)
+
+
+def _rows(values: Values, present: int, missing: int) -> dict[str, pa.ChunkedArray]:
+    """Values and kept flags of the rows that come, and `missing` nulls after them."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    for number, (found, keep) in enumerate(values):
+        columns[value(number)] = pa.chunked_array([found, pa.nulls(missing, found.type)])
+        stays = np.zeros(present, np.bool_) if keep is None else keep
+        columns[kept(number)] = pa.chunked_array([pa.array(stays), pa.array(np.zeros(missing, np.bool_))])
+    return columns
+
+
+def _special(schema: pa.Schema, kind: int) -> pa.Table:
+    """An entry that is no row."""
+    flags = {ALIVE: False, MUST: False, KIND: kind}
+    return pa.table(
+        [
+            pa.array([flags[field.name]], field.type) if field.name in flags else pa.nulls(1, field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The entries of some changes, and the columns by which the version's rows are found."""
+
+    entries: pa.Table
+    key_names: list[str]
+
+    def lay_over(self, version: pa.Table) -> pa.Table:
+        """The version with the changes. Raises LakeTableError when it lacks a row, or holds a key twice."""
+        kinds = self.entries[KIND]
+        if pc.any(pc.equal(kinds, EMPTY)).as_py():
+            version = version.slice(0, 0)
+        rows = self.entries.filter(pc.equal(kinds, ROW))
+        goes, origins = self._places(version, rows)
+        if bool((goes[rows[MUST].to_numpy()] < 0).any()):
+            raise LakeTableError(MISSING)
+        stays = np.ones(len(version), np.bool_)
+        stays[goes[goes >= 0]] = False
+        remaining = version.filter(pa.array(stays))
+        marks = self.entries.filter(pc.equal(kinds, MARK))
+        if len(marks):
+            remaining = _marked(remaining, marks)
+        alive = rows[ALIVE].to_numpy()
+        final = rows.filter(pa.array(alive))
+        columns = [
+            _final(final[value(number)], final[kept(number)], version[name], origins[alive])
+            for number, name in enumerate(version.column_names)
+        ]
+        return pa.concat_tables([remaining, pa.table(columns, schema=version.schema)])
+
+    def _places(self, version: pa.Table, rows: pa.Table) -> tuple[Ints, Ints]:
+        """Where in the version the rows to go and the origins stand; -1: nowhere."""
+        keys, size, wanted = range(len(self.key_names)), len(version), len(rows)
+        columns = (
+            _joined(version[self.key_names[key]], rows[replaced(key)], rows[origin(key)]) for key in keys
+        )
+        codes = row_codes(columns, size + 2 * wanted)
+        there, asked = codes[:size], codes[size:]
+        counts = np.bincount(there, minlength=int(codes.max(initial=-1)) + 1)
+        given = np.concatenate([rows[named].is_valid().to_numpy() for named in (replaced(0), origin(0))])
+        if bool((counts[asked[given]] > 1).any()):
+            raise LakeTableError(MISSING)
+        place = np.full(len(counts), -1, np.int64)
+        place[there] = np.arange(size)
+        found = np.where(given, place[asked], -1)
+        return found[:wanted], found[wanted:]
+
+
+def _marked(remaining: pa.Table, marks: pa.Table) -> pa.Table:
+    """Live rows deleted, softly; such that were deleted before stay as they are."""
+    live = pc.invert(remaining[DELETED])
+    for number, name in enumerate(remaining.column_names):
+        if name in (DELETED, COMMIT_LSN, COMMIT_TS):
+            stamp = pa.scalar(True) if name == DELETED else marks[value(number)][0]
+            field = remaining.schema.field(name)
+            values = pc.if_else(live, stamp.cast(field.type), remaining[name])
+            remaining = remaining.set_column(number, field, values)
+    return remaining
+
+
+def _joined(first: pa.ChunkedArray, *more: pa.ChunkedArray) -> pa.Array:
+    chunks = [*first.chunks, *(chunk for column in more for chunk in column.cast(first.type).chunks)]
+    return pa.chunked_array(chunks, first.type).combine_chunks()
+
+
+def _final(
+    values: pa.ChunkedArray, keep: pa.ChunkedArray, before: pa.ChunkedArray, origins: Ints
+) -> pa.ChunkedArray:
+    if not pc.any(keep).as_py():
+        return values.cast(before.type)
+    stays = keep.to_numpy()
+    if bool((origins[stays] < 0).any()):
+        raise LakeTableError(MISSING)
+    picked = np.where(stays, origins, np.arange(len(values)) + len(before))
+    return pa.chunked_array([_joined(before, values).take(pa.array(picked))])
 
 
 @dataclass(frozen=True)

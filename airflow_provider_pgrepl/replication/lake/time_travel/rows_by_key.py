@@ -10,18 +10,18 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
-from airflow_provider_pgrepl.replication.lake.time_travel.entries import (
+from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
     ALIVE,
     KIND,
     ROW,
+    Overlay,
+    Replaced,
     kept,
     origin,
     replaced,
     value,
 )
-from airflow_provider_pgrepl.replication.lake.time_travel.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
-from airflow_provider_pgrepl.replication.lake.time_travel.replaced import Replaced
 
 
 class RowsByKey:

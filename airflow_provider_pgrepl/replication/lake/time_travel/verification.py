@@ -19,9 +19,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.time_travel.kept_changes import KeptChanges
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import KeptChanges
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

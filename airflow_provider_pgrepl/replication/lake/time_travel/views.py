@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import SparkAsOf, as_of
-from airflow_provider_pgrepl.replication.lake.time_travel.spark_task import quoted
+from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import quoted
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 

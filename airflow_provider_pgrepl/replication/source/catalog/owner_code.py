@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import BusyError, TableError, one_line
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
-_REFERENCE = hints.reference("connection")
+_REFERENCE = errors.reference("connection")
 
 # An extension's owner may take functions of his own into it, so that membership in one says nothing. Objects
 # that every database has are not in pg_depend. Who made an operator class was a superuser.

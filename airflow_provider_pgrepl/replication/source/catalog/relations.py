@@ -6,25 +6,209 @@ pg_relation_filenode() do not. So the same queries tell what a table was under a
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import psycopg2
 
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
-from airflow_provider_pgrepl.replication.source.catalog.attached_partitions import with_had_rows
-from airflow_provider_pgrepl.replication.source.catalog.missing import read_missing, with_missing
-from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, leaves_of, read_leaves
-from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
-    COLUMN_LISTS_SINCE,
-    GENERATED_COLUMNS_SINCE,
-    Membership,
-    memberships,
+from airflow_provider_pgrepl.replication.source.catalog.partitions import (
+    Leaf,
+    leaves_of,
+    read_leaves,
+    with_had_rows,
 )
 from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
+
+# The array has one element, read as if it were an array of texts; array_to_string puts together again what
+# comes apart because the type, as box, has another delimiter and does not quote commas.
+MISSING = """
+SELECT a.attrelid::bigint, a.attname, a.xmin::text::bigint,
+    CASE WHEN NOT a.atttypid = ANY (%(row_types)s::oid[])
+        THEN pg_catalog.array_to_string(a.attmissingval::text::text[], ',') END
+FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.atthasmissing AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The missing value of one table's column; `xmin` is the column's, `text` None when it cannot be told."""
+
+    xmin: int
+    text: str | None
+
+
+Found = Mapping[tuple[int, str], Missing]
+
+
+def read_missing(connection: Connection, oids: Iterable[int], row_types: Iterable[int]) -> Found:
+    """The missing values of these tables, by table and column. Raises psycopg2's errors.
+
+    A value of one of `row_types` is not told: to write it out the server would wait for whoever alters it.
+    """
+    wanted = {"oids": sorted(set(oids)), "row_types": sorted(row_types)}
+    return {(oid, name): Missing(xmin, text) for oid, name, xmin, text in rows(connection, MISSING, wanted)}
+
+
+def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Relation:
+    """The relation with its columns' missing values; `leaves`: those of a partitioned table.
+
+    Where one cannot be told, the relfilenode is negative: the file counts as rewritten.
+    """
+    values, unclear = {}, set()
+    for column in relation.columns:
+        if relation.relkind == "p":
+            text, because_of = _agreed(column, leaves, found)
+        else:
+            own = found.get((relation.oid, column.name))
+            text = own.text if own else None
+            because_of = {relation.oid} if own and own.text is None else set()
+        values[column.attnum] = text
+        unclear |= because_of
+    return replace(
+        relation,
+        columns=tuple(replace(column, missing=values[column.attnum]) for column in relation.columns),
+        relfilenode=-relation.relfilenode if relation.oid in unclear else relation.relfilenode,
+        partitions=tuple(
+            replace(part, relfilenode=-part.relfilenode) if part.oid in unclear else part
+            for part in relation.partitions
+        ),
+    )
+
+
+def _agreed(column: Column, leaves: Sequence[Leaf], found: Found) -> tuple[str | None, set[int]]:
+    """A partitioned table's missing value, and the leaves because of which none can be told.
+
+    Asked are the leaves that got the column as partitions: what one brought with it when it was attached says
+    nothing of the others' rows. Those rewritten since have no missing value any more, those made since never
+    had one; no row of them is older than the column and still without a value of its own. Of the others those
+    count whose column was last altered together with the partitioned table's.
+    """
+    own = {
+        leaf.oid: missing
+        for leaf in leaves
+        if (missing := found.get((leaf.oid, column.name))) and not leaf.brought(missing.xmin)
+    }
+    together = {oid: missing for oid, missing in own.items() if missing.xmin == column.xmin} or own
+    texts = {missing.text for missing in together.values()}
+    if len(texts) <= 1 and None not in texts:
+        return next(iter(texts), None), set()
+    return None, set(together)
+
+
+PUBLICATION = """
+SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
+FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
+"""
+
+# A partition is also published through the tables that it is a part of, then without their column lists.
+ABOVE = """
+WITH RECURSIVE above (oid, published, depth, links) AS (
+    SELECT c.oid, c.oid, 0, '{}'::bigint[] FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION ALL
+    SELECT above.oid, i.inhparent, above.depth + 1, above.links || i.xmin::text::bigint
+    FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published AND c.relispartition
+        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published AND NOT i.inhdetachpending
+)
+"""
+
+_MEMBERS = """
+SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint, above.links,
+    CASE WHEN above.depth = 0 THEN {columns} END
+FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
+WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
+"""
+
+# A table that left its schema and came back has another dependency on it; nothing else makes that anew.
+SCHEMA_MEMBERS = (
+    ABOVE
+    + """
+SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint, above.links
+FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
+    JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+        AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
+"""
+)
+
+COLUMN_LISTS_SINCE = 150000
+"""Server version from which publications have column lists, row filters and whole schemas."""
+
+GENERATED_COLUMNS_SINCE = 180000
+"""Server version from which publications can hold stored generated columns."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A table's place in a publication; `oid` is 0 of one that is not in it, all are without a publication.
+
+    `xmin`: what moves with its column list, row filter or, where a whole schema is published, with its coming
+    into the schema.
+    `columns`: attnums of a column list; None without one. `stored_generated`: whether stored generated
+    columns are published where no list says so. `by_name`: the table itself is listed, so that PostgreSQL
+    lets nobody make it unlogged. `links`: xmin of each pg_inherits row up to the table through which a
+    partition is published.
+    """
+
+    publication_oid: int = 0
+    publication_xmin: int = 0
+    oid: int = 0
+    xmin: int = 0
+    columns: frozenset[int] | None = None
+    stored_generated: bool = False
+    by_name: bool = False
+    links: tuple[int, ...] = ()
+
+
+def members_query(server_version: int) -> str:
+    """Which of a publication's members publish some tables, and by which column lists."""
+    lists = "m.prattrs::int2[]" if server_version >= COLUMN_LISTS_SINCE else "NULL::int2[]"
+    return ABOVE + _MEMBERS.replace("{columns}", lists)
+
+
+def memberships(
+    connection: Connection, oids: Sequence[int], publication: str | None, *, planned: bool
+) -> dict[int, Membership]:
+    """How a publication publishes each of these tables. Raises psycopg2's errors.
+
+    `planned`: one that is not there yet publishes what `create_publication` will have it publish.
+    """
+    found = rows(connection, PUBLICATION, {"publication": publication}) if publication else []
+    if not found:
+        stored = planned and connection.server_version >= GENERATED_COLUMNS_SINCE
+        return dict.fromkeys(oids, Membership(stored_generated=stored))
+    publication_oid, xmin, all_tables, generated = found[0]
+    stored = generated == "s"
+    if all_tables:
+        return dict.fromkeys(oids, Membership(publication_oid, xmin, publication_oid, xmin, None, stored))
+    # A table that is not in it would have its generated columns published or not as the others have.
+    members = dict.fromkeys(oids, Membership(publication_oid, xmin, stored_generated=stored))
+    by_version = connection.server_version >= COLUMN_LISTS_SINCE
+    wanted = {"publication_oid": publication_oid, "oids": oids}
+    query = members_query(connection.server_version)
+    for oid, member, member_xmin, links, listed in rows(connection, query, wanted):
+        columns = None if listed is None else frozenset(listed)
+        members[oid] = Membership(
+            publication_oid, xmin, member, member_xmin, columns, stored, not links, tuple(links)
+        )
+    if by_version:
+        # A whole schema wins over a member of it: neither column list nor row filter is used then.
+        for oid, member, member_xmin, links in rows(connection, SCHEMA_MEMBERS, wanted):
+            by_name = members[oid].by_name
+            members[oid] = Membership(
+                publication_oid, xmin, member, member_xmin, None, stored, by_name, tuple(links)
+            )
+    return members
+
 
 __all__ = [
     "COLUMN_LISTS_SINCE",
@@ -212,3 +396,51 @@ def _is_published(column: tuple[Any, ...], member: Membership) -> bool:
 def _is_left_out(column: tuple[Any, ...], member: Membership) -> bool:
     """A generated column that nobody left out on purpose, but whose values are not sent."""
     return bool(column[-1]) and member.columns is None and not _is_published(column, member)
+
+
+log = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 4000
+"""Of one comment: readers of the lake get all of them whenever they open the table."""
+
+_COMMENTS = """
+SELECT a.attname, d.description
+FROM pg_catalog.pg_description d LEFT JOIN pg_catalog.pg_attribute a
+    ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND NOT a.attisdropped
+WHERE d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = %(oid)s::oid
+    AND (d.objsubid = 0 OR a.attname IS NOT NULL)
+"""
+
+
+@dataclass(frozen=True)
+class Comments:
+    """Of one table, empty where there is none, and of its columns by their names."""
+
+    table: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_comments(connection: Connection, table: TableName, oid: int) -> Comments:
+    """Within the transaction that there is. None are told where the server gives none: a comment may be in
+    bytes that are no text, pg_description may be nobody's to read, and a table is no worse for it.
+
+    Raises SourceError when the connection is lost.
+    https://www.postgresql.org/docs/current/catalog-pg-description.html
+    """
+    with source_errors(f"reading the comments of {table}"), connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT comments")
+        try:
+            cursor.execute(_COMMENTS, {"oid": oid})
+            found = {column: _shortened(text) for column, text in cursor.fetchall()}
+        except (psycopg2.Error, UnicodeDecodeError) as error:
+            if connection.closed:
+                raise
+            log.warning("%s is copied without its comments: %s", table, describe(error))
+            cursor.execute("ROLLBACK TO SAVEPOINT comments")
+            return Comments()
+    about_table = found.pop(None, "")
+    return Comments(about_table, found)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

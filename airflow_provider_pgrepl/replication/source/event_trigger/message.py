@@ -1,19 +1,85 @@
-"""What a message of the event trigger says."""
+"""A table's catalog rows as a message carries them, and the relation that they make.
+
+`relations.py` asks the catalog the same questions by the same texts, and makes its answers into a relation
+by the same code; so what was carried equals what would have been read there and then.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.source.event_trigger.carried_catalog import (
-    build_relation,
-    carried_format,
-)
+from airflow_provider_pgrepl.replication.source.catalog import partitions, relations, types
+from airflow_provider_pgrepl.replication.source.catalog import relations as missing
+from airflow_provider_pgrepl.replication.source.catalog import relations as publication_membership
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.trace import log_unexpected
+
+Rows = Mapping[str, list[list[Any]]]
+"""The rows of each query, by the query's name."""
+
+
+def carried_queries(server_version: int) -> dict[str, str]:
+    """The texts of `relations.py`'s questions about one table, by name, for a server of this version."""
+    by_version = server_version >= publication_membership.COLUMN_LISTS_SINCE
+    queries = {
+        "publication": publication_membership.PUBLICATION,
+        "members": publication_membership.members_query(server_version),
+        "tables": relations.TABLES,
+        "columns": relations.COLUMNS,
+        "keys": relations.KEYS,
+        "leaves": partitions.LEAVES,
+        "types": types.PARTS + types.TYPES,
+        "fields": types.PARTS + types.FIELDS,
+        "labels": types.LABELS,
+        "missing": missing.MISSING,
+    }
+    return {**queries, "schemas": publication_membership.SCHEMA_MEMBERS} if by_version else queries
+
+
+def carried_format(server_version: int) -> str:
+    """Says which texts gave some rows: those of others are not understood."""
+    texts = "\0".join(carried_queries(server_version).values())
+    return hashlib.blake2b(texts.encode(), digest_size=6).hexdigest()
+
+
+class _Carried:
+    """Stands in for a connection: answers a query with the rows that were carried for its text."""
+
+    def __init__(self, server_version: int, rows: Rows) -> None:
+        self.server_version = server_version
+        self._rows = {query: rows[name] for name, query in carried_queries(server_version).items()}
+        self._found: list[tuple[Any, ...]] = []
+
+    def cursor(self) -> _Carried:
+        return self
+
+    def __enter__(self) -> _Carried:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute(self, query: str, _: object = None) -> None:
+        self._found = [tuple(row) for row in self._rows[query]]
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self._found
+
+
+def build_relation(oid: int, publication: str, server_version: int, rows: Rows) -> Relation | None:
+    """The relation that these rows make; None when there was none. Raises LookupError or ValueError when they
+    are not what the queries give."""
+    connection = cast(Connection, _Carried(server_version, rows))
+    return relations.read_relation(connection, oid, publication)
+
 
 log = logging.getLogger(__name__)
 
@@ -73,3 +139,54 @@ def _parse(fields: dict[str, Any], publication: str) -> DdlMessage:
         return ANYTHING
     # Null: the function could not see the text of the command.
     return DdlMessage(oid, trigger, using is None or bool(using), gone, relation)
+
+
+_MOST_HEAD_BYTES = 512
+_XID_BITS = 32
+
+SEALED_SQL = """
+pg_logical_emit_message(true, <prefix>, convert_to(jsonb_build_object('pipeline', <pipeline>,
+            'xid', pg_current_xact_id()::text,
+            'seal', encode(sha256(_key || sha256(_key || convert_to(pg_current_xact_id()::text, 'UTF8')
+                || decode('0a', 'hex') || _said)), 'hex'))::text || chr(10), 'UTF8') || _said)
+""".strip()
+"""How the trigger's function emits what is in `_said`, with the key that is in `_key`."""
+
+
+@dataclass(frozen=True)
+class SealedMessage:
+    """A message as it came; `said` is not to be believed unless the seal is genuine."""
+
+    pipeline: str
+    said: bytes
+    xid: int = -1
+    seal: str = ""
+
+    def is_genuine(self, key: bytes, xid: int) -> bool:
+        """Whether who has the key has made it in the transaction that the stream calls `xid`."""
+        if self.xid < 0 or self.xid % (1 << _XID_BITS) != xid:
+            return False
+        # Of other characters there may be halves, with which nothing can be done.
+        return self.seal.isascii() and hmac.compare_digest(self.seal, seal_of(key, self.xid, self.said))
+
+
+def seal_of(key: bytes, xid: int, said: bytes) -> str:
+    """The seal of a message of a transaction, which only who knows the key can make; hexadecimal."""
+    inner = hashlib.sha256(b"%s%d\n%s" % (key, xid, said)).digest()
+    return hashlib.sha256(key + inner).hexdigest()
+
+
+def read_sealed(content: bytes) -> SealedMessage | None:
+    """Take a message apart; None when it is none of any pipeline's event trigger."""
+    head, _, said = content.partition(b"\n")
+    if len(head) > _MOST_HEAD_BYTES:
+        return None
+    try:
+        fields = json.loads(head.decode("ascii"))
+        pipeline, xid, seal = fields["pipeline"], fields.get("xid", "-1"), fields.get("seal", "")
+        if not (isinstance(pipeline, str) and isinstance(xid, str) and isinstance(seal, str)):
+            return None
+        return SealedMessage(pipeline, said, int(xid), seal)
+    except Exception as error:  # noqa: BLE001 - it may be anybody's, and hold anything
+        log_unexpected(log, "reading a message", error, logging.DEBUG)
+        return None

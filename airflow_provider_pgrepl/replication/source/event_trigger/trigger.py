@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
-from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql import (
+from airflow_provider_pgrepl.replication.source.event_trigger.sql import (
     AWAIT_DDL,
     IDENTITY,
     SCHEMA,
@@ -29,13 +29,13 @@ from airflow_provider_pgrepl.replication.source.event_trigger.event_trigger_sql 
     drop_function,
     drop_triggers,
     function_name,
+    has_settings,
     in_schema,
     install_script,
     install_statements,
     key_table,
     trigger_names,
 )
-from airflow_provider_pgrepl.replication.source.event_trigger.sql import has_settings
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
 

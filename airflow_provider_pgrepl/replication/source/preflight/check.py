@@ -1,31 +1,260 @@
-"""Everything about the source that would make a pipeline fail, found before anything is created."""
+"""What a server itself can have against a pipeline: settings, capacity, replication connections, the slot."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_pgrepl.errors import PgReplError
+import psycopg2
+import psycopg2.errors
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    PrivilegeError,
+    ServerSettingError,
+    SlotError,
+    SourceConnectionError,
+    one_line,
+)
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
-from airflow_provider_pgrepl.replication.source.preflight.server_problems import (
-    replication_problems,
-    role_problems,
-    server_problems,
-    slot_problems,
+from airflow_provider_pgrepl.replication.source.catalog.partitions import inherited_warnings
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    address,
+    connect,
+    connect_replication,
+    current_database,
+    row,
+    rows,
 )
-from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.tables import (
     code_problems,
     lock_problems,
     publication_problems,
     right_problems,
 )
-from airflow_provider_pgrepl.replication.source.server import Server, read_server
+from airflow_provider_pgrepl.replication.source.server import Server, read_server, synchronous_problem
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
+from airflow_provider_pgrepl.replication.source.slot import PLUGIN, read_slot, why_invalidated
+
+OLDEST_VERSION = 140000
+_DECODING_ON_STANDBY_SINCE = 160000
+
+_SLOTS = 2
+"""A slot that stays, and the temporary one that exports its snapshot."""
+
+_CAPACITY = """
+SELECT pg_catalog.current_setting('max_replication_slots')::int,
+    (SELECT count(*) FROM pg_catalog.pg_replication_slots)::int,
+    pg_catalog.current_setting('max_wal_senders')::int,
+    (SELECT count(*) FROM pg_catalog.pg_stat_get_wal_senders())::int
+"""
+
+_ROLE = """
+SELECT pg_catalog.quote_ident(r.rolname), r.rolsuper,
+    (SELECT pg_catalog.string_agg(m.rolname, ', ' ORDER BY m.rolname) FROM pg_catalog.pg_roles m
+        WHERE m.rolname = ANY (ARRAY['pg_execute_server_program', 'pg_write_server_files',
+            'pg_read_server_files']) AND pg_catalog.pg_has_role(m.oid, 'MEMBER'))
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+
+Problems = Iterator[PgReplError]
+
+
+def server_problems(
+    connection: Connection, server: Server, slot: str | None, *, makes_slot: bool = True
+) -> Problems:
+    """Version, wal_level, standby, free slots and sender.
+
+    `slot` stands already when it exists; `makes_slot`: whether another is made in its place.
+    """
+    if server.version_num < OLDEST_VERSION:
+        yield ServerSettingError(
+            f"the server is PostgreSQL {server.version_num // 10000}", "PostgreSQL 14 is the oldest supported"
+        )
+    if server.wal_level != "logical":
+        yield ServerSettingError(
+            f"wal_level is {server.wal_level}, and must be logical",
+            "ALTER SYSTEM SET wal_level = logical, then restart the server (Amazon RDS and Aurora:"
+            " rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on)",
+        )
+    if server.in_recovery and server.version_num < _DECODING_ON_STANDBY_SINCE:
+        yield ServerSettingError(
+            "the server is a standby, from which PostgreSQL replicates logically only since 16",
+            "replicate from the primary",
+        )
+    with source_errors("counting slots and senders"):
+        slots, used_slots, senders, used_senders = row(connection, _CAPACITY)
+    exists = slot is not None and read_slot(connection, slot) is not None
+    needed = _SLOTS - exists if makes_slot or not exists else 0
+    if used_slots + needed > slots:
+        yield ServerSettingError(
+            f"too few replication slots are free: {used_slots} of max_replication_slots = {slots} exist, and"
+            f" {needed} more {'is' if needed == 1 else 'are'} needed, one only while a snapshot is taken",
+            "raise max_replication_slots (needs a restart), or drop a slot that nobody needs: select"
+            " slot_name, active from pg_replication_slots",
+        )
+    if used_senders >= senders:
+        yield ServerSettingError(
+            f"no WAL sender is free: {used_senders} of max_wal_senders = {senders} are in use",
+            "raise max_wal_senders (needs a restart), or stop a client: select pid, application_name from"
+            " pg_stat_replication",
+        )
+
+
+def replication_problems(dsn: str, server: Server) -> Problems:
+    """What a replication connection says; only trying tells on managed servers, whose roles differ."""
+    try:
+        connection = connect_replication(dsn, "preflight")
+    except ServerSettingError:
+        return  # no sender was free, which has been said
+    except PgReplError as error:
+        yield error
+        return
+    direct = "use the server's direct address and port, not that of a connection pooler"
+    try:
+        identifier = row(connection, "IDENTIFY_SYSTEM")[0]
+        if identifier != server.system_identifier:
+            yield SourceConnectionError(
+                f"{address(dsn)} leads to one server for queries and to another for replication", direct
+            )
+    except psycopg2.errors.SyntaxError:
+        yield SourceConnectionError(
+            f"{address(dsn)} does not make replication connections: something in between ignores"
+            " replication=database",
+            direct,
+        )
+    except psycopg2.Error as error:
+        yield SourceConnectionError(f"IDENTIFY_SYSTEM at {address(dsn)}: {describe(error)}", direct)
+    finally:
+        connection.close()
+
+
+def role_problems(connection: Connection, pipeline: Pipeline) -> Problems:
+    """Whether the role has rights on the server's host, which code of tables' owners might come by."""
+    if pipeline.trust_table_owners:
+        return
+    with source_errors("asking for the role"):
+        role, is_superuser, mighty = row(connection, _ROLE)
+    if is_superuser or mighty:
+        what = "a superuser" if is_superuser else f"a member of {mighty}"
+        yield PrivilegeError(
+            f"role {role} is {what}: whoever owns a table, and gets code of his to run while it is read,"
+            " would have the database's host",
+            "connect as a role with only the rights that docs/reference/connection.md lists, or set"
+            " trust_table_owners to true if every owner of a replicated table may have those of this role",
+        )
+
+
+def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool) -> Problems:
+    """Whether a slot of the pipeline's name that exists already can be its slot."""
+    slot = read_slot(connection, pipeline.slot)
+    if slot is None:
+        return
+    database = current_database(connection)
+    if slot.database not in (None, database):
+        yield SlotError(
+            f"slot {slot.name} is of database {slot.database}, and the connection leads to database"
+            f" {database}",
+            f"if the pipeline reads {slot.database}, check the connection (conn_id, or PGREPL_DSN); if the"
+            " pipeline is new, give it another slot name",
+        )
+    elif slot.plugin != PLUGIN:
+        yield SlotError(
+            f"slot {slot.name} exists and is somebody else's: plugin {slot.plugin}, database {slot.database}",
+            "give the pipeline another slot name",
+        )
+    # A new epoch drops the slot, whatever became of it.
+    elif slot.invalidation and not new_epoch:
+        yield SlotError(why_invalidated(connection, slot), errors.NEW_EPOCH)
+
+
+# The second is there since PostgreSQL 18.
+_SLOT_LIMITS = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
+    pg_catalog.current_setting('max_slot_wal_keep_size', true),
+    max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
+    pg_catalog.current_setting('idle_replication_slot_timeout', true)
+FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
+"""
+# A role that owns the schema, which may not be there yet, can read it.
+_OWNER_WITHOUT_RIGHT = """
+SELECT r.rolname::text FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba
+WHERE d.datname = pg_catalog.current_database()
+    AND NOT pg_catalog.pg_has_role(r.oid, 'pg_read_all_data', 'USAGE')
+    AND NOT coalesce((SELECT pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE')
+        FROM pg_catalog.pg_namespace n WHERE n.nspname = '_pgrepl'),
+        pg_catalog.pg_has_role(r.oid, current_user, 'USAGE'))
+"""
+_SENDABLE = (
+    "UTF8 LATIN1 LATIN2 LATIN4 LATIN5 LATIN6 LATIN7 LATIN8 LATIN9 LATIN10 WIN866 WIN1256 KOI8R KOI8U"
+    " ISO_8859_5"
+)
+ALWAYS_SENDABLE = frozenset(_SENDABLE.split())
+"""Encodings of which every byte that PostgreSQL lets in can be converted into UTF-8."""
+
+
+_MOVES_SLOTS_RIGHTLY = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+"""By major version, the first release that keeps catalog rows for a slot that is moved.
+https://postgrespro.com/list/id/E1u9I5V-00291M-0Z@gemulon.postgresql.org"""
+
+
+def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
+    """Sentences about the database that one connects to, and about the walsender of a slot."""
+    if synchronous := synchronous_problem(connection, slot):
+        yield synchronous
+    version = connection.server_version
+    if version < _MOVES_SLOTS_RIGHTLY.get(version // 10000, 0):
+        first = _MOVES_SLOTS_RIGHTLY[version // 10000]
+        yield (
+            f"this server is PostgreSQL {version // 10000}.{version % 10000}. Before {first // 10000}."
+            f"{first % 10000} a slot that is moved may lose what it needs of the catalog, so that"
+            " replication ends with an error of the server's: upgrade it"
+        )
+    yield from _slot_limits(connection)
+    yield from _unreadable_schema(connection)
+    with source_errors("asking for the encoding"):
+        encoding = row(connection, "SELECT pg_catalog.current_setting('server_encoding')")[0]
+    if encoding not in ALWAYS_SENDABLE:
+        yield (
+            f"the database's encoding is {encoding}, in which PostgreSQL takes texts that it cannot convert"
+            " into UTF-8. One such value in a published table ends the replication of the whole pipeline at"
+            " its transaction, until somebody gets past it; a copy of the table stops at it, too"
+        )
+
+
+def _slot_limits(connection: Connection) -> Iterator[str]:
+    """Settings of the server by which it invalidates the slot of a pipeline that stands still."""
+    with source_errors("asking for limits of slots"):
+        kept, kept_shown, idle, idle_shown = row(connection, _SLOT_LIMITS)
+    if kept is not None and kept >= 0:
+        yield (
+            f"max_slot_wal_keep_size is {kept_shown}: the server invalidates the slot of a pipeline that is"
+            " behind by more, which then needs a new epoch"
+        )
+    if idle:
+        yield (
+            f"idle_replication_slot_timeout is {idle_shown}: the server invalidates a slot that nobody reads"
+            " for as long, as while the pipeline is stopped; it then needs a new epoch. During a snapshot the"
+            " slot is kept in use"
+        )
+
+
+def _unreadable_schema(connection: Connection) -> Iterator[str]:
+    """The owner of the database, if its backups fail from the first snapshot on."""
+    with source_errors("asking for the owner of the database"):
+        found = rows(connection, _OWNER_WITHOUT_RIGHT)
+    for (owner,) in found:
+        yield (
+            f"role {one_line(owner)}, which owns the database, may not read schema _pgrepl, which the"
+            " pipeline makes there: pg_dump by this role ends with an error. Give it"
+            " --exclude-schema=_pgrepl"
+        )
+
 
 log = logging.getLogger(__name__)
 

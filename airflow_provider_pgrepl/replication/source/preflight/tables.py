@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from airflow_provider_pgrepl.errors import (
     PgReplError,
@@ -11,15 +13,135 @@ from airflow_provider_pgrepl.errors import (
     ServerSettingError,
     one_line,
 )
-from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
-from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier, show_identifier
+from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges, read_refused
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
-from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import lock_tables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.server_errors import LOCKS_SETTING, source_errors
+
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+_PERSISTENCE = {"u": "an unlogged table", "t": "a temporary table"}
+_OWN_COLUMNS = {"_pgrepl_commit_lsn": "commit_lsn_column", "_pgrepl_commit_ts": "commit_ts_column"}
+
+
+def is_system(schema: str) -> bool:
+    """Whether a schema is PostgreSQL's own, or ours."""
+    return schema.startswith("pg_") or schema in ("information_schema", STATE_SCHEMA)
+
+
+def why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
+    """Why what has this name cannot be replicated, by its relkind and relpersistence; None when it can."""
+    if is_system(table.schema):
+        return "in a system schema, which is never replicated"
+    if facts is None:
+        return "does not exist"
+    relkind, persistence = facts[0], facts[1]
+    if relkind not in ("r", "p"):
+        return f"is {_KINDS.get(relkind, 'no table')}; only tables can be replicated"
+    if persistence in _PERSISTENCE:
+        return f"is {_PERSISTENCE[persistence]}, which PostgreSQL does not replicate"
+    return None
+
+
+def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
+    """What is wrong with a table's columns, what the pipeline chooses for them, and its partitions."""
+    # Imported here: types bring pyarrow along, which who only asks for tables and slots need not wait for.
+    from airflow_provider_pgrepl.replication.values import choice_problems
+
+    if not relation.columns and not relation.unpublished:
+        yield from _columnless_problems(pipeline, relation)
+    yield from _name_problems(pipeline, relation)
+    if generated := [show_identifier(column.name) for column in relation.unpublished if column.is_key]:
+        yield (
+            f"its key holds generated column {', '.join(generated)}, whose values the publication does not"
+            " carry, so that rows cannot be matched. Give it another key; or, from PostgreSQL 18 on, let the"
+            " publication hold stored ones: publish_generated_columns = stored"
+        )
+    yield from choice_problems(relation, pipeline.choices(relation.table))
+    if relation.relkind == "p":
+        yield from _leaf_problems(connection, pipeline, relation)
+
+
+def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
+    """The rows of a table without columns are in the lake by what the lake table has beside them."""
+    if not _has_own_columns(pipeline, relation):
+        yield (
+            "has no columns, and a lake table needs at least one; set commit_lsn_column to true, which gives"
+            " it one"
+        )
+    elif relation.replica_identity == "f":
+        yield (
+            "has no columns, so that deleted rows cannot be told from others. ALTER TABLE"
+            f" {relation.table} REPLICA IDENTITY DEFAULT, with which PostgreSQL refuses to delete rows"
+            " while the table is published, and list it in insert_only"
+        )
+
+
+def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:
+    """Whether the lake table has columns beside those of the source."""
+    choices = pipeline.choices(relation.table)
+    is_soft = choices.policy.deletes == "soft"
+    return is_soft or choices.commit_lsn_column or choices.commit_ts_column
+
+
+def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
+    from airflow_provider_pgrepl.replication.values import DELETED
+
+    names: dict[str, str] = {}
+    for column in (*relation.columns, *relation.unpublished):
+        lower, shown = column.name.casefold(), show_identifier(column.name)
+        if lower in names:
+            first, second = (one_line(quote_identifier(name)) for name in (names[lower], column.name))
+            yield (
+                f"columns {first} and {second} differ only in case, which lake tables cannot"
+                " tell apart; rename one of them"
+            )
+        if lower in _OWN_COLUMNS and getattr(pipeline, _OWN_COLUMNS[lower]):
+            option = _OWN_COLUMNS[lower]
+            yield f"column {shown} is one that the lake table gets anyway; set {option} to false"
+        if lower == DELETED and pipeline.choices(relation.table).policy.deletes == "soft":
+            yield f"column {shown} is one that the lake table gets where deletes are soft; rename it"
+        names[lower] = column.name
+
+
+def _leaf_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
+    planned = pipeline.publication_mode == "create"
+    oids = [leaf.oid for leaf in relation.partitions]
+    published = read_relations(connection, oids, pipeline.publication, planned=planned)
+    insert_only = relation.table in map(TableName.parse, pipeline.insert_only)
+    for leaf in relation.partitions:
+        problem = why_no_table(leaf.table, (leaf.relkind, leaf.persistence))
+        if problem:
+            yield f"its partition {leaf.table} cannot be published: {problem}"
+        elif not insert_only and not _same_identity(relation, published[leaf.oid]):
+            yield (
+                f"its partition {leaf.table} has another key or replica identity than the partitioned"
+                " table; give it the same (each partition has its own REPLICA IDENTITY)"
+            )
+
+
+def _same_identity(relation: Relation, leaf: Relation) -> bool:
+    """Whether changes in a partition come with all that tells the rows of the partitioned table apart."""
+    if "f" in (leaf.replica_identity, relation.replica_identity):
+        return leaf.replica_identity == "f"
+    key = {column.name for column in relation.key_columns}
+    return bool(key) and key == {column.name for column in leaf.key_columns}
+
 
 # https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
 _LOCKS = """
@@ -187,3 +309,100 @@ def _created_publication_problems(
             f"{acting}GRANT the owning role TO {quote_identifier(role)}, or let the owner create the"
             " publication, and set publication_mode to use",
         )
+
+
+def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterator[str]:
+    """Sentences about tables as their publication publishes them."""
+    for relation in relations:
+        yield from _unpublished_columns(relation, pipeline)
+        if relation.replica_identity == "n" or (
+            relation.replica_identity != "f" and not relation.key_columns
+        ):
+            yield (
+                f"{relation.table}: has no replica identity, so PostgreSQL refuses UPDATE and DELETE on it as"
+                " long as it is published"
+            )
+
+
+def _unpublished_columns(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+    choices = pipeline.choices(relation.table)
+    names = [
+        show_identifier(column.name)
+        for column in relation.unpublished
+        if not choices.column(column.name).excluded
+    ]
+    if names:
+        columns = "generated column" if len(names) == 1 else "generated columns"
+        yield (
+            f"{relation.table}: {columns} {', '.join(names)} {'is' if len(names) == 1 else 'are'} null in the"
+            " lake, because the publication does not hold it: PostgreSQL can publish stored ones from 18 on"
+            " (publish_generated_columns = stored), virtual ones never. exclude_columns leaves a column out"
+        )
+
+
+_OIDS = """
+SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
+"""
+
+# A publication of a table holds its children by plain inheritance as well.
+_WITH_CHILDREN = """
+WITH RECURSIVE below (oid) AS (
+    SELECT oid FROM unnest(%s::oid[]) AS named (oid)
+    UNION
+    SELECT i.inhrelid FROM below JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
+)
+SELECT oid::bigint FROM below
+"""
+
+
+def refused_once_published(
+    connection: Connection, pipeline: Pipeline, tables: Collection[TableName]
+) -> list[RefusedChanges]:
+    """Return why the source would refuse changes of these tables, and of those below them, if the pipeline's
+    publication, which is not there yet, were created for them."""
+    with source_errors("listing the tables to publish"):
+        oids = [oid for (oid,) in rows(connection, _WITH_CHILDREN, (_oids(connection, tables),))]
+    relations = read_relations(connection, oids, pipeline.publication, planned=True).values()
+    found = refused_tables(connection, replace(pipeline, publication_mode="create"), relations)
+    return sorted(set(found.values()), key=lambda refused: refused.table)
+
+
+def refused_tables(
+    connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
+) -> dict[int, RefusedChanges]:
+    """Return why the source refuses changes of these tables, by oid.
+
+    A table without replica identity that `insert_only` lists is left out: rows are only inserted into it.
+    """
+    planned = pipeline.publication_mode == "create"
+    relations = list(relations)
+    found = read_refused(connection, relations, pipeline.publication, planned=planned)
+    insert_only = frozenset(map(TableName.parse, pipeline.insert_only))
+    wanted = {relation.oid for relation in relations if relation.table in insert_only}
+    return {oid: refused for oid, refused in found.items() if not (refused.lacks_identity and oid in wanted)}
+
+
+def others_published(
+    connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
+) -> list[Relation]:
+    """Return tables of a publication that is not the pipeline's own, other than these.
+
+    A publication of all tables, or of a schema, takes in tables that the pipeline does not replicate.
+    """
+    if pipeline.publication_mode != "use":
+        return []
+    publication = read_publication(connection, pipeline.publication)
+    names = frozenset() if publication is None else publication.tables
+    names -= {relation.table for relation in relations}
+    if not names:
+        return []
+    with source_errors("listing published tables"):
+        oids = _oids(connection, names)
+    return list(read_relations(connection, oids, pipeline.publication).values())
+
+
+def _oids(connection: Connection, tables: Collection[TableName]) -> list[int]:
+    schemas, names = zip(*((table.schema, table.name) for table in tables), strict=True)
+    return [oid for (oid,) in rows(connection, _OIDS, (list(schemas), list(names)))]

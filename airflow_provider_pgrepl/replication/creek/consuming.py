@@ -1,1 +1,0 @@
-"""creek's other half: tables of one database kept in another, by what comes over NATS."""

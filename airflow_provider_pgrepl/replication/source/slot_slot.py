@@ -1,1 +1,0 @@
-"""Replication slots: made, looked at, moved on, dropped, and who reads them."""
