@@ -50,6 +50,20 @@ from difflib import get_close_matches
 from enum import Enum, StrEnum
 from pathlib import Path
 
+_PACKAGE = Path(__file__).resolve().parent
+_DOCUMENTS = _PACKAGE / "documents" / "docs"
+"""Where a wheel carries them."""
+SNAPSHOT = "run pgrepl snapshot FILE.json, or PgSnapshotOperator"
+NEW_EPOCH = (
+    "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch, or"
+    " PgSnapshotOperator with new_epoch=True"
+)
+RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
+EXECUTORS = (
+    "install the driver's version of this package for the Python of every executor, as in an image, and name"
+    " that Python in spark.pyspark.python: docs/how-to/run-on-a-cluster.md"
+)
+
 
 def escaped(text: str) -> str:
     """A text without what a terminal obeys or hides: control characters, and those that turn the direction of
@@ -312,22 +326,6 @@ class SparkError(PgReplError):
 class ToolError(PgReplError):
     """A program that is needed (Java, Spark, jars; on executors this package) is missing, or a library is
     older than the first version that is right."""
-
-
-_PACKAGE = Path(__file__).resolve().parent
-_DOCUMENTS = _PACKAGE / "documents" / "docs"
-"""Where a wheel carries them."""
-
-SNAPSHOT = "run pgrepl snapshot FILE.json, or PgSnapshotOperator"
-NEW_EPOCH = (
-    "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch, or"
-    " PgSnapshotOperator with new_epoch=True"
-)
-RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
-EXECUTORS = (
-    "install the driver's version of this package for the Python of every executor, as in an image, and name"
-    " that Python in spark.pyspark.python: docs/how-to/run-on-a-cluster.md"
-)
 
 
 def resnapshot(table: object) -> str:

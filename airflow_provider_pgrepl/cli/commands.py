@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 
+Arguments = argparse.Namespace
+Work = Callable[[Pipeline, Arguments], int]
+
 
 @dataclass(frozen=True)
 class Option:
@@ -101,10 +104,6 @@ UNITY_CATALOG = Option(
     "--unity-catalog", {"metavar": "NAME", "help": "the catalog of it, which must be there"}
 )
 REMOVE = Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
-
-
-Arguments = argparse.Namespace
-Work = Callable[[Pipeline, Arguments], int]
 
 
 def _say(*lines: str) -> int:

@@ -43,6 +43,7 @@ LIBPQ_EXTRAS = (
 """Keys of a connection's extra that go to libpq; what they mean is in PostgreSQL's manual, 34.1.2."""
 
 SECRET_EXTRAS = ("sslpassword",)
+_ROLE = "hook"
 
 
 def dsn_of(connection: Any) -> str:
@@ -91,9 +92,6 @@ def _check_extras(connection: Any, extras: Mapping[str, object]) -> None:
 def _text(value: object) -> str:
     """JSON's true and false are libpq's 1 and 0."""
     return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-_ROLE = "hook"
 
 
 def missing_connection(

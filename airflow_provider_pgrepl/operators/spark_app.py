@@ -60,6 +60,20 @@ from airflow_provider_pgrepl.spark_driver.follow import (
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 
 LOCAL_CONN_ID = "pgrepl_local_spark"
+_CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
+_OF_NO_USE = {
+    "java_class": "the applications are in Python",
+    "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
+    "track_driver_via_k8s_api": _CLUSTER,
+    "yarn_track_via_rm_api": _CLUSTER,
+    "yarn_rm_auth": _CLUSTER,
+}
+_DEFAULTS: Mapping[str, Any] = {"status_poll_interval": 1}
+STATUS = "status"
+"""The XCom of how an application stands, renewed while it runs."""
+_PIPELINE_FILE = "pipeline.json"
+_JUST_ENDED_S = 15.0
+"""The lock of an application that has just ended may be held until the server has noticed it."""
 
 
 def ensure_connection(conn_id: str | None, master: str) -> None:
@@ -94,17 +108,6 @@ def has_driver_on_cluster(connection: Mapping[str, Any]) -> bool:
             " from the task, and its executors on the cluster",
         )
     return True
-
-
-_CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
-_OF_NO_USE = {
-    "java_class": "the applications are in Python",
-    "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
-    "track_driver_via_k8s_api": _CLUSTER,
-    "yarn_track_via_rm_api": _CLUSTER,
-    "yarn_rm_auth": _CLUSTER,
-}
-_DEFAULTS: Mapping[str, Any] = {"status_poll_interval": 1}
 
 
 def refuse_connection_id(parameters: Mapping[str, Any]) -> None:
@@ -169,10 +172,6 @@ def properties_with_lineage(
     return properties
 
 
-STATUS = "status"
-"""The XCom of how an application stands, renewed while it runs."""
-
-
 def run_folder() -> Path:
     """The folder of `[pgrepl] run_folder`; `pgrepl` below AIRFLOW_HOME when none is named."""
     named = str(conf.get("pgrepl", "run_folder", fallback="")).strip()
@@ -200,11 +199,6 @@ def show_links(context: Any, operator: Any, links: Iterable[BaseOperatorLink]) -
         return
     for link in links:
         push(context, link.xcom_key, link.get_link(operator, ti_key=task))
-
-
-_PIPELINE_FILE = "pipeline.json"
-_JUST_ENDED_S = 15.0
-"""The lock of an application that has just ended may be held until the server has noticed it."""
 
 
 class SparkAppOperator(SparkSubmitOperator):

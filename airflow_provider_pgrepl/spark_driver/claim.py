@@ -37,6 +37,20 @@ from airflow_provider_pgrepl.spark_driver.supervisor import write_whole
 
 _TOKEN = re.compile(r"pgrepl-[0-9a-f]{32}")
 _LOCK = "lock"
+_FILE = "order.json"
+_OF_PLACE = {
+    "order",
+    *(f"variable {name}" for name in (DSN_VARIABLE, STATE_DSN_VARIABLE)),
+    *(f"variable {name}" for name in (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)),
+}
+_POLL_S = 0.2
+_BEGIN_WAIT_S = 30.0
+_CHARGE_WAIT_S = 15.0
+_KILL_WAIT_S = 30.0
+_SAY_EVERY_S = 60.0
+Say = Callable[[int, str], None]
+Pause = Callable[[float], None]
+"""Waits so many seconds; raises what ends the task that waits."""
 
 
 class PlaceTakenError(Exception):
@@ -122,14 +136,6 @@ class Place:
             lock.release()
 
 
-_FILE = "order.json"
-_OF_PLACE = {
-    "order",
-    *(f"variable {name}" for name in (DSN_VARIABLE, STATE_DSN_VARIABLE)),
-    *(f"variable {name}" for name in (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)),
-}
-
-
 @dataclass(frozen=True)
 class Order:
     """A pipeline, arguments, settings of Spark, and variables, whose values are never written down."""
@@ -184,16 +190,7 @@ def _digest(salt: str, value: str) -> str:
     return hashlib.sha256(f"{salt}{value}".encode()).hexdigest()
 
 
-_POLL_S = 0.2
-_BEGIN_WAIT_S = 30.0
-_CHARGE_WAIT_S = 15.0
-_KILL_WAIT_S = 30.0
-_SAY_EVERY_S = 60.0
-
 Launch = Callable[[Claim], LocalApp]
-Say = Callable[[int, str], None]
-Pause = Callable[[float], None]
-"""Waits so many seconds; raises what ends the task that waits."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,15 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine, is_error, parse
 from airflow_provider_pgrepl.spark_driver import supervisor
 
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MARK = "log.forwarded"
+_CHUNK_BYTES = 1 << 20
+_TAIL_LINES = 20
+_POLL_S = 0.2
+_REAP_S = 10.0
+_children: dict[str, subprocess.Popen[bytes]] = {}
+"""Supervisors started by this very process, which alone can reap them, by token."""
+
 
 def is_process(pid: int, token: str) -> bool:
     """Whether process `pid` runs, and has this token among its arguments."""
@@ -60,9 +69,6 @@ def supervised_folders() -> Iterator[Path]:
         words: list[str] = process.info["cmdline"] or []
         if "--folder" in words and any(Path(word).name == program for word in words[:3]):
             yield Path(words[words.index("--folder") + 1])
-
-
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_folder(path: Path) -> Path:
@@ -164,11 +170,6 @@ def is_held(path: Path) -> bool:
     return False
 
 
-_MARK = "log.forwarded"
-_CHUNK_BYTES = 1 << 20
-_TAIL_LINES = 20
-
-
 class LogTail:
     """Lines of all segments, in order. The folder keeps how far they were read, and the last error."""
 
@@ -238,13 +239,6 @@ class LogTail:
     def _write_mark(self) -> None:
         mark = {"segment": self._number, "offset": self._offset, "error": self.last_error}
         self._mark.write_text(json.dumps(mark), encoding="utf-8")
-
-
-_POLL_S = 0.2
-_REAP_S = 10.0
-
-_children: dict[str, subprocess.Popen[bytes]] = {}
-"""Supervisors started by this very process, which alone can reap them, by token."""
 
 
 class AppState(Enum):

@@ -27,6 +27,8 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import is_there
 
+_NAMED = 5
+
 
 def find_epoch(pipeline: Pipeline) -> EpochRecord | None:
     """The present epoch; None when none has begun. Raises LakeError when the lake is another pipeline's."""
@@ -131,9 +133,6 @@ def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
         "name the database that has it (state_conn_id, or PGREPL_STATE_DSN), or bring it back from a backup."
         f" If it is lost: {errors.reference('errors')}. Nothing was changed",
     )
-
-
-_NAMED = 5
 
 
 def taken_otherwise(pipeline: Pipeline, record: TableRecord) -> bool:

@@ -39,6 +39,9 @@ _UNCHANGED = "Nothing was changed"
 _CHECK_CONNECTION = (
     f"check the connection (conn_id, or PGREPL_DSN), and that this is the file meant. {_UNCHANGED}"
 )
+log = logging.getLogger(__name__)
+_POLL_S = 5.0
+_POLLS = int(RENEW_S * 1.25 / _POLL_S)
 
 
 class Answer(Enum):
@@ -321,12 +324,6 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
             ),
             epoch.pipeline_id,
         )
-
-
-log = logging.getLogger(__name__)
-
-_POLL_S = 5.0
-_POLLS = int(RENEW_S * 1.25 / _POLL_S)
 
 
 def check_no_foreign_receiver(store: Store, pipeline: Pipeline) -> None:

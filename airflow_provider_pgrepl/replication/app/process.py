@@ -41,6 +41,12 @@ _PARENT_INTERVAL_S = 1.0
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 Work = Callable[[Pipeline, argparse.Namespace], int]
+STOP_LIMIT_S = 100.0
+"""How long an app that was asked to end may take; Airflow's operators wait longer (`stop_timeout_s`)."""
+CAUGHT_UP = "caught-up"
+MAINTENANCE_LIMIT_S = 600.0
+"""How long maintenance joins files, unless told otherwise; what is begun then is finished."""
+AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
 def source_dsn() -> str:
@@ -183,10 +189,6 @@ def end_at_once() -> NoReturn:
     os._exit(RETRY_MAY_HELP)
 
 
-STOP_LIMIT_S = 100.0
-"""How long an app that was asked to end may take; Airflow's operators wait longer (`stop_timeout_s`)."""
-
-
 class StopSignal:
     """SIGTERM, SIGINT, or the end of the parent process (as when spark-submit is killed): time to end.
 
@@ -241,14 +243,6 @@ class StopSignal:
     @property
     def is_set(self) -> bool:
         return self._asked.is_set() or os.getppid() != self._parent
-
-
-CAUGHT_UP = "caught-up"
-
-MAINTENANCE_LIMIT_S = 600.0
-"""How long maintenance joins files, unless told otherwise; what is begun then is finished."""
-
-AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
 def of_snapshot(parser: argparse.ArgumentParser) -> None:

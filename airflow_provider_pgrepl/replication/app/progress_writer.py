@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_S = 2.0
 _LAST_S = 5.0
+_LOCK_KEEPER_INTERVAL_S = 10.0
 
 
 def holder() -> str:
@@ -102,9 +103,6 @@ class ProgressWriter:
         rate = 0.0 if last is None else (changes - self._last_changes) / max(now - last, 0.001)
         self._last_time, self._last_changes = now, changes
         return rate
-
-
-_LOCK_KEEPER_INTERVAL_S = 10.0
 
 
 class LockKeeper(BlockThread):

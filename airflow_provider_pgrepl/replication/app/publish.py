@@ -56,6 +56,17 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+DurableWith = Callable[[LSN], LSN | None]
+"""Given an LSN: the changelog's durable LSN once all that committed at or before it is durable; None before,
+and where nobody knows. Of an idle source the changelog itself says that late."""
+_PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
+_TARGETS = {
+    "rabbitmq": ("rabbitmq", "RabbitMQ", "pika"),
+    "nats": ("jetstream", "JetStream", "nats-py"),
+    "kafka": ("kafka", "Kafka", "confluent-kafka"),
+}
+"""Module, class and client of each."""
+_WAIT_S = 1.0
 
 
 def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
@@ -137,11 +148,6 @@ def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
         )
 
 
-DurableWith = Callable[[LSN], LSN | None]
-"""Given an LSN: the changelog's durable LSN once all that committed at or before it is durable; None before,
-and where nobody knows. Of an idle source the changelog itself says that late."""
-
-
 @dataclass(frozen=True)
 class PublishedUpTo:
     """Called from any thread: the publisher's record once it has, else None."""
@@ -163,16 +169,6 @@ def has_published(record: PublisherRecord, durable: LSN) -> bool:
     if position.is_after_transaction:
         return position.commit_lsn >= durable - 1
     return position.commit_lsn >= durable
-
-
-_PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
-_TARGETS = {
-    "rabbitmq": ("rabbitmq", "RabbitMQ", "pika"),
-    "nats": ("jetstream", "JetStream", "nats-py"),
-    "kafka": ("kafka", "Kafka", "confluent-kafka"),
-}
-"""Module, class and client of each."""
-_WAIT_S = 1.0
 
 
 def main(argv: Sequence[str]) -> int:

@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 _LOOK = "see that the lake's storage shows all its files (a mount, a copy that is still under way)"
+log = logging.getLogger(__name__)
 
 
 def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
@@ -118,9 +119,6 @@ def _check_untold(evidence: Evidence, remains: Remains) -> None:
         f" the changelog ends at {left}, but {told}. Nothing was changed",
         f"{_LOOK}, and start again; if they are lost, {errors.NEW_EPOCH}",
     )
-
-
-log = logging.getLogger(__name__)
 
 
 def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:

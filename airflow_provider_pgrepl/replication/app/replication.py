@@ -32,6 +32,8 @@ _RECEIVING_S = 3.0
 """How long a query that ends by itself waits for the receiver: each starts Python processes of its own, and
 takes a second or two to find that nothing has come."""
 _BUDGET_INTERVAL_S = 15.0
+_IDLE_S, _AGAIN_S = 5.0, 600.0
+"""After how long without changes memory is given back, and again."""
 
 
 class Replication:
@@ -200,10 +202,6 @@ class Replication:
             process.end_at_once()
         assert error is not None
         raise error
-
-
-_IDLE_S, _AGAIN_S = 5.0, 600.0
-"""After how long without changes memory is given back, and again."""
 
 
 class EventReplication(Replication):

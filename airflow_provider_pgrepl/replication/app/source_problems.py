@@ -25,6 +25,9 @@ from airflow_provider_pgrepl.replication.source.server import synchronous_proble
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
+log = logging.getLogger(__name__)
+INTERVAL_S = 15.0
+
 
 def source_problems(
     source: Connection, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
@@ -67,11 +70,6 @@ def _oids(records: Mapping[TableName, TableRecord]) -> dict[int, TableName]:
         for table, record in records.items()
         if record.relation is not None and record.state is not TableState.REMOVED
     }
-
-
-log = logging.getLogger(__name__)
-
-INTERVAL_S = 15.0
 
 
 def protect_source(

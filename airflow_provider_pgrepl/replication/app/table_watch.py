@@ -54,6 +54,12 @@ from airflow_provider_pgrepl.replication.storage import open_file, open_parquet,
 COLUMNS = ("relation_id", "op", "commit_lsn", "ordinal", "relation_version", "xid")
 _SAYING = "RT"
 _ORDER = [("relation_id", "ascending"), ("commit_lsn", "ascending"), ("ordinal", "ascending")]
+log = logging.getLogger(__name__)
+_ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
+_RECORDS_S, _SAVE_S = 2.0, 60.0
+_AT_ONCE_BYTES = 256 << 20
+"""Of values, which are not read, in the files that are looked through at once."""
+_GONE_HINT = "take it again: pgrepl snapshot FILE.json --tables NAME; consumers need a snapshot of it"
 
 
 def definition_rows(uri: str, files: Iterable[ChangelogFile]) -> pa.Table:
@@ -92,15 +98,6 @@ def _reduced(rows: pa.Table) -> pa.Table:
     first[:1] = True
     first[1:] |= said[:-1]
     return rows.filter(pa.array(first | said))
-
-
-log = logging.getLogger(__name__)
-
-_ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
-_RECORDS_S, _SAVE_S = 2.0, 60.0
-_AT_ONCE_BYTES = 256 << 20
-"""Of values, which are not read, in the files that are looked through at once."""
-_GONE_HINT = "take it again: pgrepl snapshot FILE.json --tables NAME; consumers need a snapshot of it"
 
 
 @dataclass

@@ -28,6 +28,10 @@ Encoder = Callable[[pa.Array], Encoded]
 
 _MINUS_INFINITY = "-infinity"
 _TEXTS = "let the column be a text (text_columns), or skip the event (on_error: skip_and_record)"
+_EMPTY = 0xC15D213AA4D7A795
+_KEPT = ("name", "type", "fields", "symbols", "items", "logicalType", "precision", "scale")
+Schema = dict[str, Any] | list[Any] | str
+"""An Avro schema as JSON has it, with full names; each object's keys stand as they are written."""
 
 
 def unique_long(number: int) -> bytes:
@@ -177,12 +181,6 @@ def _time(text: str) -> int:
     second, _, fraction = seconds.partition(".")
     whole = (int(hours) * 60 + int(minutes)) * 60 + int(second)
     return whole * 1_000_000 + int(fraction.ljust(6, "0"))
-
-
-_EMPTY = 0xC15D213AA4D7A795
-_KEPT = ("name", "type", "fields", "symbols", "items", "logicalType", "precision", "scale")
-Schema = dict[str, Any] | list[Any] | str
-"""An Avro schema as JSON has it, with full names; each object's keys stand as they are written."""
 
 
 def to_text(schema: Schema) -> str:

@@ -38,6 +38,8 @@ _KEBAB = {
     "valueContainsNull": "value-contains-null",
 }
 _SAME = ("name", "nullable", "partition_index")
+# https://docs.unitycatalog.io: what the server allows (ValidationUtils.java), so that no name is a path.
+_CATALOG = re.compile(r"[A-Za-z0-9_@-]{1,255}")
 
 
 def unity_columns(schema_json: str, partition_by: Sequence[str] = ()) -> list[Column]:
@@ -149,10 +151,6 @@ def _type_text(kind: str | Field) -> str:
 
 def _is_decimal(kind: str | Field) -> bool:
     return isinstance(kind, str) and kind.startswith("decimal(")
-
-
-# https://docs.unitycatalog.io: what the server allows (ValidationUtils.java), so that no name is a path.
-_CATALOG = re.compile(r"[A-Za-z0-9_@-]{1,255}")
 
 
 def register_in_unity(pipeline: Pipeline, url: str, catalog: str, token: str | None = None) -> dict[str, str]:

@@ -39,6 +39,16 @@ from airflow_provider_pgrepl.replication.storage import open_storage, raise_if_a
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
+log = logging.getLogger(__name__)
+MARGIN = timedelta(minutes=10)
+"""How long an hour has to be over: clocks differ."""
+RUN_BYTES = 1 << 30
+"""So much of values is joined at a time, but one file at least."""
+_JOINED_BYTES = 64 << 20
+"""Of the values of a joined file: it is made in memory, and read into memory."""
+_LEAST_BYTES = 64 << 10
+"""What a file costs at least: as much as one of so many bytes."""
+_COMPACTION_METADATA = "pgrepl_compaction"
 
 
 @dataclass(frozen=True)
@@ -121,20 +131,6 @@ def _floors(table: DeltaTable, files: list[dict[str, Any]]) -> list[Transaction]
 def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
     removes = [removal(file["path"], file["size_bytes"], file[_HOUR]) for file in files]
     replace_files(table, removes, told={_RETENTION_METADATA: str(len(removes))}, apps=_floors(table, files))
-
-
-log = logging.getLogger(__name__)
-
-MARGIN = timedelta(minutes=10)
-"""How long an hour has to be over: clocks differ."""
-RUN_BYTES = 1 << 30
-"""So much of values is joined at a time, but one file at least."""
-
-_JOINED_BYTES = 64 << 20
-"""Of the values of a joined file: it is made in memory, and read into memory."""
-_LEAST_BYTES = 64 << 10
-"""What a file costs at least: as much as one of so many bytes."""
-_COMPACTION_METADATA = "pgrepl_compaction"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ _PUBLISHERS = "publishers/"
 _ACCEPT = "pgrepl accept-missing FILE.json --yes"
 _ATTEMPTS = 3
 _GIVEN_UP = 0
+_LEVELS = 4
+"""Folders below a root that are looked into: a lake's tables are two below it."""
 
 
 def own_table_app(name: str) -> str:
@@ -226,10 +228,6 @@ def _read_mark(uri: str, name: str) -> int:
         raise unreadable(uri, name, error) from None
     digest = hashlib.blake2b(table_id.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 1) or 1
-
-
-_LEVELS = 4
-"""Folders below a root that are looked into: a lake's tables are two below it."""
 
 
 def check_not_nested(lake_root: str) -> None:

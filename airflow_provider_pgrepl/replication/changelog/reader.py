@@ -49,6 +49,8 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+_SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
+_TIME = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,6 @@ class KeptFiles:
         return file
 
 
-_SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
 _kept = KeptFiles(_KEPT_BYTES)
 
 
@@ -408,9 +409,6 @@ class ChangelogTail:
         if json.loads(add["stats"])["minValues"]["epoch"] == self.epoch:
             file = file_of_action(add)
             self.files[file.path] = file
-
-
-_TIME = pa.timestamp("us", "UTC")
 
 
 def first_commit_after(table: DeltaTable, epoch: Epoch, moment: datetime) -> LSN | None:

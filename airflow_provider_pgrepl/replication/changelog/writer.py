@@ -62,6 +62,19 @@ from airflow_provider_pgrepl.replication.storage import (
 _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
+# 86,400 commits a day: checkpoints are for opening the table, which reads all commits since the last one,
+# in a store by a GET each; and each costs a rewrite of the file list.
+_CHECKPOINT_EVERY = 200
+_TABLE_PROPERTIES = {
+    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.enableExpiredLogCleanup": "false",
+    # Of which each part has bounds: readers take any other column without them for one that never matches.
+    "delta.dataSkippingStatsColumns": "epoch,commit_lsn,relation_id,commit_ts",
+}
+RenewToken = Callable[[int, EpochRecord, LSN], int]
+"""Gives a new token for that of the changelog, whose epoch and durable LSN these are."""
 
 
 @dataclass(frozen=True)
@@ -183,19 +196,6 @@ def _shown_time(microseconds: int) -> str | None:
     except OverflowError:
         return None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-_NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
-# 86,400 commits a day: checkpoints are for opening the table, which reads all commits since the last one,
-# in a store by a GET each; and each costs a rewrite of the file list.
-_CHECKPOINT_EVERY = 200
-_TABLE_PROPERTIES = {
-    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.enableExpiredLogCleanup": "false",
-    # Of which each part has bounds: readers take any other column without them for one that never matches.
-    "delta.dataSkippingStatsColumns": "epoch,commit_lsn,relation_id,commit_ts",
-}
 
 
 def create_changelog(uri: str, record: EpochRecord, token: int = 0, former_lake: str = "") -> None:
@@ -342,10 +342,6 @@ def _is_whole(actions: recovery.Actions) -> bool:
     commit = CommitRecord.from_json(about[METADATA_KEY])
     apps = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
     return commit.kind == "marker" or apps.get(DURABLE_APP) == commit.durable_lsn
-
-
-RenewToken = Callable[[int, EpochRecord, LSN], int]
-"""Gives a new token for that of the changelog, whose epoch and durable LSN these are."""
 
 
 class ChangelogWriter:

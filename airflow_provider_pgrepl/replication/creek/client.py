@@ -54,6 +54,12 @@ from airflow_provider_pgrepl.replication.creek.wire import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
+_CONNECT_S, _ANSWER_S = 10.0, 30.0
+"""A publisher says at once where it will send what it is asked for."""
+_ASK_AGAIN_S = 10.0
+_NEXT_S = 60.0
+"""How long the next row of a snapshot that has begun is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
@@ -105,13 +111,6 @@ class Snapshot:
             raise StopAsyncIteration
         self._read += 1
         return row_of(payload, self._schema)
-
-
-_CONNECT_S, _ANSWER_S = 10.0, 30.0
-"""A publisher says at once where it will send what it is asked for."""
-_ASK_AGAIN_S = 10.0
-_NEXT_S = 60.0
-"""How long the next row of a snapshot that has begun is waited for."""
 
 
 class CreekClient:

@@ -41,6 +41,9 @@ _SNAPSHOT_S = 900.0
 _LOOK_S = 0.25
 _AGAIN = "%s; it is taken whole again"
 _TAKE_ALL = "take all tables whole: --resnapshot all"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
+_KNOWN = ("name", "tables", "namespace", "wire")
+_EXAMPLE = 'as {"name": "copy", "tables": {"shop.public.orders": "public.orders"}}'
 
 
 class _TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
@@ -341,11 +344,6 @@ def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
     if sequence < bounds.first - 1:
         return f"it begins with message {bounds.first} now, and {sequence} was the last that was read"
     return ""
-
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
-_KNOWN = ("name", "tables", "namespace", "wire")
-_EXAMPLE = 'as {"name": "copy", "tables": {"shop.public.orders": "public.orders"}}'
 
 
 @dataclass(frozen=True)

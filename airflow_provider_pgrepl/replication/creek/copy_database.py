@@ -35,6 +35,31 @@ _IS_MADE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute
                WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'target_oid')
 """
+UP_TO_DATE = -1
+_INTEGERS = frozenset({"smallint", "integer", "bigint", "int2", "int4", "int8"})
+_FLOATS = frozenset({"real", "double precision", "float4", "float8"})
+_MOMENTS = ("timestamp", "time")
+_SIZED = re.compile(r"(?P<name>[a-z0-9 _\"]+?)(\((?P<first>\d+)(,(?P<second>-?\d+))?\))?(?P<zone> with.*)?")
+_SHORT = {"decimal": "numeric", "timestamp without time zone": "timestamp"}
+_TABLES = ("r", "p")
+_FOUND = "SELECT oid::bigint, relkind::text FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)"
+_OTHERS = """
+SELECT consumer, database, source FROM _pgrepl_consumer.tables
+WHERE target = %s AND (consumer, database, source) <> (%s, %s, %s) ORDER BY 1, 2, 3
+"""
+_OWN = """
+SELECT target_oid FROM _pgrepl_consumer.tables
+WHERE target = %s AND (consumer, database, source) = (%s, %s, %s)
+"""
+Applied = tuple[TableName, TableShape, WalChange]
+"""A change, with the source that it is of."""
+_PAGE = 500
+_LEFT_OUT = -1
+"""The stamp of a table that the consumer has kept, and does not keep now."""
+_COLUMNS = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+"""
 
 
 def connect(dsn: str, name: str) -> psycopg2.extensions.connection:
@@ -85,9 +110,6 @@ def answering() -> Iterator[None]:
         )
 
 
-UP_TO_DATE = -1
-
-
 @dataclass(frozen=True)
 class KeptStream:
     """All messages up to `sequence` are applied, but for tables that failed. `made`: when the server made the
@@ -129,12 +151,6 @@ class KeptTable:
         return change.lsn <= self.stamp
 
 
-_INTEGERS = frozenset({"smallint", "integer", "bigint", "int2", "int4", "int8"})
-_FLOATS = frozenset({"real", "double precision", "float4", "float8"})
-_MOMENTS = ("timestamp", "time")
-_SIZED = re.compile(r"(?P<name>[a-z0-9 _\"]+?)(\((?P<first>\d+)(,(?P<second>-?\d+))?\))?(?P<zone> with.*)?")
-
-
 def keeps_less(source: str, target: str) -> bool:
     """Whether a column of type `target` may keep less of a value than what one of `source` has. Both as SQL
     writes them: `pg_catalog."numeric"(10,2)`, `timestamp(0) with time zone`."""
@@ -165,9 +181,6 @@ def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
     has_zone = name.endswith("tz") or (found["zone"] or "").startswith(" with time zone")
     scale = (second or 0) if first is not None else None
     return _SHORT.get(name, name).removesuffix("tz"), first, scale, has_zone
-
-
-_SHORT = {"decimal": "numeric", "timestamp without time zone": "timestamp"}
 
 
 class TableFailedError(TargetError):
@@ -215,18 +228,6 @@ def table_failed(source: TableName, message: str, hint: str) -> TableFailedError
     error = TableFailedError(message, hint)
     error.source = source
     return error
-
-
-_TABLES = ("r", "p")
-_FOUND = "SELECT oid::bigint, relkind::text FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)"
-_OTHERS = """
-SELECT consumer, database, source FROM _pgrepl_consumer.tables
-WHERE target = %s AND (consumer, database, source) <> (%s, %s, %s) ORDER BY 1, 2, 3
-"""
-_OWN = """
-SELECT target_oid FROM _pgrepl_consumer.tables
-WHERE target = %s AND (consumer, database, source) = (%s, %s, %s)
-"""
 
 
 def check_target(cursor: Any, whose: tuple[str, str], source: TableName, target: TableName) -> None:
@@ -287,17 +288,6 @@ def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) ->
         f" whole: --resnapshot {target}. If the consumer filled it, as after a restore, set"
         f" its target_oid in _pgrepl_consumer.tables to {oid}",
     )
-
-
-Applied = tuple[TableName, TableShape, WalChange]
-"""A change, with the source that it is of."""
-_PAGE = 500
-_LEFT_OUT = -1
-"""The stamp of a table that the consumer has kept, and does not keep now."""
-_COLUMNS = """
-SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
-WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
-"""
 
 
 class CopyDatabase:

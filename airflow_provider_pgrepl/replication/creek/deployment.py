@@ -52,6 +52,25 @@ _WITHOUT_EFFECT = (
 _METRICS_PORT = "7779"
 _OURS = ("name", "lake", "tables", "publication", "publication_mode", "publishers")
 _PUBLISHERS = ("target", "namespace", "database", "format", "metrics")
+log = logging.getLogger(__name__)
+_SCHEMA, *_FUNCTIONS = (
+    (Path(__file__).parent / "functions.sql").read_text(encoding="utf-8").strip().split("\n\n")
+)
+_SIGNATURE = re.compile(r"CREATE OR REPLACE FUNCTION (_creek\.\w+)")
+_SOURCE = """
+SELECT prosrc, proconfig IS NULL AND NOT prosecdef FROM pg_catalog.pg_proc
+WHERE oid = pg_catalog.to_regprocedure(%s)
+"""
+_EARLIER = frozenset(
+    {
+        "6af26bbb34fb1064a69b1ef2b12715aab5556eab307b084800bf0d8e4a504ab3",
+        "0add4bce346f3dded772f668dce40661151f8e47b9d9dabd4ee2a7d6bbf31461",
+    }
+)
+"""SHA-256 of the bodies that earlier versions of this package gave its functions, which had no settings."""
+_PAUSE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_ENDS_WITHIN_S = process.STOP_LIMIT_S + 20.0
 
 
 @dataclass(frozen=True)
@@ -165,25 +184,6 @@ def _options(variable: str, given: Mapping[str, str], what: str, by_creek: Colle
     if taken := sorted(set(found) & set(by_creek)):
         raise ConfigError(f"{variable}: {', '.join(taken)}: given by creek's variables")
     return found
-
-
-log = logging.getLogger(__name__)
-
-_SCHEMA, *_FUNCTIONS = (
-    (Path(__file__).parent / "functions.sql").read_text(encoding="utf-8").strip().split("\n\n")
-)
-_SIGNATURE = re.compile(r"CREATE OR REPLACE FUNCTION (_creek\.\w+)")
-_SOURCE = """
-SELECT prosrc, proconfig IS NULL AND NOT prosecdef FROM pg_catalog.pg_proc
-WHERE oid = pg_catalog.to_regprocedure(%s)
-"""
-_EARLIER = frozenset(
-    {
-        "6af26bbb34fb1064a69b1ef2b12715aab5556eab307b084800bf0d8e4a504ab3",
-        "0add4bce346f3dded772f668dce40661151f8e47b9d9dabd4ee2a7d6bbf31461",
-    }
-)
-"""SHA-256 of the bodies that earlier versions of this package gave its functions, which had no settings."""
 
 
 class SourceTables:
@@ -301,11 +301,6 @@ def _is_earlier(body: str, has_no_settings: bool) -> bool:
 def _execute(connection: Connection, command: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(command)
-
-
-_PAUSE_S = 5.0
-_PR_SET_PDEATHSIG = 1
-_ENDS_WITHIN_S = process.STOP_LIMIT_S + 20.0
 
 
 class Child:

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 30.0
 
 Tables = frozenset[TableName]
+_TICK_S, _PAUSE_S = 0.5, 5.0
+_BEGUN_AGAIN = (process.RETRY_MAY_HELP, process.DONE, process.CRASHED)
 
 
 class FollowedTables:
@@ -138,10 +140,6 @@ class FollowedTables:
         if text and text != self._said:
             log.error("%s", text)
         self._said = text
-
-
-_TICK_S, _PAUSE_S = 0.5, 5.0
-_BEGUN_AGAIN = (process.RETRY_MAY_HELP, process.DONE, process.CRASHED)
 
 
 def run(_: argparse.Namespace) -> int:

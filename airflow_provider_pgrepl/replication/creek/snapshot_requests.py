@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 16
 _LOOK_S, _END_S = 0.5, 10.0
 _LONGEST_NAME, _SAY_EVERY_S = 63, 5.0
+_LAKE_SNAPSHOTS_LOOK_S, _LAKE_SNAPSHOTS_END_S, _MOST_S = 0.5, 10.0, 6 * 3600.0
 
 
 class Snapshots(Protocol):
@@ -136,9 +137,6 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
                 log.error("the snapshot of %s failed, and has no end: %s", table, error)
             except Exception as error:  # noqa: BLE001 - the next is served
                 log_unexpected(log, f"the snapshot of {table}, which has no end", error)
-
-
-_LAKE_SNAPSHOTS_LOOK_S, _LAKE_SNAPSHOTS_END_S, _MOST_S = 0.5, 10.0, 6 * 3600.0
 
 
 class LakeSnapshots:

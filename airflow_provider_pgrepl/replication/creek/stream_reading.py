@@ -21,6 +21,18 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
+_BATCH = 256
+_LOOK_S, _PAUSE_S = 1.0, 0.5
+_KEPT_S = 300.0
+"""How long the server keeps a consumer that fetches nothing, while its reader is busy."""
+_PASSING = (NotFoundError, ServiceUnavailableError)
+_LOST = (nats.errors.Error, APIError, OSError)
+_PASSING_OR_AWAY = (*_PASSING, nats.errors.Error, OSError, TimeoutError)
+STAMP = "Pgrepl-Stamp"
+"""Header of a change: the stamp that it has this time."""
+_LOOK_BACK_S = (10.0, 600.0, None)
+"""How far back it looks, first and then; None: to the beginning."""
+
 
 async def last_message(jetstream: Any, stream: str, subject: str) -> Any:
     """A RawStreamMsg; None when there is none. Raises NotFoundError when there is no such stream.
@@ -35,15 +47,6 @@ async def last_message(jetstream: Any, stream: str, subject: str) -> Any:
         return await jetstream.get_last_msg(stream, subject)
     except NotFoundError:
         return None
-
-
-_BATCH = 256
-_LOOK_S, _PAUSE_S = 1.0, 0.5
-_KEPT_S = 300.0
-"""How long the server keeps a consumer that fetches nothing, while its reader is busy."""
-_PASSING = (NotFoundError, ServiceUnavailableError)
-_LOST = (nats.errors.Error, APIError, OSError)
-_PASSING_OR_AWAY = (*_PASSING, nats.errors.Error, OSError, TimeoutError)
 
 
 async def ordered_messages(
@@ -141,12 +144,6 @@ def _refused(stream: str, error: APIError) -> TargetUnavailableError:
         f"NATS: stream {stream} does not let itself be read: {error.description}",
         "look at its limits, and the rights of the user",
     )
-
-
-STAMP = "Pgrepl-Stamp"
-"""Header of a change: the stamp that it has this time."""
-_LOOK_BACK_S = (10.0, 600.0, None)
-"""How far back it looks, first and then; None: to the beginning."""
 
 
 @dataclass(frozen=True)

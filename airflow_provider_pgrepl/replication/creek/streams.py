@@ -21,6 +21,13 @@ from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamRea
 _API_S = 20.0
 _SNAPSHOTS_S = 7 * 86_400.0
 """How long snapshots are kept: whoever may ask for one could else fill the server's disk with copies."""
+log = logging.getLogger(__name__)
+Accept = Callable[[bytes], str | None]
+"""Given a request for a snapshot: the subject to which it will be sent, or None."""
+_CONNECT_S, _PING_S = 20.0, 10
+_MOST_WAITING, _MOST_BYTES, _LARGEST = 1_000, 1 << 20, 4_096
+"""Requests that wait, their bytes, and those of one."""
+_SAY_EVERY_S = 60.0
 
 
 class UnsendableSchemaError(Exception):
@@ -112,16 +119,6 @@ def _fields(packet: bytes) -> dict[str, Any] | None:
         return found if isinstance(found["fingerprint"], str) and isinstance(found["source"], str) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-log = logging.getLogger(__name__)
-
-Accept = Callable[[bytes], str | None]
-"""Given a request for a snapshot: the subject to which it will be sent, or None."""
-_CONNECT_S, _PING_S = 20.0, 10
-_MOST_WAITING, _MOST_BYTES, _LARGEST = 1_000, 1 << 20, 4_096
-"""Requests that wait, their bytes, and those of one."""
-_SAY_EVERY_S = 60.0
 
 
 class Requests:

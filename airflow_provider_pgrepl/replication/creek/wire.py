@@ -32,6 +32,13 @@ _SPECIAL = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
 """What separates the words of a subject, or stands for words."""
 TOPIC_FORM, TOPIC_SUFFIX = "%Y%m%d%H%M%S_%f", len("_xxxx")
 _V1_REQUESTS = {"schema": "_schema", "snap": "_snapshot"}
+_FIRST, _LATER = struct.Struct(">HI"), struct.Struct(">H")
+MAGIC = b"\xc3\x01"
+OPS = ("c", "u", "u_pk", "d", "t", "r")
+"""`u_pk`: an update of which the source sent the old row or key. `r`, a read, is never sent."""
+_CODES = {op: long(place) for place, op in enumerate(OPS)}
+_SOURCE_NAME = b"dummy"
+_TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,6 @@ def word_of(name: str) -> str:
     return _SPECIAL.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
-_FIRST, _LATER = struct.Struct(">HI"), struct.Struct(">H")
-
-
 def largest_payload(max_payload: int) -> int:
     """Bytes that one packet holds. `max_payload`: what the server takes."""
     return max_payload - _FIRST.size - 2
@@ -139,14 +143,6 @@ class Unframing:
             return None
         self._next, found, self._payload = -1, self._payload, b""
         return found
-
-
-MAGIC = b"\xc3\x01"
-OPS = ("c", "u", "u_pk", "d", "t", "r")
-"""`u_pk`: an update of which the source sent the old row or key. `r`, a read, is never sent."""
-_CODES = {op: long(place) for place, op in enumerate(OPS)}
-_SOURCE_NAME = b"dummy"
-_TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 
 
 @dataclass(frozen=True)

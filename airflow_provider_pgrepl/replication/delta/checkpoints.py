@@ -24,6 +24,10 @@ from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import log_path, open_file, open_parquet
 
 log = logging.getLogger(__name__)
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10})|\.[0-9a-fA-F-]{36}(?=\.))?\.parquet")
+_JSON_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.[0-9a-fA-F-]{36}\.json()")
+_SIDECARS, _SIDECAR = "_sidecars", "sidecar"
+_ANY_SIZE = 2**63 - 1
 
 
 class Checkpoints:
@@ -63,12 +67,6 @@ def _told(uri: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         log.warning("%s: no checkpoint could be written: %s", uri, type(error).__name__)
-
-
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10})|\.[0-9a-fA-F-]{36}(?=\.))?\.parquet")
-_JSON_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.[0-9a-fA-F-]{36}\.json()")
-_SIDECARS, _SIDECAR = "_sidecars", "sidecar"
-_ANY_SIZE = 2**63 - 1
 
 
 def checkpoint_version(name: str) -> int | None:

@@ -37,6 +37,7 @@ _CHECKED_VALUES = ('"nullable":false', '"delta.invariants"')
 """Of a schema by which writers are to reject rows, which we do not; lake tables have neither."""
 _OLD_WRITER = 2
 """The newest version of writers of which a table without features demands only what we do."""
+_TOKEN = "pgrepl_commit"  # noqa: S105 - of a commit
 
 
 def can_commit(table: DeltaTable) -> bool:
@@ -153,9 +154,6 @@ def _put(uri: str, version: int, content: bytes) -> None:
         return
     filesystem, root = open_storage(uri)
     objects.create_commit(filesystem, commit_path(root, version), content)
-
-
-_TOKEN = "pgrepl_commit"  # noqa: S105 - of a commit
 
 
 def commit_token() -> dict[str, str]:

@@ -32,6 +32,22 @@ _WORDS = {
 }
 # Once rows of another shape are in the changelog, setting the source back does not help them.
 _ONCE_SENT = {Remedy.UNDO: Remedy.RESNAPSHOT, Remedy.MOVED: Remedy.ADDED}
+_INTEGERS = {21: 0, 23: 1, 20: 2}
+_REAL, _DOUBLE = 700, 701
+_TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
+_WITH_FRACTIONS = frozenset({1083, 1114, 1184, 1266})  # time, timestamp, both also with time zone
+_ALL_FRACTIONS = 6
+_EXACT_CASTS = frozenset(
+    {
+        (pa.int16(), pa.int32()),
+        (pa.int16(), pa.int64()),
+        (pa.int32(), pa.int64()),
+        (pa.float32(), pa.float64()),
+    }
+)
+_COLUMNS_NUMERIC = 1700
+_COUNTED, _HEADER = frozenset({1042, 1043}), 4
+"""char(n) and varchar(n), whose modifier is n and the size of a header."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +69,6 @@ class DriftFinding:
         added = f"{renamed}, remove {table} from the pipeline, then {errors.add(self.moved_to)}"
         added += f"; but if the two changed places, resnapshot both: --tables '{table},{self.moved_to}'"
         return _WORDS[self.way_out(was_sent=was_sent)].format(resnapshot=resnapshot, added=added)
-
-
-_INTEGERS = {21: 0, 23: 1, 20: 2}
-_REAL, _DOUBLE = 700, 701
-_TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
-_WITH_FRACTIONS = frozenset({1083, 1114, 1184, 1266})  # time, timestamp, both also with time zone
-_ALL_FRACTIONS = 6
-
-_EXACT_CASTS = frozenset(
-    {
-        (pa.int16(), pa.int32()),
-        (pa.int16(), pa.int64()),
-        (pa.int32(), pa.int64()),
-        (pa.float32(), pa.float64()),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,6 @@ def _holds_more(before: PgType, now: PgType) -> bool:
     if now.oid in _WITH_FRACTIONS:
         return now.typmod < 0 or now.typmod >= _ALL_FRACTIONS or 0 <= before.typmod <= now.typmod
     return False
-
-
-_COLUMNS_NUMERIC = 1700
-_COUNTED, _HEADER = frozenset({1042, 1043}), 4
-"""char(n) and varchar(n), whose modifier is n and the size of a header."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 _MOST_GONE = 8
 """More columns that went since are not tried in all ways."""
+Records = Callable[[int], Sequence[RelationRecord]]
+"""What stream and catalog ever said of a relation, by its oid."""
 
 
 class UnclearLayoutError(Exception):
@@ -175,10 +177,6 @@ def highest_attnum(relation: Relation) -> int:
     """The highest attnum that the table is known to have given."""
     columns = (*relation.columns, *relation.unpublished, *relation.dropped)
     return relation.natts or max((column.attnum for column in columns), default=0)
-
-
-Records = Callable[[int], Sequence[RelationRecord]]
-"""What stream and catalog ever said of a relation, by its oid."""
 
 
 def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relation:

@@ -43,6 +43,14 @@ from airflow_provider_pgrepl.replication.settings.business_events import (
 from airflow_provider_pgrepl.replication.values.scalars import Binary
 from airflow_provider_pgrepl.trace import trace_of, traced
 
+_UNSENT_HINT = "have the server send it: ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE PLAIN of the column"
+log = logging.getLogger(__name__)
+_JSON = "application/json"
+_CONTENT = Binary()
+Given = TypeVar("Given")
+TRANSACTIONS = "transactions"
+"""What their events are of where a table would be; their route, unless the function says another."""
+
 
 @dataclass(frozen=True)
 class BusinessEvent:
@@ -71,9 +79,6 @@ Transform = Callable[[Change], Iterable[BusinessEvent] | None]
 TransactionFunction = Callable[[Sequence[Change]], Iterable[BusinessEvent] | None]
 """Given the changes of one transaction of a publisher's tables, in order, at least one, what is sent instead
 of them. Pure: it may be called more than once with the same."""
-
-
-_UNSENT_HINT = "have the server send it: ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE PLAIN of the column"
 
 
 def transform_of(rule: Rule) -> Transform:
@@ -184,12 +189,6 @@ def imported(place: str) -> Any:
     return found
 
 
-log = logging.getLogger(__name__)
-
-_JSON = "application/json"
-_CONTENT = Binary()
-
-
 class BusinessEvents(ByRelation[Event]):
     """Events of a publisher some of whose tables' changes are transformed: by `transforms`, given what
     `typed` has of them. Others' are those of `plain`. Logical messages that are wanted are events, too."""
@@ -252,9 +251,6 @@ class _Transformed:
         table = str(self.typed.changes.table)
         make = partial(_event, self.typed, change)
         return transformed(self.transform, change, table, change.commit_lsn, make)
-
-
-Given = TypeVar("Given")
 
 
 def transformed(
@@ -339,10 +335,6 @@ def _json(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{json_value(str(name))}:{_json(one)}" for name, one in value.items()) + "}"
     return json_value(value)
-
-
-TRANSACTIONS = "transactions"
-"""What their events are of where a table would be; their route, unless the function says another."""
 
 
 class TransactionEvents(ByRelation[Event]):

@@ -35,6 +35,8 @@ _PIECE_ROWS, _PIECE_BYTES = 10_000, 16 << 20
 """About as many as are given at once: a reader makes an object of each."""
 
 _ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
+_SURE_S = 60.0
+"""After so long without a commit the log itself is asked for the newest: some may have been cleaned away."""
 
 
 class Stretch(NamedTuple):
@@ -151,10 +153,6 @@ def _after(rows: pa.Table, position: EventPosition) -> pa.Table:
     later = pc.greater(rows["commit_lsn"], lsn)
     rest = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.greater(rows["ordinal"], ordinal))
     return rows.filter(pc.or_(later, rest))
-
-
-_SURE_S = 60.0
-"""After so long without a commit the log itself is asked for the newest: some may have been cleaned away."""
 
 
 class FollowedChangelog:

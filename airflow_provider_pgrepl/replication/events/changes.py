@@ -30,6 +30,16 @@ Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 """By the changelog's letters."""
 LETTERS = "".join(OPERATIONS)
+ChoicesOf = Callable[[TableName], TableChoices]
+Made = TypeVar("Made")
+Of = TypeVar("Of", covariant=True)
+Row = dict[str, Any]
+Values = TypeVar("Values")
+Read = Callable[[TypedColumn, pa.Array], Values]
+"""Makes something of a typed column; a ValueError or OverflowError says that Python has no such value."""
+_JSON = (114, 3802)
+"""Oids of json and jsonb."""
+_PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,6 @@ class Change:
     def commit_lsn(self) -> LSN:
         """Where its transaction committed: equal for all changes of one transaction."""
         return self.position.commit_lsn
-
-
-ChoicesOf = Callable[[TableName], TableChoices]
-Made = TypeVar("Made")
-Of = TypeVar("Of", covariant=True)
 
 
 class Shape(Protocol[Of]):
@@ -164,15 +169,6 @@ def once_each(column: pa.ChunkedArray) -> list[Any]:
     encoded = column.combine_chunks().dictionary_encode()
     found = encoded.dictionary.to_pylist()
     return [None if place is None else found[place] for place in encoded.indices.to_pylist()]
-
-
-Row = dict[str, Any]
-Values = TypeVar("Values")
-Read = Callable[[TypedColumn, pa.Array], Values]
-"""Makes something of a typed column; a ValueError or OverflowError says that Python has no such value."""
-_JSON = (114, 3802)
-"""Oids of json and jsonb."""
-_PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 
 
 class TypedChanges(ByRelation[Change]):

@@ -29,6 +29,7 @@ Hide = Callable[[pa.Array], pa.Array]
 Attnums = Mapping[int, Collection[int]]
 _TEXT, _TEXT_NAME = 25, "text"
 _MASK = "***"
+_ByPlace = Mapping[int, Values]
 
 
 class HiddenText(Text):
@@ -248,9 +249,6 @@ def _hashed(salt: bytes, texts: pa.Array) -> pa.Array:
             yield one.hexdigest()
 
     return pa.array(digests(), pa.large_string())
-
-
-_ByPlace = Mapping[int, Values]
 
 
 class FilteredRows:

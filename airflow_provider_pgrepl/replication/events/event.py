@@ -11,6 +11,9 @@ from airflow_provider_pgrepl.replication.events.changes import Operation
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
+RESERVE = 1 << 24
+"""More events than are sent before a publisher writes down how far its stamps have got."""
+
 
 @dataclass(frozen=True, slots=True)
 class Business:
@@ -58,10 +61,6 @@ class Sent:
     @property
     def tables(self) -> set[str]:
         return {table for _, table in self.counts.copy()}
-
-
-RESERVE = 1 << 24
-"""More events than are sent before a publisher writes down how far its stamps have got."""
 
 
 class Stamps:

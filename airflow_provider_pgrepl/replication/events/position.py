@@ -21,6 +21,8 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 _LAST = 1 << 62
 """Above every ordinal."""
+log = logging.getLogger(__name__)
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, order=True)
@@ -80,10 +82,6 @@ class EventPosition:
     def __str__(self) -> str:
         return f"{self.epoch}:{self.commit_lsn}:{'end' if self.is_after_transaction else self.ordinal}"
 
-
-log = logging.getLogger(__name__)
-
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 After = str | int | datetime | EventPosition | ConsistentPoint | None
 """The id of a change, an LSN, a moment, a position, a consistent point, or None: the oldest that is kept."""

@@ -56,6 +56,11 @@ from airflow_provider_pgrepl.replication.settings.publisher import Unchanged
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 
+log = logging.getLogger(__name__)
+_OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
+MESSAGES = "logical messages"
+"""What their stream is called where a table would be."""
+
 
 class TooManyChangesError(Exception):
     """Of one transaction, that committed at `commit_lsn`."""
@@ -126,9 +131,6 @@ def _last_of(files: list[ChangelogFile], value_bytes: int) -> tuple[LSN, list[Ch
     return (left[-1].max_lsn if left else LSN(0)), found
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Fault:
     """Reading stopped before the change, or the transaction, at `position`, of these tables; `is_of_all`: of
@@ -187,11 +189,6 @@ def changelog_errors() -> Iterator[None]:
         )
     if failed is not None:
         raise failed
-
-
-_OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
-MESSAGES = "logical messages"
-"""What their stream is called where a table would be."""
 
 
 class OrderedReader(Generic[Made]):

@@ -47,6 +47,22 @@ Key = tuple[str | None, ...]
 """Texts of a row's replica identity."""
 Values = dict[int, str]
 """Texts by place in the stream."""
+_MOST = 1_000_000
+"""Rows that are known to have changed."""
+_REMEMBERED_BYTES = 64 << 20
+_WIDE_BYTES, _LONG = 512, 8
+"""A row with less text, or such a text, is hardly kept out of line: PostgreSQL does that with rows of more
+than 2 kB and values of more than 24 bytes ("TOAST"), which may have fewer characters than bytes."""
+_ENTRY_BYTES = 300
+_LOOKED_UP = 1_000
+"""Rows at a time: each may get large values."""
+_WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
+_OF_A_TABLE = "IUDTR"
+LookUp = Callable[[RelationRecord, Epoch, LSN, Mapping[Key, Collection[int]]], Mapping[Key, Values]]
+"""Given a relation, a moment, and by keys places in the stream: what rows under these keys had there."""
+Earlier = Callable[[pa.Table, int], Iterator[pa.Table]]
+"""Given rows and a number of bytes: the changelog's rows right before those, about so many, in order."""
+log = logging.getLogger(__name__)
 
 
 def bytes_of(values: Values) -> int:
@@ -87,10 +103,6 @@ def _filled(rows: pa.Table, found: Mapping[int, Values]) -> pa.Table:
         column = replaced(array_of(rows, name, kind), where, pa.array(texts, kind))
         rows = rows.set_column(rows.column_names.index(name), name, column)
     return rows
-
-
-_MOST = 1_000_000
-"""Rows that are known to have changed."""
 
 
 class RowChange(NamedTuple):
@@ -154,22 +166,6 @@ class UntouchedRows:
             self.since = None
             self._rows.clear()
         return found if self.since is not None else {}
-
-
-_REMEMBERED_BYTES = 64 << 20
-_WIDE_BYTES, _LONG = 512, 8
-"""A row with less text, or such a text, is hardly kept out of line: PostgreSQL does that with rows of more
-than 2 kB and values of more than 24 bytes ("TOAST"), which may have fewer characters than bytes."""
-_ENTRY_BYTES = 300
-_LOOKED_UP = 1_000
-"""Rows at a time: each may get large values."""
-_WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
-_OF_A_TABLE = "IUDTR"
-
-LookUp = Callable[[RelationRecord, Epoch, LSN, Mapping[Key, Collection[int]]], Mapping[Key, Values]]
-"""Given a relation, a moment, and by keys places in the stream: what rows under these keys had there."""
-Earlier = Callable[[pa.Table, int], Iterator[pa.Table]]
-"""Given rows and a number of bytes: the changelog's rows right before those, about so many, in order."""
 
 
 class UnchangedValues:
@@ -390,9 +386,6 @@ def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRe
         for number, key in zip(numbers[tuples.present].tolist(), zip(*columns, strict=True), strict=True):
             found[number] = key
     return found
-
-
-log = logging.getLogger(__name__)
 
 
 class LakeValues:

@@ -57,6 +57,13 @@ _TABLE_PROPERTIES = {
     # The only one with bounds: readers take any other for one that never matches.
     "delta.dataSkippingStatsColumns": "epoch",
 }
+__all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
+POINTS_APP = "pgrepl-points"
+"""Delta app id of whoever writes points; its version counts commits."""
+# Who opens the points reads each.
+_MANY_FILES = 64
+_REWRITE_ATTEMPTS = 3
+_OPERATION = "WRITE"
 
 
 @dataclass(frozen=True)
@@ -169,17 +176,6 @@ def write_points(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
     }
     with storage_errors(uri):
         return write_file(uri, pa.Table.from_pylist(rows, SCHEMA), bounds)
-
-
-__all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
-
-POINTS_APP = "pgrepl-points"
-"""Delta app id of whoever writes points; its version counts commits."""
-
-# Who opens the points reads each.
-_MANY_FILES = 64
-_REWRITE_ATTEMPTS = 3
-_OPERATION = "WRITE"
 
 
 def find_torn_points(lake_root: str) -> recovery.Torn:

@@ -33,6 +33,12 @@ from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.server import is_synchronous, synchronous_problem
 from airflow_provider_pgrepl.replication.source.stream import Chunk
 
+log = logging.getLogger(__name__)
+_LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
+_STANDBYS_S = 5.0
+RENEW_S = 120.0
+"""A receiver that runs commits at least as often."""
+
 
 class TransactionBuffer:
     """Holds rows until a flush commits them. Memory stays bounded however large a transaction is: of an open
@@ -116,14 +122,6 @@ class TransactionBuffer:
             parts[-1].append(rows)
             room -= rows.nbytes
         return [pa.concat_tables(part) for part in parts]
-
-
-log = logging.getLogger(__name__)
-
-_LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
-_STANDBYS_S = 5.0
-RENEW_S = 120.0
-"""A receiver that runs commits at least as often."""
 
 
 @dataclass(frozen=True)

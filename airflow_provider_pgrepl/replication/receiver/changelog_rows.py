@@ -28,6 +28,10 @@ _PIECE = 1 << 20
 _MOST_WARNINGS = 10
 
 Placed = tuple[ControlMessage, LogicalMessage]
+Hidden = Mapping[int, Sequence[int]]
+"""By relation version: the columns, by their places in the message, that are not kept."""
+LookUp = Callable[[logical_messages.RelationMessage, int, int], RelationRecord | None]
+"""What a relation is that was received at a commit LSN, by a transaction; None: it is none of ours."""
 
 
 @dataclass
@@ -107,10 +111,6 @@ def _parts(message: LogicalMessage) -> list[tuple[bytes | None, bool]]:
     return [prefix, (message.content, False)]
 
 
-Hidden = Mapping[int, Sequence[int]]
-"""By relation version: the columns, by their places in the message, that are not kept."""
-
-
 def without_hidden(rows: pa.Table, hidden: Hidden) -> pa.Table:
     """The rows with null in place of such values, in `new` and in `old`: they are nowhere any more."""
     versions = rows["relation_version"].to_numpy()
@@ -140,10 +140,6 @@ def _blanked(
     # Taken one by one: if_else would say that they are null, and leave their bytes where they are.
     values = values.take(pa.array(np.arange(len(values)), mask=blank))
     return pa.LargeListArray.from_arrays(pa.array(starts), values, mask=lists.is_null())
-
-
-LookUp = Callable[[logical_messages.RelationMessage, int, int], RelationRecord | None]
-"""What a relation is that was received at a commit LSN, by a transaction; None: it is none of ours."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,16 @@ from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 log = logging.getLogger(__name__)
+_CHUNK_BYTES = 8 << 20
+_STATUS_INTERVAL_S = 5.0
+_SMALL_BYTES, _GATHER_S = 64 << 10, 0.005
+_POLL_S = 0.05
+_MENDABLE = (SourceConnectionError, UnsendableError)
+"""Errors after which one connects again."""
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+_RECONNECTING_POLL_S = 0.1
+_STOP_LIMIT_S = 60.0
 
 
 def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
@@ -86,16 +96,6 @@ def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
             durable.flush_newest(uri)
         advance_slot(source, slot.name, LSN(lsn + 1))
         log.warning("the slot %s was moved past the transaction at %s, which was skipped", slot.name, lsn)
-
-
-_CHUNK_BYTES = 8 << 20
-_STATUS_INTERVAL_S = 5.0
-_SMALL_BYTES, _GATHER_S = 64 << 10, 0.005
-_POLL_S = 0.05
-
-
-_MENDABLE = (SourceConnectionError, UnsendableError)
-"""Errors after which one connects again."""
 
 
 def _outranks(later: BaseException, first: BaseException) -> bool:
@@ -383,12 +383,6 @@ class Receiver:
             feed.take(chunk)
             feed.flush_if_due()
         feed.finish()
-
-
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 10.0
-_RECONNECTING_POLL_S = 0.1
-_STOP_LIMIT_S = 60.0
 
 
 class ReconnectingReceiver:

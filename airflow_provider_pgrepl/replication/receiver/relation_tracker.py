@@ -40,6 +40,7 @@ ReadTrigger = Callable[[], str | None]
 ReadKey = Callable[[], bytes | None]
 
 _WARN_EVERY_S = 60.0
+_PAUSES_S = (0.02, 0.1, 0.5)
 
 
 class RelationTracker:
@@ -260,9 +261,6 @@ def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> boo
 def _without_files(relation: Relation) -> Relation:
     partitions = tuple(replace(part, relfilenode=0, had_rows=False, xmin=0) for part in relation.partitions)
     return replace(relation, relfilenode=0, xmin=0, partitions=partitions)
-
-
-_PAUSES_S = (0.02, 0.1, 0.5)
 
 
 class CatalogWatch:

@@ -34,6 +34,24 @@ FOLDER_VARIABLE = "NUMBA_CACHE_DIR"
 
 BESIDE = Path(__file__).parent / "__pycache__" / "compiled"
 _NAME = "airflow_provider_pgrepl"
+_PACKAGE = __name__.rpartition(".runtime.")[0]
+# One process each, which then have about half of the work.
+_SHARES = (
+    ("pgoutput.kernels", "values.kernels"),
+    ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels"),
+)
+_LIMIT_S = 600.0
+# Types of arguments, as numba writes them.
+BYTES = "Array(uint8, 1, 'C', readonly=True)"
+INTS = "Array(int64, 1, 'C', readonly=True)"
+FLAGS = "Array(boolean, 1, 'C', readonly=True)"
+HASHES = "Array(uint64, 1, 'C', readonly=True)"
+BYTES_OUT, INTS_OUT, FLAGS_OUT = "uint8[::1]", "int64[::1]", "boolean[::1]"
+SHORTS_OUT = "int16[::1]"
+PAIRS_OUT = "int64[:, ::1]"
+INT, FLAG = "int64", "boolean"
+_loading = threading.Lock()
+_inner: set[Callable[..., Any]] = set()
 
 
 @cache
@@ -97,28 +115,6 @@ def _copy_newer(source: str, target: str) -> str:
     if not Path(target).exists() or Path(target).stat().st_mtime < Path(source).stat().st_mtime:
         shutil.copy2(source, target)
     return target
-
-
-_PACKAGE = __name__.rpartition(".runtime.")[0]
-# One process each, which then have about half of the work.
-_SHARES = (
-    ("pgoutput.kernels", "values.kernels"),
-    ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels"),
-)
-_LIMIT_S = 600.0
-
-# Types of arguments, as numba writes them.
-BYTES = "Array(uint8, 1, 'C', readonly=True)"
-INTS = "Array(int64, 1, 'C', readonly=True)"
-FLAGS = "Array(boolean, 1, 'C', readonly=True)"
-HASHES = "Array(uint64, 1, 'C', readonly=True)"
-BYTES_OUT, INTS_OUT, FLAGS_OUT = "uint8[::1]", "int64[::1]", "boolean[::1]"
-SHORTS_OUT = "int16[::1]"
-PAIRS_OUT = "int64[:, ::1]"
-INT, FLAG = "int64", "boolean"
-
-_loading = threading.Lock()
-_inner: set[Callable[..., Any]] = set()
 
 
 def inner(function: Callable[..., Any]) -> Any:

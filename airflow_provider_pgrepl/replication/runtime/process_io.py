@@ -40,6 +40,7 @@ _LEVELS = {
     "FATAL": logging.ERROR,
     "CRITICAL": logging.ERROR,
 }
+RESULT_VARIABLE = "PGREPL_RESULT_FILE"
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,6 @@ def _parse_ours(line: str) -> LogLine | None:
         return LogLine(_LEVELS[fields["level"]], escaped(str(fields["text"])), at, is_ours=True)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-RESULT_VARIABLE = "PGREPL_RESULT_FILE"
 
 
 def leave_result(result: Mapping[str, Any]) -> None:

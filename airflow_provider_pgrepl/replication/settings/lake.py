@@ -33,6 +33,8 @@ _BUCKETS = {
 # https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri. Its other clouds
 # (as of China) deltalake takes for no store.
 _AZURE_HOST = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@([a-z0-9]{3,24})\.dfs\.core\.windows\.net")
+_FIELDS = ("pipeline", "schema", "table")
+_OTHERS = re.compile(r"[^a-z0-9_]")
 
 
 class Place(NamedTuple):
@@ -108,10 +110,6 @@ def place_in_store(uri: str) -> Place | None:
     scheme, host, path = parts
     bucket, _, domain = host.partition("@")
     return Place(_DELTA_SCHEMES.get(scheme, scheme), bucket, path.strip("/"), domain.partition(".")[0])
-
-
-_FIELDS = ("pipeline", "schema", "table")
-_OTHERS = re.compile(r"[^a-z0-9_]")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ from airflow_provider_pgrepl.replication.settings.tables import (
 _REFERENCE = errors.reference("pipeline")
 
 MIB = 1 << 20
+_OF_ALL_COLUMNS = ("infinity", "numeric_nan", "unconstrained_numeric", "timestamp_without_tz")
+_BOOKKEEPING = ("commit_lsn_column", "commit_ts_column")
+_SHAPING = ("deletes", "history", "partition_by")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,11 +249,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         doubled = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
         raise ConfigError(f"the pipeline file has key {', '.join(map(repr, doubled))} twice in one object")
     return found
-
-
-_OF_ALL_COLUMNS = ("infinity", "numeric_nan", "unconstrained_numeric", "timestamp_without_tz")
-_BOOKKEEPING = ("commit_lsn_column", "commit_ts_column")
-_SHAPING = ("deletes", "history", "partition_by")
 
 
 def copied_choices(running: Pipeline, config: str | None, table: TableName) -> TableChoices:

@@ -28,6 +28,39 @@ SubjectNames = Literal["topic", "record", "topic_record"]
 
 SHORT_TEXT_BYTES = 255
 """Bytes that an AMQP name may have (AMQP 0-9-1, 4.2.5.3)."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
+_SOME_TEXTS = tuple[str, ...] | None
+_REFERENCE = errors.reference("publishers")
+_ONLY_OF = {
+    "exchange": "rabbitmq",
+    "unrouted": "rabbitmq",
+    "namespace": "nats",
+    "wire": "nats",
+    "topic": "kafka",
+    "tombstones": "kafka",
+    "transactions": "kafka",
+    "registry_conn_id": "kafka",
+    "subject_names": "kafka",
+    "stream": "nats",
+}
+"""Which target a setting is of, where it is not of all."""
+_FORMATS = {
+    "rabbitmq": ("json", "debezium"),
+    "nats": ("creek", "json", "debezium"),
+    "kafka": ("json", "debezium", "avro"),
+}
+"""Of each target; the first unless named."""
+_OF_CREEK = ("namespace", "wire")
+_NOT_OF_CREEK = (
+    *("stream", "outbox", "transform", "transform_transaction", "transaction_changes", "messages", "route"),
+    *("source", "schemas", "cloudevents", "row_filter"),
+)
+"""Which settings are, and are not, of creek's format."""
+_STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+_STREAM_RULE = "may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
+_PLACES = re.compile(r"\{route\}|\{type\}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,41 +180,6 @@ class PublisherSettings:
                 f"publishers: {self.name}: metrics: {self.metrics!r} is no address", "as 127.0.0.1:9187"
             )
         return host, int(port)
-
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
-_SOME_TEXTS = tuple[str, ...] | None
-_REFERENCE = errors.reference("publishers")
-_ONLY_OF = {
-    "exchange": "rabbitmq",
-    "unrouted": "rabbitmq",
-    "namespace": "nats",
-    "wire": "nats",
-    "topic": "kafka",
-    "tombstones": "kafka",
-    "transactions": "kafka",
-    "registry_conn_id": "kafka",
-    "subject_names": "kafka",
-    "stream": "nats",
-}
-"""Which target a setting is of, where it is not of all."""
-_FORMATS = {
-    "rabbitmq": ("json", "debezium"),
-    "nats": ("creek", "json", "debezium"),
-    "kafka": ("json", "debezium", "avro"),
-}
-"""Of each target; the first unless named."""
-_OF_CREEK = ("namespace", "wire")
-_NOT_OF_CREEK = (
-    *("stream", "outbox", "transform", "transform_transaction", "transaction_changes", "messages", "route"),
-    *("source", "schemas", "cloudevents", "row_filter"),
-)
-"""Which settings are, and are not, of creek's format."""
-_STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
-"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
-_STREAM_RULE = "may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
-_PLACES = re.compile(r"\{route\}|\{type\}")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def parse_publisher(

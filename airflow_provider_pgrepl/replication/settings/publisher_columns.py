@@ -13,6 +13,9 @@ from airflow_provider_pgrepl.replication.postgres.names import ColumnName, Table
 HINT = "name a column as schema.table.column"
 _MOST_BYTES = 255
 """Of a new name: PostgreSQL's own have 63 at most."""
+Values = frozenset[str | None]
+"""Texts as PostgreSQL writes a column's values; None is NULL."""
+_HINT = 'give the values of its columns, as {"status": ["paid", "shipped"]}'
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,6 @@ def _column(name: str, given: str) -> ColumnName:
         raise ConfigError(f"{name}: {error}", HINT) from None
 
 
-Values = frozenset[str | None]
-"""Texts as PostgreSQL writes a column's values; None is NULL."""
-
-
 @dataclass(frozen=True)
 class RowFilter:
     """By table and by column, which values its rows have that are told of: in all these columns."""
@@ -130,9 +129,6 @@ class RowFilter:
                 column: _values(f"row_filter: {name}: {column}", one) for column, one in columns.items()
             }
         return cls(found)
-
-
-_HINT = 'give the values of its columns, as {"status": ["paid", "shipped"]}'
 
 
 def _values(where: str, given: object) -> Values:

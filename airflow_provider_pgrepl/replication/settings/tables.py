@@ -20,6 +20,21 @@ UNITS = ("year", "month", "day")
 
 _OF_UNIT = re.compile(r"(?P<unit>[^\W\d]\w*)\s*\((?P<column>.*)\)", re.DOTALL)
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"', re.DOTALL)
+Infinity = Literal["error", "null", "sentinel"]
+NumericNan = Literal["error", "null"]
+Truncate = Literal["apply", "ignore", "error"]
+Deletes = Literal["hard", "soft"]
+OnDrift = Literal["evolve", "ignore", "error"]
+NewTables = Literal["add", "ignore", "error"]
+Merge = Literal["auto", "rewrite", "merge_on_read"]
+_LAKE_TYPE = re.compile(
+    r"string|decimal\((?P<precision>\d{1,2}), ?(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
+)
+_MAX_PRECISION = 38
+COLUMN_FIELDS = ("types", "text_columns", "exclude_columns", "per_column")
+"""Fields of a pipeline file that name columns."""
+VALUE_CHOICES: dict[str, Any] = {"infinity": Infinity, "numeric_nan": NumericNan}
+"""What `per_column` may say of a column."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +68,6 @@ def _column(text: str) -> str:
     if not text or any(letter in text for letter in '"()'):
         raise ValueError(f"{text!r} is not a column's name")
     return text
-
-
-Infinity = Literal["error", "null", "sentinel"]
-NumericNan = Literal["error", "null"]
-Truncate = Literal["apply", "ignore", "error"]
-Deletes = Literal["hard", "soft"]
-OnDrift = Literal["evolve", "ignore", "error"]
-NewTables = Literal["add", "ignore", "error"]
-Merge = Literal["auto", "rewrite", "merge_on_read"]
-
-_LAKE_TYPE = re.compile(
-    r"string|decimal\((?P<precision>\d{1,2}), ?(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
-)
-_MAX_PRECISION = 38
 
 
 @dataclass(frozen=True)
@@ -190,13 +191,7 @@ def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any])
     return given
 
 
-COLUMN_FIELDS = ("types", "text_columns", "exclude_columns", "per_column")
-"""Fields of a pipeline file that name columns."""
-
 POLICIES: dict[str, Any] = {
     field.name: get_type_hints(TablePolicy)[field.name] for field in dataclasses.fields(TablePolicy)
 }
 """What `per_table` may say of a table."""
-
-VALUE_CHOICES: dict[str, Any] = {"infinity": Infinity, "numeric_nan": NumericNan}
-"""What `per_column` may say of a column."""

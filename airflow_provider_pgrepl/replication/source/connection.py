@@ -35,6 +35,106 @@ _KNOWN = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # macOS, Alpine
 )
+ANSWER_LIMIT_S = 60.0
+"""How long a statement may take: those that work on catalogs and on our own state take milliseconds."""
+Connection: TypeAlias = psycopg2.extensions.connection
+PINNED_SETTINGS: dict[str, str] = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "client_encoding": "UTF8",
+    "search_path": "",
+    "quote_all_identifiers": "off",
+    # A backslash in our texts is one.
+    "standard_conforming_strings": "on",
+    # A policy would filter a copy in silence; off makes the server refuse instead.
+    "row_security": "off",
+    # Settings of the role or database that are meant for its other sessions.
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read committed",
+    # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
+    "synchronous_commit": "local",
+    # Parallel workers are few, and the application's.
+    "max_parallel_workers_per_gather": "0",
+    # Any of these would end a keeper or a long copy.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+    # The server notices within a minute that we are gone without a word, and lets slot and locks go.
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    # Keepalives are not sent while what the server has sent is not acknowledged.
+    "tcp_user_timeout": "60000",
+    # Nor does one wait for a lock that nobody needs any more.
+    "client_connection_check_interval": "2000",
+}
+_ONLY_ON_LINUX = ("client_connection_check_interval", "tcp_user_timeout")
+"""Other platforms refuse some of these by an error."""
+# Until it has been run, the path may have anybody's operators before PostgreSQL's own.
+_PIN = (
+    "SELECT pg_catalog.set_config(known.name, pinned.value, false)"
+    " FROM (VALUES %pairs%) AS pinned (name, value)"
+    " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
+    " pinned.name"
+)
+IDLE_LIMIT_S = 15
+"""How long a transaction that holds locks may send nothing. Then its process hangs; the server ends it."""
+CONNECT_TIMEOUT_S = 15
+# Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
+# that is what `time_limit` and `liveness` are for.
+_TCP_LIMITS = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+_MAX_APPLICATION_NAME = 63
+_SCHEMES = ("postgresql", "postgres")
+_REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
+    (
+        "password authentication failed|no password supplied|authentication failed",
+        SourceConnectionError,
+        "check user and password of the connection",
+    ),
+    (
+        "max_wal_senders",
+        ServerSettingError,
+        "raise max_wal_senders (needs a restart), or stop a replication client that is no longer needed:"
+        " select pid, application_name from pg_stat_replication",
+    ),
+    (
+        "replication role|permission denied to start WAL sender|REPLICATION attribute",
+        PrivilegeError,
+        "ALTER ROLE … REPLICATION (Amazon RDS and Aurora: GRANT rds_replication TO …)",
+    ),
+    ("permission denied", PrivilegeError, "GRANT CONNECT ON DATABASE … TO …"),
+    (
+        "pg_hba.conf",
+        SourceConnectionError,
+        "pg_hba.conf of the server must let this user in from this host (to the database itself: a"
+        " replication entry does not count here)",
+    ),
+    (
+        "does not exist",
+        SourceConnectionError,
+        "check database and user of the connection",
+    ),
+    (
+        "replication",
+        SourceConnectionError,
+        "a connection pooler does not pass replication connections on: use the server's direct address",
+    ),
+)
+UNREAD_S = 2.0
+"""How long what the server has sent may lie unread. An answer is read within milliseconds."""
+_LOOKS = 20
+"""So often it is looked at least: a process that was paused finds an answer that has waited for it."""
 
 
 def with_system_certificates(parameters: Mapping[str, str]) -> dict[str, str]:
@@ -64,10 +164,6 @@ def _find() -> str | None:
     # Python's own OpenSSL is the distribution's; it also looks at SSL_CERT_FILE.
     places = (ssl.get_default_verify_paths().cafile, *_KNOWN)
     return next((place for place in places if place and Path(place).is_file()), None)
-
-
-ANSWER_LIMIT_S = 60.0
-"""How long a statement may take: those that work on catalogs and on our own state take milliseconds."""
 
 
 @contextmanager
@@ -158,68 +254,6 @@ def _no_answer(limit_s: float | None) -> psycopg2.OperationalError:
         f"no answer within {limit_s:g} s: the network swallows what is sent, or the statement waits for a"
         " lock that somebody holds"
     )
-
-
-Connection: TypeAlias = psycopg2.extensions.connection
-
-PINNED_SETTINGS: dict[str, str] = {
-    "DateStyle": "ISO, MDY",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "client_encoding": "UTF8",
-    "search_path": "",
-    "quote_all_identifiers": "off",
-    # A backslash in our texts is one.
-    "standard_conforming_strings": "on",
-    # A policy would filter a copy in silence; off makes the server refuse instead.
-    "row_security": "off",
-    # Settings of the role or database that are meant for its other sessions.
-    "default_transaction_read_only": "off",
-    "default_transaction_isolation": "read committed",
-    # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
-    "synchronous_commit": "local",
-    # Parallel workers are few, and the application's.
-    "max_parallel_workers_per_gather": "0",
-    # Any of these would end a keeper or a long copy.
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "transaction_timeout": "0",
-    # The server notices within a minute that we are gone without a word, and lets slot and locks go.
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    # Keepalives are not sent while what the server has sent is not acknowledged.
-    "tcp_user_timeout": "60000",
-    # Nor does one wait for a lock that nobody needs any more.
-    "client_connection_check_interval": "2000",
-}
-_ONLY_ON_LINUX = ("client_connection_check_interval", "tcp_user_timeout")
-"""Other platforms refuse some of these by an error."""
-
-# Until it has been run, the path may have anybody's operators before PostgreSQL's own.
-_PIN = (
-    "SELECT pg_catalog.set_config(known.name, pinned.value, false)"
-    " FROM (VALUES %pairs%) AS pinned (name, value)"
-    " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
-    " pinned.name"
-)
-IDLE_LIMIT_S = 15
-"""How long a transaction that holds locks may send nothing. Then its process hangs; the server ends it."""
-CONNECT_TIMEOUT_S = 15
-# Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
-# that is what `time_limit` and `liveness` are for.
-_TCP_LIMITS = {
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
-_MAX_APPLICATION_NAME = 63
 
 
 def pin_statement(*, is_stream: bool = False) -> str:
@@ -323,9 +357,6 @@ def _open(dsn: str, conninfo: str, factory: type[Connection]) -> Connection:
     return connection
 
 
-_SCHEMES = ("postgresql", "postgres")
-
-
 def _conninfo(dsn: str, role: str, **more: str) -> str:
     given = with_system_certificates(_parse(dsn))
     chosen: dict[str, Any] = {
@@ -374,43 +405,6 @@ def address(dsn: str) -> str:
     return f"{parsed.get('user', '')}@{host}:{parsed.get('port', '5432')}/{parsed.get('dbname', '')}"
 
 
-_REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
-    (
-        "password authentication failed|no password supplied|authentication failed",
-        SourceConnectionError,
-        "check user and password of the connection",
-    ),
-    (
-        "max_wal_senders",
-        ServerSettingError,
-        "raise max_wal_senders (needs a restart), or stop a replication client that is no longer needed:"
-        " select pid, application_name from pg_stat_replication",
-    ),
-    (
-        "replication role|permission denied to start WAL sender|REPLICATION attribute",
-        PrivilegeError,
-        "ALTER ROLE … REPLICATION (Amazon RDS and Aurora: GRANT rds_replication TO …)",
-    ),
-    ("permission denied", PrivilegeError, "GRANT CONNECT ON DATABASE … TO …"),
-    (
-        "pg_hba.conf",
-        SourceConnectionError,
-        "pg_hba.conf of the server must let this user in from this host (to the database itself: a"
-        " replication entry does not count here)",
-    ),
-    (
-        "does not exist",
-        SourceConnectionError,
-        "check database and user of the connection",
-    ),
-    (
-        "replication",
-        SourceConnectionError,
-        "a connection pooler does not pass replication connections on: use the server's direct address",
-    ),
-)
-
-
 def _refused(dsn: str, text: str) -> SourceError:
     """The error for a connection that was not opened; libpq gives no error codes there, only words."""
     reason = " ".join(_without_password(text, dsn).split())
@@ -457,12 +451,6 @@ def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any
     if not found:
         raise LookupError("the query returned no row")
     return found[0]
-
-
-UNREAD_S = 2.0
-"""How long what the server has sent may lie unread. An answer is read within milliseconds."""
-_LOOKS = 20
-"""So often it is looked at least: a process that was paused finds an answer that has waited for it."""
 
 
 class EndedSession:

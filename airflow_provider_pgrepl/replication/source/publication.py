@@ -44,6 +44,106 @@ SELECT n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%s::pg_catalog.oid[])
 """
+log = logging.getLogger(__name__)
+_PUBLICATION = """
+SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+FROM pg_catalog.pg_publication WHERE pubname = %s
+"""
+# pg_publication_tables waits for locks on the tables; these are plain reads of the catalog.
+_TABLES = """
+WITH RECURSIVE publication AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s),
+member (oid) AS (
+    SELECT c.oid FROM publication p, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
+        ON n.oid = c.relnamespace
+    WHERE p.puballtables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+        AND n.nspname NOT IN ('information_schema', '_pgrepl')
+    UNION
+    SELECT m.prrelid FROM publication p JOIN pg_catalog.pg_publication_rel m ON m.prpubid = p.oid
+    {schemas}
+),
+below (oid, member) AS (
+    SELECT oid, oid FROM member
+    UNION
+    SELECT i.inhrelid, below.member
+    FROM below JOIN pg_catalog.pg_class c ON c.oid = below.oid AND c.relkind = 'p'
+        JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
+)
+SELECT DISTINCT n.nspname::text, c.relname::text
+FROM publication p, below b JOIN pg_catalog.pg_class c ON c.oid = b.oid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE CASE WHEN p.pubviaroot THEN NOT EXISTS (SELECT FROM below o WHERE o.oid = b.oid AND o.member <> b.oid)
+    ELSE c.relkind = 'r' END
+"""
+_SCHEMA_MEMBERS = """UNION
+    SELECT c.oid FROM publication p JOIN pg_catalog.pg_publication_namespace m ON m.pnpubid = p.oid
+        JOIN pg_catalog.pg_class c ON c.relnamespace = m.pnnspid
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"""
+_PARTITIONED = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p'
+"""
+_MAKER = """
+SELECT p.oid::bigint, r.rolname::text, pg_catalog.obj_description(p.oid, 'pg_publication')
+FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner WHERE p.pubname = %s
+"""
+# Fails with undefined_table if the name is another table's by now. To be run under a lock of that table.
+_IS_SELECTED = """
+SELECT (CASE WHEN pg_catalog.to_regclass(%s)::pg_catalog.oid = %s THEN 'pg_catalog.pg_class'
+    ELSE 'pg_catalog.another_table' END)::pg_catalog.regclass
+"""
+_AT_ONCE = "SHARE UPDATE EXCLUSIVE"
+# CREATE PUBLICATION waits for another transaction that creates one of the same name. The lock timeout covers
+# that wait, which may last for the rest of the time. The statement itself may take longer with many tables.
+_NAME_WAIT = (
+    "SELECT pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('statement_timeout'), true)"
+)
+_DROP_WAIT_S = 0.01
+# Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
+_PUBLISHED = """{above}
+SELECT p.oid::bigint, p.xmin::text,
+    (SELECT pg_catalog.string_agg(m.oid::text || ' ' || m.xmin::text, ',' ORDER BY m.oid)
+     FROM pg_catalog.pg_publication_rel m WHERE m.prpubid = p.oid),
+    {schemas},
+    (SELECT pg_catalog.string_agg(known.oid::text, ',' ORDER BY known.oid)
+     FROM pg_catalog.unnest(%(oids)s::bigint[]) AS known (oid)
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = known.oid)),
+    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', c.oid, c.relnamespace, c.relname), ','
+                                  ORDER BY c.oid)
+     FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])),
+    (SELECT pg_catalog.string_agg(i.inhrelid::text || ' ' || i.xmin::text, ','
+                                  ORDER BY i.inhrelid, i.inhparent)
+     FROM pg_catalog.pg_inherits i WHERE i.inhrelid IN (SELECT above.published FROM above))
+FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
+"""
+_BY_SCHEMA = """
+    (SELECT pg_catalog.string_agg(m.oid::text || ' ' || d.objid::text || ' ' || d.xmin::text, ','
+                                  ORDER BY m.oid, d.objid)
+     FROM pg_catalog.pg_publication_namespace m LEFT JOIN pg_catalog.pg_depend d
+         ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+         AND d.objid IN (SELECT above.published FROM above)
+         AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+     WHERE m.pnpubid = p.oid)"""
+# Where rows are: links from a table to its partitions, and whether what is there is logged. What is unlogged
+# sends nothing, and only what is listed cannot become so.
+_PLACES = """
+WITH RECURSIVE below (oid, relkind, relpersistence, parent, link) AS (
+    SELECT c.oid, c.relkind, c.relpersistence, '0'::oid, '0'::xid
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION ALL
+    SELECT c.oid, c.relkind, c.relpersistence, i.inhparent, i.xmin
+    FROM below JOIN pg_catalog.pg_inherits i ON below.relkind = 'p' AND i.inhparent = below.oid
+        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+)
+SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', oid, parent, link, relkind, relpersistence), ','
+                             ORDER BY oid, parent) FROM below
+"""
+_PRESENT = """
+SELECT c.oid::bigint, c.relkind::text, c.relpersistence::text, n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])
+"""
+Names = Callable[[int], Collection[TableName]]
+"""What a relation was called."""
 
 
 def table_names(connection: Connection, oids: Iterable[int]) -> set[TableName]:
@@ -85,45 +185,6 @@ def _drop(connection: Connection, name: str, table: TableName, lock_timeout_s: f
     with_short_waits(attempt, lock_timeout_s, BusyError)
 
 
-log = logging.getLogger(__name__)
-
-_PUBLICATION = """
-SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
-FROM pg_catalog.pg_publication WHERE pubname = %s
-"""
-
-# pg_publication_tables waits for locks on the tables; these are plain reads of the catalog.
-_TABLES = """
-WITH RECURSIVE publication AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s),
-member (oid) AS (
-    SELECT c.oid FROM publication p, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
-        ON n.oid = c.relnamespace
-    WHERE p.puballtables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
-        AND n.nspname NOT IN ('information_schema', '_pgrepl')
-    UNION
-    SELECT m.prrelid FROM publication p JOIN pg_catalog.pg_publication_rel m ON m.prpubid = p.oid
-    {schemas}
-),
-below (oid, member) AS (
-    SELECT oid, oid FROM member
-    UNION
-    SELECT i.inhrelid, below.member
-    FROM below JOIN pg_catalog.pg_class c ON c.oid = below.oid AND c.relkind = 'p'
-        JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
-)
-SELECT DISTINCT n.nspname::text, c.relname::text
-FROM publication p, below b JOIN pg_catalog.pg_class c ON c.oid = b.oid
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE CASE WHEN p.pubviaroot THEN NOT EXISTS (SELECT FROM below o WHERE o.oid = b.oid AND o.member <> b.oid)
-    ELSE c.relkind = 'r' END
-"""
-
-_SCHEMA_MEMBERS = """UNION
-    SELECT c.oid FROM publication p JOIN pg_catalog.pg_publication_namespace m ON m.pnpubid = p.oid
-        JOIN pg_catalog.pg_class c ON c.relnamespace = m.pnnspid
-    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"""
-
-
 @dataclass(frozen=True)
 class Publication:
     """A publication as the catalog has it; `tables` are those whose names the stream will carry."""
@@ -161,17 +222,6 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
         return None
     oid, pubname, all_tables, insert, update, delete, truncate, via_root = found[0]
     return Publication(oid, pubname, tables, all_tables, insert, update, delete, truncate, via_root)
-
-
-_PARTITIONED = """
-SELECT n.nspname::text, c.relname::text
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p'
-"""
-
-_MAKER = """
-SELECT p.oid::bigint, r.rolname::text, pg_catalog.obj_description(p.oid, 'pg_publication')
-FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner WHERE p.pubname = %s
-"""
 
 
 def reason_to_keep(connection: Connection, name: str, pipeline: str, known_oid: int | None) -> str | None:
@@ -330,13 +380,6 @@ def _end_autovacuum(connection: Connection, relation: Relation, wait_s: float) -
         execute_within(connection, f"LOCK TABLE ONLY {leaf.table.sql} IN SHARE UPDATE EXCLUSIVE MODE", wait_s)
 
 
-# Fails with undefined_table if the name is another table's by now. To be run under a lock of that table.
-_IS_SELECTED = """
-SELECT (CASE WHEN pg_catalog.to_regclass(%s)::pg_catalog.oid = %s THEN 'pg_catalog.pg_class'
-    ELSE 'pg_catalog.another_table' END)::pg_catalog.regclass
-"""
-
-
 def _addition(connection: Connection, name: str, relation: Relation) -> tuple[str, str]:
     """Return what adds the table, and what then fails if it was another one than the selected one."""
     with connection.cursor() as cursor:
@@ -351,15 +394,6 @@ def _replaced(relation: Relation) -> SnapshotError:
         " dropped or renamed meanwhile. Nothing is published",
         "try again: the tables are selected anew",
     )
-
-
-_AT_ONCE = "SHARE UPDATE EXCLUSIVE"
-
-# CREATE PUBLICATION waits for another transaction that creates one of the same name. The lock timeout covers
-# that wait, which may last for the rest of the time. The statement itself may take longer with many tables.
-_NAME_WAIT = (
-    "SELECT pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('statement_timeout'), true)"
-)
 
 
 def create_at_once(
@@ -402,9 +436,6 @@ def create_at_once(
         with_short_waits(attempt, lock_timeout_s)
 
 
-_DROP_WAIT_S = 0.01
-
-
 def drop_publication(connection: Connection, name: str, lock_timeout_s: float = 10.0) -> None:
     """Drop a publication, if there is one. Raises BusyError when a transaction that drops one of its tables,
     or alters the publication, does not end within `lock_timeout_s`."""
@@ -428,58 +459,6 @@ def drop_publication(connection: Connection, name: str, lock_timeout_s: float = 
 def _execute(connection: Connection, command: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(command)
-
-
-# Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
-_PUBLISHED = """{above}
-SELECT p.oid::bigint, p.xmin::text,
-    (SELECT pg_catalog.string_agg(m.oid::text || ' ' || m.xmin::text, ',' ORDER BY m.oid)
-     FROM pg_catalog.pg_publication_rel m WHERE m.prpubid = p.oid),
-    {schemas},
-    (SELECT pg_catalog.string_agg(known.oid::text, ',' ORDER BY known.oid)
-     FROM pg_catalog.unnest(%(oids)s::bigint[]) AS known (oid)
-     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = known.oid)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', c.oid, c.relnamespace, c.relname), ','
-                                  ORDER BY c.oid)
-     FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])),
-    (SELECT pg_catalog.string_agg(i.inhrelid::text || ' ' || i.xmin::text, ','
-                                  ORDER BY i.inhrelid, i.inhparent)
-     FROM pg_catalog.pg_inherits i WHERE i.inhrelid IN (SELECT above.published FROM above))
-FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
-"""
-
-_BY_SCHEMA = """
-    (SELECT pg_catalog.string_agg(m.oid::text || ' ' || d.objid::text || ' ' || d.xmin::text, ','
-                                  ORDER BY m.oid, d.objid)
-     FROM pg_catalog.pg_publication_namespace m LEFT JOIN pg_catalog.pg_depend d
-         ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
-         AND d.objid IN (SELECT above.published FROM above)
-         AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
-     WHERE m.pnpubid = p.oid)"""
-
-# Where rows are: links from a table to its partitions, and whether what is there is logged. What is unlogged
-# sends nothing, and only what is listed cannot become so.
-_PLACES = """
-WITH RECURSIVE below (oid, relkind, relpersistence, parent, link) AS (
-    SELECT c.oid, c.relkind, c.relpersistence, '0'::oid, '0'::xid
-    FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
-    UNION ALL
-    SELECT c.oid, c.relkind, c.relpersistence, i.inhparent, i.xmin
-    FROM below JOIN pg_catalog.pg_inherits i ON below.relkind = 'p' AND i.inhparent = below.oid
-        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
-)
-SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', oid, parent, link, relkind, relpersistence), ','
-                             ORDER BY oid, parent) FROM below
-"""
-
-_PRESENT = """
-SELECT c.oid::bigint, c.relkind::text, c.relpersistence::text, n.nspname::text, c.relname::text
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY (%(oids)s::oid[])
-"""
-
-Names = Callable[[int], Collection[TableName]]
-"""What a relation was called."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 _FLUSH_WAIT_S, _FLUSH_LIMIT_S = 1.0, 120.0
 _WAL_PAGE, _PAGE_HEADER, _FIRST_PAGE_HEADER = 8192, 24, 40
 _SEGMENT_SIZE = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size'"
+_SETTING = "SELECT pg_catalog.current_setting('synchronous_standby_names')"
+_METHOD = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
+_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,6 @@ def end_of_last_record(insert_lsn: int, segment: int) -> int:
     page = insert_lsn - insert_lsn % _WAL_PAGE
     header = _FIRST_PAGE_HEADER if page % segment == 0 else _PAGE_HEADER
     return page if insert_lsn - page == header else insert_lsn
-
-
-_SETTING = "SELECT pg_catalog.current_setting('synchronous_standby_names')"
-_METHOD = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
-_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
 
 
 def names_standby(setting: str, application: str) -> bool:

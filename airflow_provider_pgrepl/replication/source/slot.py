@@ -45,6 +45,29 @@ _INVALIDATING_SETTINGS = {
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
+log = logging.getLogger(__name__)
+_INVALIDATES_SINCE = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+"""By major version, the release from which a commit that alters the catalog invalidates what a walsender
+remembers also while it decodes transactions that had begun before; others, from 18 on, always did."""
+PREFIX = "pgrepl_tmp_"
+"""Followed by the pid of a session of ours: the snapshot app's, or that which makes a slot."""
+_LINGERING = """
+SELECT s.slot_name::text, s.active_pid
+FROM pg_catalog.pg_replication_slots s
+    LEFT JOIN pg_catalog.pg_stat_activity a
+        ON a.pid::text = pg_catalog.substr(s.slot_name::text, pg_catalog.length(%(prefix)s) + 1)
+WHERE s.temporary AND pg_catalog.starts_with(s.slot_name::text, %(prefix)s)
+    AND s.database = pg_catalog.current_database()
+    AND NOT (coalesce(a.application_name, '') LIKE 'pgrepl snapshot %%' AND a.application_name <> %(app)s)
+ORDER BY 1
+"""
+_MOST_S = 600.0
+"""Also how often it is looked whether there is a timeout: the server may have got one."""
+_USES, _TRIES = 2, 8
+"""How often within the timeout it is used, and tried again after an error. Each use decodes from the slot's
+restart_lsn on, which is far back while a transaction is open for long."""
+_LEAVING_S = 1.0
+_TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'"
 
 
 @dataclass(frozen=True)
@@ -155,13 +178,6 @@ def _lsn(text: str | None) -> LSN | None:
     return None if text is None else LSN.parse(text)
 
 
-log = logging.getLogger(__name__)
-
-_INVALIDATES_SINCE = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""By major version, the release from which a commit that alters the catalog invalidates what a walsender
-remembers also while it decodes transactions that had begun before; others, from 18 on, always did."""
-
-
 def is_told_of_publications(server_version: int) -> bool:
     """Whether this server's walsenders notice an ALTER PUBLICATION within transactions that began before."""
     return server_version >= _INVALIDATES_SINCE.get(server_version // 10000, 0)
@@ -188,25 +204,9 @@ def renew_walsender(connection: Connection, slot: str) -> bool:
     return True
 
 
-PREFIX = "pgrepl_tmp_"
-"""Followed by the pid of a session of ours: the snapshot app's, or that which makes a slot."""
-
-
 def temporary_name(connection: Connection) -> str:
     """Of the one temporary slot that this session makes at a time."""
     return f"{PREFIX}{connection.info.backend_pid}"
-
-
-_LINGERING = """
-SELECT s.slot_name::text, s.active_pid
-FROM pg_catalog.pg_replication_slots s
-    LEFT JOIN pg_catalog.pg_stat_activity a
-        ON a.pid::text = pg_catalog.substr(s.slot_name::text, pg_catalog.length(%(prefix)s) + 1)
-WHERE s.temporary AND pg_catalog.starts_with(s.slot_name::text, %(prefix)s)
-    AND s.database = pg_catalog.current_database()
-    AND NOT (coalesce(a.application_name, '') LIKE 'pgrepl snapshot %%' AND a.application_name <> %(app)s)
-ORDER BY 1
-"""
 
 
 def check_none_lingers(connection: Connection, pipeline: str) -> None:
@@ -220,15 +220,6 @@ def check_none_lingers(connection: Connection, pipeline: str) -> None:
             f"temporary slots of a snapshot are still there: {listed}",
             "they go with their sessions: run the same again when these have ended",
         )
-
-
-_MOST_S = 600.0
-"""Also how often it is looked whether there is a timeout: the server may have got one."""
-_USES, _TRIES = 2, 8
-"""How often within the timeout it is used, and tried again after an error. Each use decodes from the slot's
-restart_lsn on, which is far back while a transaction is open for long."""
-_LEAVING_S = 1.0
-_TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'"
 
 
 class SlotInUse(BlockThread):

@@ -47,6 +47,25 @@ from airflow_provider_pgrepl.replication.source.slot import (
     temporary_name,
 )
 
+_BLOCKERS = """
+SELECT pg_catalog.format('pid %%s (transaction %%s, %%s, %%s, in it since %%s)', a.pid,
+           coalesce(l.transactionid::text, 'unknown'), coalesce(a.usename, 'unknown user'),
+           coalesce(nullif(a.application_name, ''), 'no application name'),
+           coalesce(a.xact_start::timestamptz(0)::text, 'unknown'))
+FROM unnest(pg_catalog.pg_blocking_pids(%(pid)s)) AS b (pid)
+    JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
+    LEFT JOIN pg_catalog.pg_locks l
+        ON l.pid = b.pid AND l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
+UNION
+SELECT pg_catalog.format('prepared transaction %%L (transaction %%s)', p.gid, p.transaction)
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
+WHERE l.pid = %(pid)s AND NOT l.granted
+"""
+_CANCEL_GRACE_S = 10.0
+_ENDED_BY_US = (None, "57014", "57P01")
+log = logging.getLogger(__name__)
+_ATTEMPTS = 5
+
 
 class ExportedSnapshot:
     """A temporary slot's snapshot: what every transaction before `consistent_point` left behind.
@@ -85,25 +104,6 @@ class ExportedSnapshot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-_BLOCKERS = """
-SELECT pg_catalog.format('pid %%s (transaction %%s, %%s, %%s, in it since %%s)', a.pid,
-           coalesce(l.transactionid::text, 'unknown'), coalesce(a.usename, 'unknown user'),
-           coalesce(nullif(a.application_name, ''), 'no application name'),
-           coalesce(a.xact_start::timestamptz(0)::text, 'unknown'))
-FROM unnest(pg_catalog.pg_blocking_pids(%(pid)s)) AS b (pid)
-    JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
-    LEFT JOIN pg_catalog.pg_locks l
-        ON l.pid = b.pid AND l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
-UNION
-SELECT pg_catalog.format('prepared transaction %%L (transaction %%s)', p.gid, p.transaction)
-FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
-WHERE l.pid = %(pid)s AND NOT l.granted
-"""
-
-_CANCEL_GRACE_S = 10.0
-_ENDED_BY_US = (None, "57014", "57P01")
 
 
 def export_snapshot(dsn: str, name: str, *, timeout_s: float) -> ExportedSnapshot:
@@ -276,11 +276,6 @@ class SlotCreation:
             else "give the pipeline another slot name, or drop that slot if nobody needs it:"
             f" select pg_drop_replication_slot('{self._name}')",
         )
-
-
-log = logging.getLogger(__name__)
-
-_ATTEMPTS = 5
 
 
 def create_slot(

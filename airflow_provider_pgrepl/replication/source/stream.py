@@ -64,6 +64,29 @@ _ALLOCATION = "invalid memory alloc request size"
 
 # The server's words are in its own language; both a slot and a publication that are not there are 42704.
 _FINDS_PUBLICATION = "get_publication_oid"
+_KEEPALIVE = struct.Struct(">cqqB")
+_STATUS = struct.Struct(">cqqqqB")
+_IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
+# Which step of connecting waits to read, and which to write.
+_CONNECTING: dict[int, tuple[bool, bool]] = {
+    pq.PollingStatus.READING: (True, False),
+    pq.PollingStatus.WRITING: (False, True),
+}
+_CHUNK_MESSAGES = 65_536
+_READING_S = 0.5
+"""So long after its timeout a reading ends with what it has, whatever goes on to come but whole messages."""
+_COPIED_BYTES = 64 << 10
+"""Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went
+over all objects of the process again and again, which took longer than receiving. Long ones stay."""
+log = logging.getLogger(__name__)
+SILENCE_LIMIT_S = 30.0
+"""How long nothing may come, although half of that ago the server was asked for a word."""
+# The sender waits for us, or for WAL, when its wait event is of type Client or Activity. In any other case,
+# also without a wait event, it works. https://www.postgresql.org/docs/current/monitoring-stats.html
+_AT_WORK = """
+SELECT coalesce(wait_event_type, '') NOT IN ('Client', 'Activity')
+FROM pg_catalog.pg_stat_activity WHERE pid = %s AND backend_type = 'walsender'
+"""
 
 
 def unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
@@ -113,24 +136,6 @@ def _message(result: pq.abc.PGresult) -> str:
 
 def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
     return (result.error_field(field) or b"").decode(errors="replace")
-
-
-_KEEPALIVE = struct.Struct(">cqqB")
-_STATUS = struct.Struct(">cqqqqB")
-_IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
-
-# Which step of connecting waits to read, and which to write.
-_CONNECTING: dict[int, tuple[bool, bool]] = {
-    pq.PollingStatus.READING: (True, False),
-    pq.PollingStatus.WRITING: (False, True),
-}
-
-_CHUNK_MESSAGES = 65_536
-_READING_S = 0.5
-"""So long after its timeout a reading ends with what it has, whatever goes on to come but whole messages."""
-_COPIED_BYTES = 64 << 10
-"""Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went
-over all objects of the process again and again, which took longer than receiving. Long ones stay."""
 
 
 @dataclass(frozen=True)
@@ -353,19 +358,6 @@ def _parse_keepalive(data: bytes) -> Keepalive:
     except struct.error:
         raise WireError("a keepalive message is not 18 bytes long") from None
     return Keepalive(LSN(lsn), bool(wants_reply))
-
-
-log = logging.getLogger(__name__)
-
-SILENCE_LIMIT_S = 30.0
-"""How long nothing may come, although half of that ago the server was asked for a word."""
-
-# The sender waits for us, or for WAL, when its wait event is of type Client or Activity. In any other case,
-# also without a wait event, it works. https://www.postgresql.org/docs/current/monitoring-stats.html
-_AT_WORK = """
-SELECT coalesce(wait_event_type, '') NOT IN ('Client', 'Activity')
-FROM pg_catalog.pg_stat_activity WHERE pid = %s AND backend_type = 'walsender'
-"""
 
 
 class Liveness:

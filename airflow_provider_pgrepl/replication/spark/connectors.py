@@ -33,6 +33,17 @@ DELTA_ARTIFACTS = (
     "unitycatalog-hadoop",
 )
 """What Delta needs beyond the jars that pyspark brings."""
+_S3, _GOOGLE, _AZURE = "spark.hadoop.fs.s3a", "spark.hadoop.fs.gs", "spark.hadoop.fs.azure"
+_WEB_IDENTITY = "AWS_WEB_IDENTITY_TOKEN_FILE"
+# The connector's own, in its order, which lacks web identities (of Kubernetes).
+# https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
+_PROVIDERS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
+)
 
 
 class Connector(NamedTuple):
@@ -114,19 +125,6 @@ def _pyspark_has(artifact: str) -> bool:
     home = os.environ.get("SPARK_HOME")
     folder = (Path(home) if home else Path(spec.origin).parent) / "jars"
     return any(folder.glob(f"{artifact}*.jar"))
-
-
-_S3, _GOOGLE, _AZURE = "spark.hadoop.fs.s3a", "spark.hadoop.fs.gs", "spark.hadoop.fs.azure"
-_WEB_IDENTITY = "AWS_WEB_IDENTITY_TOKEN_FILE"
-# The connector's own, in its order, which lacks web identities (of Kubernetes).
-# https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
-_PROVIDERS = (
-    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
-    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
-    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
-    "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider",
-    "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
-)
 
 
 def connector_settings(given: Mapping[str, str]) -> dict[str, str]:

@@ -67,35 +67,7 @@ WITH RECURSIVE ours (oid) AS (
 )
 SELECT DISTINCT text, cure FROM odd ORDER BY 1
 """
-
-
-def check_ownership(connection: Connection) -> None:
-    """Raises StateError when the schema is there, and somebody else's, or has something of somebody else's.
-
-    To be asked before anything in it is read: a view, or a default, would run its owner's code as us.
-    """
-    with source_errors("looking whose schema _pgrepl is"):
-        found = rows(connection, _STRANGERS)
-        if not found:
-            return
-        role, database = row(
-            connection,
-            "SELECT pg_catalog.quote_ident(current_user), pg_catalog.quote_ident(current_database())",
-        )
-    odd = "; ".join(one_line(text) for text, _ in found)
-    # Whatever else is in it would then run as this role.
-    cures = [] if any(cure is None for _, cure in found) else [one_line(cure) for _, cure in found]
-    if_yours = f", or run as a superuser: {'; '.join(cures)}" if cures else ""
-    raise StateError(
-        f"schema _pgrepl in database {database} is not, or not only, this program's: {odd}",
-        f"it must belong to role {role}, to one that this is a member of, or to a superuser, with nothing of"
-        f" others in it. If it is yours, connect as its owner{if_yours}; if somebody else has made it, drop"
-        " it, or give another database for it: state_conn_id, or PGREPL_STATE_DSN",
-    )
-
-
 SCHEMA = STATE_SCHEMA
-
 _VERSIONS: tuple[str, ...] = (
     """
     CREATE TABLE _pgrepl.pipelines (
@@ -195,12 +167,10 @@ _VERSIONS: tuple[str, ...] = (
         ON _pgrepl.pipelines (system_identifier, database_oid, publication) WHERE publication_owned;
     """,
 )
-
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = 'migrations'
 """
-
 LOCK_WAIT_MS = 10_000
 _ATTEMPTS = 3
 _MADE_BY_ANOTHER = (
@@ -208,7 +178,6 @@ _MADE_BY_ANOTHER = (
     psycopg2.errors.DuplicateSchema,
     psycopg2.errors.DuplicateTable,
 )
-
 # A lock on one of the tables takes a right on it, which an advisory lock does not.
 _IN_THE_WAY = """
 SELECT DISTINCT pg_catalog.format('role %s from %s (database pid %s, %s)', coalesce(a.usename, 'unknown'),
@@ -222,6 +191,31 @@ WHERE l.pid <> pg_catalog.pg_backend_pid() AND l.granted AND l.locktype = 'relat
         OR (c.relname = 'pg_namespace' AND l.mode = 'RowExclusiveLock'))
 ORDER BY 1
 """
+
+
+def check_ownership(connection: Connection) -> None:
+    """Raises StateError when the schema is there, and somebody else's, or has something of somebody else's.
+
+    To be asked before anything in it is read: a view, or a default, would run its owner's code as us.
+    """
+    with source_errors("looking whose schema _pgrepl is"):
+        found = rows(connection, _STRANGERS)
+        if not found:
+            return
+        role, database = row(
+            connection,
+            "SELECT pg_catalog.quote_ident(current_user), pg_catalog.quote_ident(current_database())",
+        )
+    odd = "; ".join(one_line(text) for text, _ in found)
+    # Whatever else is in it would then run as this role.
+    cures = [] if any(cure is None for _, cure in found) else [one_line(cure) for _, cure in found]
+    if_yours = f", or run as a superuser: {'; '.join(cures)}" if cures else ""
+    raise StateError(
+        f"schema _pgrepl in database {database} is not, or not only, this program's: {odd}",
+        f"it must belong to role {role}, to one that this is a member of, or to a superuser, with nothing of"
+        f" others in it. If it is yours, connect as its owner{if_yours}; if somebody else has made it, drop"
+        " it, or give another database for it: state_conn_id, or PGREPL_STATE_DSN",
+    )
 
 
 def migrate(connection: Connection) -> None:

@@ -76,6 +76,38 @@ WHERE n.nspname = '_pgrepl' AND c.relname = 'pipelines'
 _LAKE_AT_SOURCE = (
     "SELECT lake::text FROM _pgrepl.pipelines WHERE system_identifier = %s AND name = %s AND slot = %s"
 )
+_WRITE_PROGRESS = """
+INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, confirmed_lsn, applied_lsn,
+    applied_commit_ts, changes_per_s, holder, idle_at, table_bytes,
+    table_merges)
+VALUES (%(pipeline)s,
+    coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
+    coalesce(%(confirmed)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
+    %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
+    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'), coalesce(%(merges)s::jsonb, '{}'))
+ON CONFLICT (pipeline) DO UPDATE SET
+    received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
+    durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
+    confirmed_lsn = coalesce(%(confirmed)s::pg_lsn, p.confirmed_lsn),
+    applied_lsn = coalesce(%(applied)s::pg_lsn, p.applied_lsn),
+    applied_commit_ts = coalesce(%(applied_ts)s::timestamptz, p.applied_commit_ts),
+    changes_per_s = coalesce(%(rate)s::float8, p.changes_per_s),
+    holder = coalesce(%(holder)s::text, p.holder),
+    idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
+    table_bytes = coalesce(%(bytes)s::jsonb, p.table_bytes),
+    table_merges = coalesce(%(merges)s::jsonb, p.table_merges),
+    updated_at = now()
+"""
+_PROGRESS = """
+SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::text, applied_commit_ts,
+    changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges
+FROM _pgrepl.progress WHERE pipeline = %s
+"""
+__all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
+_OTHER_PLACE = (
+    "nothing was created. Give another database for the state (state_conn_id, or PGREPL_STATE_DSN), or let"
+    " those publications list their tables"
+)
 
 
 def find_lake_at_source(source: Connection, system_identifier: str, pipeline: Pipeline) -> str:
@@ -225,36 +257,6 @@ def _refuse_doubted(pipeline: Pipeline, owner: str) -> NoReturn:
     )
 
 
-_WRITE_PROGRESS = """
-INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, confirmed_lsn, applied_lsn,
-    applied_commit_ts, changes_per_s, holder, idle_at, table_bytes,
-    table_merges)
-VALUES (%(pipeline)s,
-    coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
-    coalesce(%(confirmed)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
-    %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
-    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'), coalesce(%(merges)s::jsonb, '{}'))
-ON CONFLICT (pipeline) DO UPDATE SET
-    received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
-    durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
-    confirmed_lsn = coalesce(%(confirmed)s::pg_lsn, p.confirmed_lsn),
-    applied_lsn = coalesce(%(applied)s::pg_lsn, p.applied_lsn),
-    applied_commit_ts = coalesce(%(applied_ts)s::timestamptz, p.applied_commit_ts),
-    changes_per_s = coalesce(%(rate)s::float8, p.changes_per_s),
-    holder = coalesce(%(holder)s::text, p.holder),
-    idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
-    table_bytes = coalesce(%(bytes)s::jsonb, p.table_bytes),
-    table_merges = coalesce(%(merges)s::jsonb, p.table_merges),
-    updated_at = now()
-"""
-
-_PROGRESS = """
-SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::text, applied_commit_ts,
-    changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges
-FROM _pgrepl.progress WHERE pipeline = %s
-"""
-
-
 class ProgressRecords(StateConnection):
     """The recorded progress of pipelines."""
 
@@ -307,14 +309,6 @@ class ProgressRecords(StateConnection):
 
 def _by_table(measured: Mapping[str, TableBytes] | Mapping[str, TableMerges]) -> str:
     return json.dumps({path: asdict(one) for path, one in measured.items()})
-
-
-__all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
-
-_OTHER_PLACE = (
-    "nothing was created. Give another database for the state (state_conn_id, or PGREPL_STATE_DSN), or let"
-    " those publications list their tables"
-)
 
 
 class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, ProgressRecords):

@@ -15,6 +15,67 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
 
+_SET_STATE = """
+UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
+    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s,
+    since = CASE WHEN state = %(state)s THEN since ELSE now() END
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND state = ANY (%(before)s)
+RETURNING 1
+"""
+_ADD_PENDING = """
+INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn, trace)
+VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s, %(lsn)s::pg_lsn,
+    %(trace)s)
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+_TABLES = """
+SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
+    snapshot_at, rows_copied, membership, config, remedy, trace
+FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
+"""
+_RECORD_SNAPSHOT = """
+UPDATE _pgrepl.tables SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn, snapshot_at = now(),
+    rows_copied = %(rows)s, config = %(config)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+"""
+_RECORD_RELATION = """
+UPDATE _pgrepl.tables SET relation = %(relation)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND position_lsn = %(position)s::pg_lsn RETURNING 1
+"""
+_RECORD_WATCHED = """
+UPDATE _pgrepl.tables SET position_lsn = %(through)s::pg_lsn, relation = coalesce(%(relation)s, relation)
+WHERE pipeline = %(pipeline)s AND position_lsn = %(seen)s::pg_lsn AND state IN ('catching_up', 'streaming')
+    AND (schema_name, table_name) IN (SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]))
+RETURNING 1
+"""
+_MARK_ERRORED = """
+UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
+    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, since = now()
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
+"""
+_MOVE = """
+UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL, lsn = NULL,
+    trace = '', since = now(), membership = coalesce(%(membership)s, membership),
+    config = coalesce(%(config)s, config)
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND state = %(seen)s AND since = %(since)s AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
+RETURNING 1
+"""
+_SET_MEMBERSHIP = """
+UPDATE _pgrepl.tables SET membership = %(membership)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+"""
+Membership = Literal["configured", "added", "removed"]
+_ADD = """
+INSERT INTO _pgrepl.selected_relations (pipeline, relation_id, relation_version, relation)
+SELECT %s, * FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[]),
+    pg_catalog.unnest(%s::text[])) AS selected
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+
 
 class TableState(StrEnum):
     """Where a table is on its way from the source into the lake.
@@ -74,72 +135,6 @@ def check_transition(now: TableState | None, wanted: TableState, table: str) -> 
 def states_before(wanted: TableState) -> frozenset[TableState]:
     """All states from which `wanted` may be reached in one step."""
     return frozenset(state for state in TableState if may_follow(state, wanted))
-
-
-_SET_STATE = """
-UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s,
-    since = CASE WHEN state = %(state)s THEN since ELSE now() END
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND state = ANY (%(before)s)
-RETURNING 1
-"""
-
-_ADD_PENDING = """
-INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn, trace)
-VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s, %(lsn)s::pg_lsn,
-    %(trace)s)
-ON CONFLICT DO NOTHING RETURNING 1
-"""
-
-_TABLES = """
-SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied, membership, config, remedy, trace
-FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
-"""
-
-_RECORD_SNAPSHOT = """
-UPDATE _pgrepl.tables SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn, snapshot_at = now(),
-    rows_copied = %(rows)s, config = %(config)s
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
-"""
-
-_RECORD_RELATION = """
-UPDATE _pgrepl.tables SET relation = %(relation)s
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND position_lsn = %(position)s::pg_lsn RETURNING 1
-"""
-
-_RECORD_WATCHED = """
-UPDATE _pgrepl.tables SET position_lsn = %(through)s::pg_lsn, relation = coalesce(%(relation)s, relation)
-WHERE pipeline = %(pipeline)s AND position_lsn = %(seen)s::pg_lsn AND state IN ('catching_up', 'streaming')
-    AND (schema_name, table_name) IN (SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]))
-RETURNING 1
-"""
-
-_MARK_ERRORED = """
-UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, since = now()
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
-"""
-
-_MOVE = """
-UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL, lsn = NULL,
-    trace = '', since = now(), membership = coalesce(%(membership)s, membership),
-    config = coalesce(%(config)s, config)
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND state = %(seen)s AND since = %(since)s AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
-RETURNING 1
-"""
-
-_SET_MEMBERSHIP = """
-UPDATE _pgrepl.tables SET membership = %(membership)s
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
-"""
-
-
-Membership = Literal["configured", "added", "removed"]
 
 
 @dataclass(frozen=True)
@@ -355,14 +350,6 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
 
 def _lsn(text: str | None) -> LSN | None:
     return None if text is None else LSN.parse(text)
-
-
-_ADD = """
-INSERT INTO _pgrepl.selected_relations (pipeline, relation_id, relation_version, relation)
-SELECT %s, * FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[]),
-    pg_catalog.unnest(%s::text[])) AS selected
-ON CONFLICT DO NOTHING RETURNING 1
-"""
 
 
 class SelectedRelations(StateConnection):

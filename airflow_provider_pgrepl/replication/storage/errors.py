@@ -28,6 +28,28 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     TOKEN,
 )
 
+_KEYS = f"check {KEY_ID} and {SECRET}, or the connection that lake_conn_id names"
+# As the store spells it; as Arrow does of S3, and where it knows no name of its own; of Azure, and of Google.
+_CODE = re.compile(
+    r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)"
+    r"|Azure Error: \[(\w+)\]|google::cloud::Status\((\w+):"
+)
+# Of an answer without a body, as to HEAD, the libraries tell the status alone; of none, what the system said.
+_STATUS = re.compile(r"status code:? (\d{3})|HTTP status (\d{3})")
+_HOST = re.compile(r"https?://([^/\s]+)|resolve host: (\S+)|connect to (\S+[:.]\S+)")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (PermissionError, NotADirectoryError, FileExistsError)
+# Rust's standard library ends its message with the number of the system's error.
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+_MARKS = re.compile(
+    r"os error|No space left|error sending request|timed out"
+    r"|Generic (?!DeltaTable|error|delta kernel)\w+ error"
+)
+_AWAY = re.compile(
+    r"error sending request|GenericError|Generic (?!DeltaTable|error|delta kernel|LocalFileSystem)\w+ error"
+    r"|HTTP status (?:429|5\d\d)|AWS Error SLOW_DOWN"
+)
+
 
 class Fault(NamedTuple):
     """What is wrong, and what to do."""
@@ -36,7 +58,6 @@ class Fault(NamedTuple):
     hint: str
 
 
-_KEYS = f"check {KEY_ID} and {SECRET}, or the connection that lake_conn_id names"
 _UNKNOWN_KEY = Fault("the store does not know the access key", _KEYS)
 _OTHER_REGION = Fault("the bucket is in another region", f"set {REGION} to the bucket's own, or correct it")
 _EXPIRED = Fault(
@@ -123,19 +144,11 @@ FAULTS = {
         "the token is not for this host's address", "get one that is, or give the hosts an identity"
     ),
 }
-# As the store spells it; as Arrow does of S3, and where it knows no name of its own; of Azure, and of Google.
-_CODE = re.compile(
-    r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)"
-    r"|Azure Error: \[(\w+)\]|google::cloud::Status\((\w+):"
-)
-# Of an answer without a body, as to HEAD, the libraries tell the status alone; of none, what the system said.
-_STATUS = re.compile(r"status code:? (\d{3})|HTTP status (\d{3})")
 _BY_STATUS = {"403": _DENIED, "429": SLOW, "503": SLOW}
 _BY_WORDS = (
     (re.compile(r"dns error|lookup address|resolve host|Name or service not known", re.I), _UNRESOLVED),
     (re.compile(r"tcp connect error|Connection refused|curlCode: 7\b", re.I), _UNREACHED),
 )
-_HOST = re.compile(r"https?://([^/\s]+)|resolve host: (\S+)|connect to (\S+[:.]\S+)")
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
 
 
@@ -180,22 +193,6 @@ def explanation_of(error: BaseException) -> Fault | None:
             name = "of the store's host" if host is None else next(filter(None, host.groups()))
             return Fault(fault.sentence.format(name), fault.hint)
     return None
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (PermissionError, NotADirectoryError, FileExistsError)
-# Rust's standard library ends its message with the number of the system's error.
-_NUMBER = re.compile(r"\(os error (\d+)\)")
-_MARKS = re.compile(
-    r"os error|No space left|error sending request|timed out"
-    r"|Generic (?!DeltaTable|error|delta kernel)\w+ error"
-)
-
-
-_AWAY = re.compile(
-    r"error sending request|GenericError|Generic (?!DeltaTable|error|delta kernel|LocalFileSystem)\w+ error"
-    r"|HTTP status (?:429|5\d\d)|AWS Error SLOW_DOWN"
-)
 
 
 def is_away(error: BaseException) -> bool:

@@ -22,6 +22,12 @@ from airflow_provider_pgrepl.replication.storage.stores import access_to, is_sto
 
 _LOCAL = fs.LocalFileSystem()
 _COMMIT = re.compile(r"(\d{20})\.json")
+_WHOLE_BYTES = 1 << 20
+"""What is not larger is read by one request: its bytes take less time than a second one."""
+_HELD_BYTES = 32 << 20
+_REQUESTS = 16
+"""At once: who waits for a store needs no core."""
+_IN_MEMORY_BYTES = 4 << 20
 
 
 def open_storage(root: str) -> tuple[fs.FileSystem, str]:
@@ -148,13 +154,6 @@ def make_folder(uri: str) -> None:
         local.mkdir(parents=True, exist_ok=True)
 
 
-_WHOLE_BYTES = 1 << 20
-"""What is not larger is read by one request: its bytes take less time than a second one."""
-_HELD_BYTES = 32 << 20
-_REQUESTS = 16
-"""At once: who waits for a store needs no core."""
-
-
 def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     """A file of at most so many bytes, to be read from anywhere. Raises FileNotFoundError, OSError."""
     if is_store(filesystem) and size <= _WHOLE_BYTES:
@@ -240,9 +239,6 @@ def _threads(count: int, most: int) -> Iterator[Callable[..., Iterator[Any]]]:
         return
     with ThreadPoolExecutor(min(count, most)) as pool:
         yield pool.map
-
-
-_IN_MEMORY_BYTES = 4 << 20
 
 
 class Output:

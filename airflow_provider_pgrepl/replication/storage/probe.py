@@ -49,6 +49,12 @@ _REFUSED = re.compile(r"non-2xx status code: (?!408|429)(4\d\d)")
 _UNREACHED = Fault(
     "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
 )
+_HINT = (
+    "mount one directory under this path on all hosts, which their users may write, or keep the lake in an"
+    " object store"
+)
+UNKNOWN_MARGIN = timedelta(minutes=15)
+"""How far a clock may be ahead where the storage takes no file that would tell."""
 
 
 def check_store(lake_root: str) -> None:
@@ -133,12 +139,6 @@ def _refusal_in(error: Exception) -> Fault | None:
     return Fault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
 
 
-_HINT = (
-    "mount one directory under this path on all hosts, which their users may write, or keep the lake in an"
-    " object store"
-)
-
-
 @dataclass(frozen=True)
 class SharedPlace:
     """While it is entered, a directory holds a file by which others know it; a store needs none."""
@@ -216,10 +216,6 @@ def _exists(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-UNKNOWN_MARGIN = timedelta(minutes=15)
-"""How far a clock may be ahead where the storage takes no file that would tell."""
 
 
 def storage_lead(folder: str, now: datetime) -> timedelta:

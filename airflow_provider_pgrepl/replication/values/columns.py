@@ -22,6 +22,24 @@ from airflow_provider_pgrepl.replication.settings.tables import PARTITION, Parti
 from airflow_provider_pgrepl.replication.values.parser import Parser, Unholdable
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
+CHANGE_IT = "change partition_by of the table in per_table, or take it out"
+TEXT_BYTES = 64
+"""Of how many bytes of a text there are partitions at most: deltalake and Spark make folders of them where
+they write such a table, three bytes for one, and a folder's name has 255."""
+_MOST_CONDITIONS = 1000
+# The second is what deltalake and Spark call the folder of those without value.
+_LIKE_NONE = ["", "__HIVE_DEFAULT_PARTITION__"]
+_PLAIN = {16, 20, 21, 23, 25, 1043, 1082, 2950}
+_DATED = {1082, 1114, 1184}
+_MICROSECONDS_A_DAY = 86_400_000_000
+_DAY, _MONTH, _YEAR = "datetime64[D]", "datetime64[M]", "datetime64[Y]"
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+COMMIT_LSN = "_pgrepl_commit_lsn"
+COMMIT_TS = "_pgrepl_commit_ts"
+DELETED = "_pgrepl_deleted"
+_NUMERIC = 1700
+RESERVED = f"column {PARTITION} has the name of one that the lake uses itself"
+
 
 @dataclass(frozen=True)
 class TypedColumn:
@@ -93,23 +111,6 @@ def _concatenate(chunks: list[pa.Array], target: pa.DataType) -> pa.Array:
     ):
         target = large
     return pa.concat_arrays([chunk.cast(target) for chunk in chunks]) if chunks else pa.array([], target)
-
-
-CHANGE_IT = "change partition_by of the table in per_table, or take it out"
-
-TEXT_BYTES = 64
-"""Of how many bytes of a text there are partitions at most: deltalake and Spark make folders of them where
-they write such a table, three bytes for one, and a folder's name has 255."""
-
-_MOST_CONDITIONS = 1000
-# The second is what deltalake and Spark call the folder of those without value.
-_LIKE_NONE = ["", "__HIVE_DEFAULT_PARTITION__"]
-_PLAIN = {16, 20, 21, 23, 25, 1043, 1082, 2950}
-_DATED = {1082, 1114, 1184}
-_MICROSECONDS_A_DAY = 86_400_000_000
-_DAY, _MONTH, _YEAR = "datetime64[D]", "datetime64[M]", "datetime64[Y]"
-
-Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -247,15 +248,6 @@ def _short(texts: pa.Array) -> pa.Array:
         beginnings = pa.array(cut, pa.string()).take(encoded.indices)
     nothing = pc.is_in(beginnings, value_set=pa.array(_LIKE_NONE))
     return pc.if_else(nothing, pa.scalar(None, pa.string()), beginnings)
-
-
-COMMIT_LSN = "_pgrepl_commit_lsn"
-COMMIT_TS = "_pgrepl_commit_ts"
-DELETED = "_pgrepl_deleted"
-
-_NUMERIC = 1700
-
-RESERVED = f"column {PARTITION} has the name of one that the lake uses itself"
 
 
 def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColumn, ...]:

@@ -37,6 +37,7 @@ _FINDINGS = {
         f"its type was altered: {errors.RESNAPSHOT}",
     ),
 }
+_EMPTY = "empty"
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,6 @@ def composite(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Par
         return Text()
     inner = replace(choice, lake_type=None)
     return Composite(tuple((name, parser_of(part, inner)) for name, part in pg_type.parts))
-
-
-_EMPTY = "empty"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,15 @@ from airflow_provider_pgrepl.replication.values.parser import (
     not_output_of_type,
 )
 
+_MAX_PRECISION = 38
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_NUMBER = r"^-?\d+(?:\.\d+)?$"
+# What lc_monetary C gives, with a currency and marks that mean nothing: the source knows no currency.
+_AMOUNT = r"^-?\$\d{1,3}(?:,\d{3})*\.\d\d$"
+_PRECISION, _SCALE = 19, 2
+_PREFIX = "\\x"
+_INT32_MAX = 2**31 - 1
+
 
 class Boolean:
     """boolean, which PostgreSQL writes `t` or `f`; the CSV reader must be told the same two words."""
@@ -76,11 +85,6 @@ smallint, integer, bigint = _of_width(pa.int16()), _of_width(pa.int32()), _of_wi
 # Unsigned, of 32 bits, which Delta does not know.
 oid = _of_width(pa.int64())
 real, double = _of_width(pa.float32()), _of_width(pa.float64())
-
-
-_MAX_PRECISION = 38
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-_NUMBER = r"^-?\d+(?:\.\d+)?$"
 
 
 @dataclass(frozen=True)
@@ -183,11 +187,6 @@ def precision_and_scale(typmod: int) -> tuple[int, int]:
     return (packed >> 16) & 0xFFFF, ((packed & 0x7FF) ^ 0x400) - 0x400
 
 
-# What lc_monetary C gives, with a currency and marks that mean nothing: the source knows no currency.
-_AMOUNT = r"^-?\$\d{1,3}(?:,\d{3})*\.\d\d$"
-_PRECISION, _SCALE = 19, 2
-
-
 @dataclass(frozen=True)
 class Money:
     """money as hundredths, which is what lc_monetary C takes its 64 bits for.
@@ -218,10 +217,6 @@ def money(_: PgType, choice: ColumnChoice) -> Parser:
     if chosen is not None and chosen.name == "decimal":
         return Money(Decimal(chosen.precision, chosen.scale, odd_is_null=False, is_declared=False))
     return Money(Decimal(_PRECISION, _SCALE, odd_is_null=False))
-
-
-_PREFIX = "\\x"
-_INT32_MAX = 2**31 - 1
 
 
 class Binary:

@@ -25,6 +25,22 @@ Integers = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 _DAYS_PER_ERA = 146_097  # of 400 years, after which the calendar repeats
 _EPOCH_DAY = 719_468  # days from 0000-03-01 to 1970-01-01
+# Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.
+_ORDINARY = r"^\d{4}-[^B]*$"
+_INFINITIES = ("infinity", "-infinity")
+_DATE = r"^(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
+_TIME = r" (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,6}))?"
+_ERA = r"(?P<era> BC)?$"
+_MAX_MICROSECONDS = 2**63 - 1
+_OUT_OF_RANGE = (
+    "replace the value at the source by one within range, or give the column lake type string in types;"
+    f" then {errors.RESNAPSHOT}"
+)
+_INFINITE = (
+    "set infinity to null or sentinel (not for columns of a key), and retry the table; or give the column"
+    f" lake type string in types, then {errors.RESNAPSHOT}"
+)
+_FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 
 
 def days_since_epoch(year: Integers, month: Integers, day: Integers) -> Integers:
@@ -55,24 +71,6 @@ def date_of(days: int) -> tuple[int, int, int]:
 def is_month_and_day(month: Integers, day: Integers) -> NDArray[np.bool_]:
     """Whether these can be a month and a day at all."""
     return (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-
-
-# Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.
-_ORDINARY = r"^\d{4}-[^B]*$"
-_INFINITIES = ("infinity", "-infinity")
-_DATE = r"^(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
-_TIME = r" (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,6}))?"
-_ERA = r"(?P<era> BC)?$"
-_MAX_MICROSECONDS = 2**63 - 1
-_OUT_OF_RANGE = (
-    "replace the value at the source by one within range, or give the column lake type string in types;"
-    f" then {errors.RESNAPSHOT}"
-)
-_INFINITE = (
-    "set infinity to null or sentinel (not for columns of a key), and retry the table; or give the column"
-    f" lake type string in types, then {errors.RESNAPSHOT}"
-)
-_FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ WAIT_S = 75.0
 _POLL_S = 0.5
 _RUNNING = timedelta(seconds=15)
 """The replication app writes its progress every few seconds."""
+_IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+_DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
+_AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
+_CAUSE_GONE = "the cause is gone: retry the table"
 
 
 def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
@@ -80,12 +84,6 @@ def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float =
         if not is_running or time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_S)
-
-
-_IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
-_DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
-_AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
-_CAUSE_GONE = "the cause is gone: retry the table"
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,12 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
+_JOINED_AT_A_TIME = 256 << 20
+_COPIED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED, TableState.ERRORED)
+log = logging.getLogger(__name__)
+Wait = Callable[[float], bool]
+"""Waits for so many seconds, or until the process is asked to end; whether it is."""
+
 
 @dataclass(frozen=True)
 class MaintainedTable:
@@ -142,13 +148,6 @@ class Maintained:
         }
 
 
-_JOINED_AT_A_TIME = 256 << 20
-_COPIED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED, TableState.ERRORED)
-
-log = logging.getLogger(__name__)
-
-Wait = Callable[[float], bool]
-"""Waits for so many seconds, or until the process is asked to end; whether it is."""
 Tell = Callable[[MaintainedTable], object]
 
 

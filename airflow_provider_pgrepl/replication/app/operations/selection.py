@@ -18,6 +18,10 @@ Refusal = Callable[[TableRecord], PgReplError | None]
 """Why a table cannot be had as it is now; None when it can."""
 
 _ATTEMPTS = 5
+_POLL_S = 0.1
+_LOOK_S = 2.0
+_SAY_EVERY_S = 60.0
+Result = TypeVar("Result")
 
 
 def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> list[TableRecord]:
@@ -89,13 +93,6 @@ def change(
             record = store.read_tables(pipeline).get(seen.table)
         else:
             raise StateError(f"{seen.table}: is being changed by another process", "try again")
-
-
-_POLL_S = 0.1
-_LOOK_S = 2.0
-_SAY_EVERY_S = 60.0
-
-Result = TypeVar("Result")
 
 
 class Deadline:

@@ -47,6 +47,18 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import trace_of
 
+__all__ = ["Retried", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
+log = logging.getLogger(__name__)
+_S = TableState
+_APPLIED = (_S.CATCHING_UP, _S.STREAMING)
+_INSTEAD = {
+    _S.PENDING: f"it has not been copied yet: {errors.SNAPSHOT}",
+    _S.SNAPSHOTTING: "wait for the snapshot that runs; if it has died, run pgrepl snapshot FILE.json again",
+    _S.ERRORED: f"retry it, or {errors.RESNAPSHOT}",
+    _S.PAUSED: "resume it",
+    _S.REMOVED: "add it again: pgrepl snapshot FILE.json --add NAME, or PgAddTablesOperator",
+}
+
 
 @dataclass
 class Continuation:
@@ -152,21 +164,6 @@ def _needs_copy(known: TableRecord | Verdict) -> bool:
     """Whether nothing else helps. It may have stopped at what the stream has sent, which is there still,
     whatever the catalog shows."""
     return known.remedy is not None and not known.remedy.allows_retry
-
-
-__all__ = ["Retried", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
-
-log = logging.getLogger(__name__)
-
-_S = TableState
-_APPLIED = (_S.CATCHING_UP, _S.STREAMING)
-_INSTEAD = {
-    _S.PENDING: f"it has not been copied yet: {errors.SNAPSHOT}",
-    _S.SNAPSHOTTING: "wait for the snapshot that runs; if it has died, run pgrepl snapshot FILE.json again",
-    _S.ERRORED: f"retry it, or {errors.RESNAPSHOT}",
-    _S.PAUSED: "resume it",
-    _S.REMOVED: "add it again: pgrepl snapshot FILE.json --add NAME, or PgAddTablesOperator",
-}
 
 
 @dataclass(frozen=True)

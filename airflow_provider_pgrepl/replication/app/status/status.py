@@ -45,6 +45,10 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
 
+log = logging.getLogger(__name__)
+_NEEDING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+"""States of tables that have a right to changes."""
+
 
 @dataclass(frozen=True)
 class PublisherStatus:
@@ -117,12 +121,6 @@ def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, 
         needed = pc.sum(files.filter(above)["size_bytes"]).as_py() or 0
     since = start_of_hour(pc.min(files[f"partition.{PARTITION}"]).as_py())
     return ChangelogStatus(files.num_rows, pc.sum(files["size_bytes"]).as_py(), since, slowest, needed)
-
-
-log = logging.getLogger(__name__)
-
-_NEEDING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
-"""States of tables that have a right to changes."""
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,6 @@ from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
-
-def told(merges: TableMerges) -> str:
-    """For people: which budget, and why."""
-    if merges.waits_for == "points_bytes":
-        return "its merges replace more of the table than points_bytes has room for"
-    share = merges.written / max(merges.changed, 1)
-    return (
-        f"in the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
-        " write_amplification allows"
-    )
-
-
 _WIDTH = 100
 _LABEL = 10
 _RECENT_S = 15.0
@@ -44,6 +32,17 @@ _MEANING = {
     "applied": "in the lake tables, at a consistent point",
 }
 _WATCHED = "looked through: the changelog has all of each table's changes"
+
+
+def told(merges: TableMerges) -> str:
+    """For people: which budget, and why."""
+    if merges.waits_for == "points_bytes":
+        return "its merges replace more of the table than points_bytes has room for"
+    share = merges.written / max(merges.changed, 1)
+    return (
+        f"in the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
+        " write_amplification allows"
+    )
 
 
 def to_json(status: PipelineStatus) -> str:

@@ -33,6 +33,8 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, 
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
+NOTHING, RECORD = b"\x00", b"\x02"
+"""The branches of `["null", record]`."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,6 @@ def _with_default(field: dict[str, Any]) -> dict[str, Any]:
     """A column that may be NULL can come and go: readers of other versions have NULL for it."""
     kind = field["type"]
     return {**field, "default": None} if isinstance(kind, list) and kind[0] == "null" else field
-
-
-NOTHING, RECORD = b"\x00", b"\x02"
-"""The branches of `["null", record]`."""
 
 
 @dataclass(frozen=True)

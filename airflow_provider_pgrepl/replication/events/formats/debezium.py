@@ -38,6 +38,12 @@ from airflow_provider_pgrepl.replication.values import TypedColumn
 Schema = dict[str, Any]
 
 _SNAPSHOT = "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
+_CODES = {"insert": '"c"', "update": '"u"', "delete": '"d"', "truncate": '"t"'}
+_CODE_OF_EACH = tuple(_CODES[op] for op in OPERATIONS.values())
+_UNSENT_HINT = (
+    "have the server send it (ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE MAIN of the column), or skip"
+    " the event (on_error: skip_and_record)"
+)
 
 
 def _field(field: str, kind: str, *, optional: bool = False, **more: Any) -> Schema:
@@ -93,14 +99,6 @@ def envelope_schema(table: str, columns: Sequence[Schema]) -> Schema:
 def key_schema(table: str, columns: Sequence[Schema]) -> Schema:
     """Of a message's key."""
     return {"type": "struct", "fields": list(columns), "optional": False, "name": f"{table}.Key"}
-
-
-_CODES = {"insert": '"c"', "update": '"u"', "delete": '"d"', "truncate": '"t"'}
-_CODE_OF_EACH = tuple(_CODES[op] for op in OPERATIONS.values())
-_UNSENT_HINT = (
-    "have the server send it (ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE MAIN of the column), or skip"
-    " the event (on_error: skip_and_record)"
-)
 
 
 class DebeziumFormat:

@@ -53,6 +53,34 @@ _DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
 """So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 """Microseconds of the years 1 to 9999."""
+Schema = dict[str, Any]
+UNAVAILABLE = "__debezium_unavailable_value"
+_INTEGERS = ("int16", "int32", "int64")
+_VECTORS = (22, 30)
+"""int2vector and oidvector, which pg_type calls arrays and does not write as such."""
+_ZEROS = {
+    "org.apache.kafka.connect.data.Decimal": '"AA=="',
+    "io.debezium.data.VariableScaleDecimal": '{"scale":0,"value":"AA=="}',
+    "io.debezium.time.ZonedTime": '"00:00:00Z"',
+    "io.debezium.time.ZonedTimestamp": '"1970-01-01T00:00:00Z"',
+    "io.debezium.data.geometry.Point": '{"x":0.0,"y":0.0,"wkb":"AQEAAAAAAAAAAAAAAAAAAAAAAAAA","srid":null}',
+    "boolean": "false",
+    "float": "0.0",
+    "double": "0.0",
+    "string": '""',
+    "bytes": '""',
+    "array": "[]",
+}
+"""By the name of a schema, or its type; all others are integers."""
+_SHORT = 3
+"""Digits of a second up to which milliseconds are enough."""
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_POINT_FIELDS = [
+    {"type": "double", "optional": False, "field": "x"},
+    {"type": "double", "optional": False, "field": "y"},
+    {"type": "bytes", "optional": True, "field": "wkb"},
+    {"type": "int32", "optional": True, "field": "srid"},
+]
 
 
 def booleans(texts: pa.Array) -> pa.Array:
@@ -301,30 +329,6 @@ def _far_moment(count: int) -> str:
     return f"{shown}-{moment:%m-%dT%H:%M:%S}"
 
 
-Schema = dict[str, Any]
-
-UNAVAILABLE = "__debezium_unavailable_value"
-_INTEGERS = ("int16", "int32", "int64")
-_VECTORS = (22, 30)
-"""int2vector and oidvector, which pg_type calls arrays and does not write as such."""
-_ZEROS = {
-    "org.apache.kafka.connect.data.Decimal": '"AA=="',
-    "io.debezium.data.VariableScaleDecimal": '{"scale":0,"value":"AA=="}',
-    "io.debezium.time.ZonedTime": '"00:00:00Z"',
-    "io.debezium.time.ZonedTimestamp": '"1970-01-01T00:00:00Z"',
-    "io.debezium.data.geometry.Point": '{"x":0.0,"y":0.0,"wkb":"AQEAAAAAAAAAAAAAAAAAAAAAAAAA","srid":null}',
-    "boolean": "false",
-    "float": "0.0",
-    "double": "0.0",
-    "string": '""',
-    "bytes": '""',
-    "array": "[]",
-}
-"""By the name of a schema, or its type; all others are integers."""
-_SHORT = 3
-"""Digits of a second up to which milliseconds are enough."""
-
-
 @dataclass(frozen=True)
 class _Type:
     schema: Schema
@@ -479,14 +483,7 @@ def _as_letters(texts: pa.Array) -> pa.Array:
     return pa.array([None if one is None else "t" if one == "1" else "f" for one in texts.to_pylist()])
 
 
-_DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _STRING = _Type({"type": "string"}, strings)
-_POINT_FIELDS = [
-    {"type": "double", "optional": False, "field": "x"},
-    {"type": "double", "optional": False, "field": "y"},
-    {"type": "bytes", "optional": True, "field": "wkb"},
-    {"type": "int32", "optional": True, "field": "srid"},
-]
 _PLAIN = {
     16: _Type({"type": "boolean"}, booleans),
     17: _Type({"type": "bytes"}, binaries),

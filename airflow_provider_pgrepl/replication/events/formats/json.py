@@ -44,6 +44,9 @@ from airflow_provider_pgrepl.replication.values import TypedColumn
 
 _TRANSACTION = ("epoch", "commit_lsn", "xid", "commit_ts")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OLD, _ID = (pa.scalar(text, TEXT) for text in (',"old":', ',"id":"'))
+_FEW = 32
+"""A call of Arrow takes its time however few rows it is given: fewer than these are sooner made alone."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,6 @@ def of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
     return take(made, places)
 
 
-_OLD, _ID = (pa.scalar(text, TEXT) for text in (',"old":', ',"id":"'))
-
-
 class PlainEnvelope:
     """Of one relation."""
 
@@ -176,10 +176,6 @@ class PlainEnvelope:
 
     def key(self, change: Change, values: Row) -> str:
         return to_json_object(values, change.json_columns)
-
-
-_FEW = 32
-"""A call of Arrow takes its time however few rows it is given: fewer than these are sooner made alone."""
 
 
 Enveloped = Callable[

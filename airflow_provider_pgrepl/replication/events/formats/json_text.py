@@ -26,6 +26,20 @@ json_string: Callable[[str], str] = json.encoder.encode_basestring
 _BREAKS = str.maketrans("\r\n", "  ")
 _LINES = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
 """What some readers take for the end of a line; in JSON it stands within strings only."""
+TEXT = pa.large_string()
+_QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
+_TRUE, _FALSE = pa.scalar("true", TEXT), pa.scalar("false", TEXT)
+_JSON_TEXT_LINES = r"\x{85}\x{2028}\x{2029}"
+_TO_ESCAPE = rf'["\\\x00-\x1f{_JSON_TEXT_LINES}]'
+_TO_EMBED = rf"[\r\n{_JSON_TEXT_LINES}]"
+_LARGEST_PLAIN_SCALE = 6
+"""Above it Arrow writes numbers near 0 with an exponent (Decimal128::ToString), as Java does."""
+_DAYS = (-719_162, 2_932_896)
+"""Of Python's first and last date, 0001-01-01 and 9999-12-31."""
+_DAY_US = 86_400_000_000
+_MICROSECONDS = (_DAYS[0] * _DAY_US, (_DAYS[1] + 1) * _DAY_US - 1)
+_DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
+"""So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
 
 
 def to_json(change: Change) -> str:
@@ -127,22 +141,6 @@ def _other(value: Any) -> str:
         if isinstance(value, kind):
             return write(value)
     return "[" + ",".join(map(json_value, value)) + "]"
-
-
-TEXT = pa.large_string()
-_QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
-_TRUE, _FALSE = pa.scalar("true", TEXT), pa.scalar("false", TEXT)
-_JSON_TEXT_LINES = r"\x{85}\x{2028}\x{2029}"
-_TO_ESCAPE = rf'["\\\x00-\x1f{_JSON_TEXT_LINES}]'
-_TO_EMBED = rf"[\r\n{_JSON_TEXT_LINES}]"
-_LARGEST_PLAIN_SCALE = 6
-"""Above it Arrow writes numbers near 0 with an exponent (Decimal128::ToString), as Java does."""
-_DAYS = (-719_162, 2_932_896)
-"""Of Python's first and last date, 0001-01-01 and 9999-12-31."""
-_DAY_US = 86_400_000_000
-_MICROSECONDS = (_DAYS[0] * _DAY_US, (_DAYS[1] + 1) * _DAY_US - 1)
-_DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
-"""So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
 
 
 def json_texts(values: pa.Array, *, is_json: bool) -> pa.Array:

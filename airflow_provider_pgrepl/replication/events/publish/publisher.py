@@ -46,6 +46,11 @@ Wait = Callable[[float], bool]
 """Wait so many seconds at most; whether it is time to end."""
 Then = Callable[[int, list[Refusal]], None]
 """Called with how many events a target has settled, and those that it refused."""
+_POLL_S = 0.25
+_SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
+_UNDER_WAY = 2
+"""Batches at once: while the target takes one, the next is read and encoded."""
+_FINISH_S = 10.0
 
 
 class TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
@@ -185,13 +190,6 @@ class Delivery:
         for batch, rest in zip(self._batches, rests, strict=True):
             self._progress.resent += len(rest)
             batch.sending = self._start(rest)
-
-
-_POLL_S = 0.25
-_SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
-_UNDER_WAY = 2
-"""Batches at once: while the target takes one, the next is read and encoded."""
-_FINISH_S = 10.0
 
 
 class Publisher:

@@ -45,6 +45,28 @@ _AGAIN = "start the publisher again: it begins with this table. Or let on_error 
 _ROUTED = "bind a queue, or let unrouted be drop"
 _SMALLER = "leave the large column out (exclude_columns), or have the target take it"
 _OTHERWISE = "have what makes the event give it another route, other headers or less content"
+PUBLISHER_APP = "pgrepl-publisher"
+LAYOUT, _WITH_COLUMNS = 1, 2
+"""Layouts of a record; a publisher of an earlier version would publish new columns in spite of the second."""
+SKIPPED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("table", pa.string()),
+        ("reason", pa.string()),
+        ("skipped_at", pa.timestamp("us", "UTC")),
+    ]
+)
+_CHECKPOINT_EVERY = 100
+_PROPERTIES = {
+    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
+    "delta.enableExpiredLogCleanup": "false",
+}
+# A table's description holds no more than 4,000 characters.
+_RECORD = "pgrepl.publisher"
+_DOING = "where the publisher is cannot be written"
+_ERROR = ("error", "reason", "hint")
+log = logging.getLogger(__name__)
+_SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -100,27 +122,6 @@ def _hint(error: PgReplError) -> str:
             " skip_and_record, and start the publisher again"
         )
     return f"{error.hint}; then {_AGAIN}" if error.hint else _AGAIN
-
-
-PUBLISHER_APP = "pgrepl-publisher"
-LAYOUT, _WITH_COLUMNS = 1, 2
-"""Layouts of a record; a publisher of an earlier version would publish new columns in spite of the second."""
-SKIPPED_SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("table", pa.string()),
-        ("reason", pa.string()),
-        ("skipped_at", pa.timestamp("us", "UTC")),
-    ]
-)
-_CHECKPOINT_EVERY = 100
-_PROPERTIES = {
-    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
-    "delta.enableExpiredLogCleanup": "false",
-}
-# A table's description holds no more than 4,000 characters.
-_RECORD = "pgrepl.publisher"
-_DOING = "where the publisher is cannot be written"
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,6 @@ class PublisherRecord:
                 "a table in _pgrepl/publishers was not written by this product",
                 "move it away, and begin the publisher again with --after",
             ) from None
-
-
-_ERROR = ("error", "reason", "hint")
 
 
 def _to_ranges(numbers: frozenset[int]) -> str:
@@ -383,11 +381,6 @@ def _is_wanted(oid: int, table: StoppedTable, selection: TableSelection) -> bool
         return selection.has_messages
     names = table.table_names
     return not names or selection.has(oid, names)
-
-
-log = logging.getLogger(__name__)
-
-_SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
 
 
 class KeptRecord:

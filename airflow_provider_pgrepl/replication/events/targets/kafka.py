@@ -48,6 +48,9 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 """
 _BY_ITS_KEY = -1
 """librdkafka's RD_KAFKA_PARTITION_UA."""
+log = logging.getLogger("confluent_kafka")
+_CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
+_Delivered = Callable[[KafkaError | None, Any], None]
 
 
 class Message(NamedTuple):
@@ -107,13 +110,6 @@ def _headers(event: Event, settings: PublisherSettings) -> Headers:
         found += [(f"{KAFKA_PREFIX}{name}", value) for name, value in attributes(event, settings).items()]
         found += [("content-type", "application/json")] if said is None else []
     return found
-
-
-log = logging.getLogger("confluent_kafka")
-
-_CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
-
-_Delivered = Callable[[KafkaError | None, Any], None]
 
 
 class _All:

@@ -40,6 +40,55 @@ TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO
 OF_ANOTHER = frozenset({KafkaError._INVALID_DIFFERENT_RECORD})
 """A batch was refused for another message in it."""
 _HINT = "are its brokers there? Events wait in the changelog meanwhile"
+_LONGEST = 249
+_MOST_ROUTES = 10_000
+"""Of business events; what they are called is data."""
+_BY_TABLE = "{table}"
+_ANSWER_S = 30.0
+_CLUSTERS_DEFAULT = -1
+Properties = dict[str, Any]
+TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+LONGEST_TRANSACTION_MS = 900_000
+"""What brokers allow by default, transaction.max.timeout.ms."""
+_PROTOCOLS = {
+    ("kafka", False): "plaintext",
+    ("kafka", True): "sasl_plaintext",
+    ("kafkas", False): "ssl",
+    ("kafkas", True): "sasl_ssl",
+}
+_ANSWER_MS = 60_000
+"""How long a message may take, all of the client's own attempts included."""
+_GIVEN: Properties = {
+    # In order, each once, for as long as the producer lives; and counted when all replicas in sync have it.
+    "enable.idempotence": True,
+    "acks": "all",
+    "message.timeout.ms": _ANSWER_MS,
+    "socket.timeout.ms": _ANSWER_MS // 3,
+    # Where Kafka's own clients put a key.
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 64 << 10,
+}
+_LINGER = {"linger.ms": 5}
+_OF_CODE = ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "default.topic.config")
+_NOT_CHOSEN = {"bootstrap.servers", "transactional.id", "delivery.report.only.error", *_OF_CODE, *_GIVEN}
+"""Properties that a URI may not set: order and delivery depend on them, or they run something."""
+_OF_THE_PRODUCER = (
+    {"message.max.bytes", "batch.num.messages", "transactional.id", TRANSACTION_TIMEOUT, "linger.ms"}
+    | _GIVEN.keys()
+) - {"socket.timeout.ms"}
+_OVERHEAD = 1024
+"""Of a message, beside its body: key, headers, and what Kafka adds."""
+_KAFKA_PROPERTIES_HINT = (
+    "give it as kafka://host:9092,host:9092, or kafkas://user:password@host:9093?sasl.mechanism=SCRAM-SHA-512;"
+    " what is special in a password is percent-encoded"
+)
+_CONNECT_S, _COMMIT_S, _ABORT_S, _PAUSE_S = 20.0, 60.0, 5.0, 0.2
+_FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+    | {KafkaError.INVALID_TXN_STATE, KafkaError.INVALID_PRODUCER_ID_MAPPING}
+)
+"""Also when the brokers have ended a transaction that took too long."""
 
 
 class KafkaReasons:
@@ -86,14 +135,6 @@ def reason_of_topic(error: KafkaError, topic: str) -> str:
     """Why a topic takes no event of its table; empty when the topic is not to blame."""
     found = _OF_A_TOPIC.get(error.code())
     return f"topic {topic}: {found}" if found else ""
-
-
-_LONGEST = 249
-_MOST_ROUTES = 10_000
-"""Of business events; what they are called is data."""
-_BY_TABLE = "{table}"
-_ANSWER_S = 30.0
-_CLUSTERS_DEFAULT = -1
 
 
 class UnusableTopicError(Exception):
@@ -178,46 +219,6 @@ class Topics:
         return None
 
 
-Properties = dict[str, Any]
-
-TRANSACTION_TIMEOUT = "transaction.timeout.ms"
-LONGEST_TRANSACTION_MS = 900_000
-"""What brokers allow by default, transaction.max.timeout.ms."""
-_PROTOCOLS = {
-    ("kafka", False): "plaintext",
-    ("kafka", True): "sasl_plaintext",
-    ("kafkas", False): "ssl",
-    ("kafkas", True): "sasl_ssl",
-}
-_ANSWER_MS = 60_000
-"""How long a message may take, all of the client's own attempts included."""
-_GIVEN: Properties = {
-    # In order, each once, for as long as the producer lives; and counted when all replicas in sync have it.
-    "enable.idempotence": True,
-    "acks": "all",
-    "message.timeout.ms": _ANSWER_MS,
-    "socket.timeout.ms": _ANSWER_MS // 3,
-    # Where Kafka's own clients put a key.
-    "partitioner": "murmur2_random",
-    "queue.buffering.max.messages": 200_000,
-    "queue.buffering.max.kbytes": 64 << 10,
-}
-_LINGER = {"linger.ms": 5}
-_OF_CODE = ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "default.topic.config")
-_NOT_CHOSEN = {"bootstrap.servers", "transactional.id", "delivery.report.only.error", *_OF_CODE, *_GIVEN}
-"""Properties that a URI may not set: order and delivery depend on them, or they run something."""
-_OF_THE_PRODUCER = (
-    {"message.max.bytes", "batch.num.messages", "transactional.id", TRANSACTION_TIMEOUT, "linger.ms"}
-    | _GIVEN.keys()
-) - {"socket.timeout.ms"}
-_OVERHEAD = 1024
-"""Of a message, beside its body: key, headers, and what Kafka adds."""
-_KAFKA_PROPERTIES_HINT = (
-    "give it as kafka://host:9092,host:9092, or kafkas://user:password@host:9093?sasl.mechanism=SCRAM-SHA-512;"
-    " what is special in a password is percent-encoded"
-)
-
-
 def properties_of(uri: str) -> Properties:
     """librdkafka's properties. Raises TargetError, which shows nothing of the URI but names of properties."""
     try:
@@ -278,14 +279,6 @@ def _is_server(text: str) -> bool:
 
 def _unreadable() -> TargetError:
     return TargetError("the URI of Kafka cannot be read", _KAFKA_PROPERTIES_HINT)
-
-
-_CONNECT_S, _COMMIT_S, _ABORT_S, _PAUSE_S = 20.0, 60.0, 5.0, 0.2
-_FENCED = frozenset(
-    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
-    | {KafkaError.INVALID_TXN_STATE, KafkaError.INVALID_PRODUCER_ID_MAPPING}
-)
-"""Also when the brokers have ended a transaction that took too long."""
 
 
 class KafkaTransactions:

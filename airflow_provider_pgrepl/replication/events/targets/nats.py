@@ -46,6 +46,30 @@ _NAME = re.compile(r"[!-9;-~]+")
 _NATS = "nats-"
 """What JetStream takes for orders (Nats-Rollup, Nats-TTL, …)."""
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+log = logging.getLogger(__name__)
+_DENIED = "permissions violation"
+_TOO_LARGE = 10054
+"""JetStream's error code for a message larger than the stream takes."""
+_SAID: dict[type[BaseException], str] = {
+    TimeoutError: "it does not answer in time",
+    nats.errors.TimeoutError: "it does not answer in time",
+    nats.errors.NoServersError: "no server answers",
+    nats.errors.NoRespondersError: "JetStream does not answer: is it switched on?",
+    nats.errors.StaleConnectionError: "the connection went silent",
+    nats.errors.ConnectionClosedError: "the connection was closed",
+    nats.errors.SecureConnRequiredError: "it expects TLS: tls://",
+    nats.errors.SecureConnWantedError: "it does not speak TLS: nats://",
+}
+_HINT = (
+    "look at the rights of the connection's user: to publish and subscribe on the streams, `$JS.API.>` and"
+    " `_INBOX.>`"
+)
+_CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
+_ANSWER_S = 60.0
+"""How long the server may take to acknowledge; one that stalls is found by its pings before."""
+_LOOK_S = 1.0
+_WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
+"""How much may be on the way, unacknowledged."""
 
 
 class UnsendableError(Exception):
@@ -142,27 +166,6 @@ def _encoded(value: str) -> str:
     return quote(value, safe=_PRINTABLE)
 
 
-log = logging.getLogger(__name__)
-
-_DENIED = "permissions violation"
-_TOO_LARGE = 10054
-"""JetStream's error code for a message larger than the stream takes."""
-_SAID: dict[type[BaseException], str] = {
-    TimeoutError: "it does not answer in time",
-    nats.errors.TimeoutError: "it does not answer in time",
-    nats.errors.NoServersError: "no server answers",
-    nats.errors.NoRespondersError: "JetStream does not answer: is it switched on?",
-    nats.errors.StaleConnectionError: "the connection went silent",
-    nats.errors.ConnectionClosedError: "the connection was closed",
-    nats.errors.SecureConnRequiredError: "it expects TLS: tls://",
-    nats.errors.SecureConnWantedError: "it does not speak TLS: nats://",
-}
-_HINT = (
-    "look at the rights of the connection's user: to publish and subscribe on the streams, `$JS.API.>` and"
-    " `_INBOX.>`"
-)
-
-
 class JetStreamReasons:
     """Of one connection. `servers`: their URIs, of which no credentials are shown."""
 
@@ -221,14 +224,6 @@ def _text_of(reason: BaseException) -> str:
 def is_too_large(error: dict[str, Any]) -> bool:
     """Whether JetStream does not take a message for its size."""
     return error.get("err_code") == _TOO_LARGE
-
-
-_CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
-_ANSWER_S = 60.0
-"""How long the server may take to acknowledge; one that stalls is found by its pings before."""
-_LOOK_S = 1.0
-_WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
-"""How much may be on the way, unacknowledged."""
 
 
 class _OnTheWire(NamedTuple):

@@ -38,6 +38,16 @@ from airflow_provider_pgrepl.replication.settings.publisher import SHORT_TEXT_BY
 from airflow_provider_pgrepl.trace import log_unexpected
 
 _CHUNK_BYTES = 64 << 10
+# Reply codes of AMQP 0-9-1, 1.2.
+ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406, 530
+_HEADER_BYTES = 100_000
+"""A frame has 131,072 at RabbitMQ, unless configured; and there is more in it."""
+log = logging.getLogger(__name__)
+_CONNECT_S, _CLOSE_S = 30.0, 10.0
+_WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
+"""How much may be on the way, unconfirmed."""
+_HEARTBEAT_S = 20
+_SCHEMES = ("amqp://", "amqps://")
 
 
 class GatheringConnection(pika.SelectConnection):
@@ -72,13 +82,6 @@ class GatheringConnection(pika.SelectConnection):
         if self._gathered:
             super()._adapter_emit_data(b"".join(self._gathered))
             self._gathered, self._size = [], 0
-
-
-# Reply codes of AMQP 0-9-1, 1.2.
-ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406, 530
-
-_HEADER_BYTES = 100_000
-"""A frame has 131,072 at RabbitMQ, unless configured; and there is more in it."""
 
 
 class RabbitMQReasons:
@@ -156,13 +159,6 @@ def unfit(event: Event, settings: PublisherSettings) -> str:
     if sum(len(name.encode()) + len(value.encode()) for name, value in headers.items()) > _HEADER_BYTES:
         return f"its headers have more than {_HEADER_BYTES:,} bytes, and AMQP has them in one frame"
     return ""
-
-
-log = logging.getLogger(__name__)
-
-_CONNECT_S, _CLOSE_S = 30.0, 10.0
-_WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
-"""How much may be on the way, unconfirmed."""
 
 
 class RabbitMQLink:
@@ -400,10 +396,6 @@ class RabbitMQLink:
             "RabbitMQ takes no messages just now (%s): they wait until it does",
             frame.method.reason or "no reason",
         )
-
-
-_HEARTBEAT_S = 20
-_SCHEMES = ("amqp://", "amqps://")
 
 
 class RabbitMQ(Linked[RabbitMQLink]):

@@ -18,6 +18,14 @@ _SPECIAL = {**_PATTERN, ord("."): "%2E"}
 """What separates words, too."""
 _PLACES = re.compile(r"\{(?:route|type|schema|table)\}")
 _NOT_OF_TOPICS = re.compile("[^a-zA-Z0-9._-]")
+KAFKA_PREFIX = "ce_"
+"""Of headers (Kafka protocol binding, 3.2.3)."""
+RABBITMQ_PREFIX = "ce-"
+"""Of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
+NATS_PREFIX = "ce-"
+"""Of headers (NATS protocol binding, 3.1.3)."""
+NATS_ID = "Pgrepl-Id"
+"""Our header of an event's id, which it keeps whenever it is sent."""
 
 
 def routing_key(event: Event, settings: PublisherSettings) -> str:
@@ -69,16 +77,6 @@ def _filled(template: str, route: str, type_: str) -> str:
     values = {"{route}": route, "{type}": type_}
     # In one go: a route may be called {type}.
     return _PLACES.sub(lambda found: values.get(found[0], found[0]), template)
-
-
-KAFKA_PREFIX = "ce_"
-"""Of headers (Kafka protocol binding, 3.2.3)."""
-RABBITMQ_PREFIX = "ce-"
-"""Of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
-NATS_PREFIX = "ce-"
-"""Of headers (NATS protocol binding, 3.1.3)."""
-NATS_ID = "Pgrepl-Id"
-"""Our header of an event's id, which it keeps whenever it is sent."""
 
 
 def attributes(event: Event, settings: PublisherSettings) -> dict[str, str]:

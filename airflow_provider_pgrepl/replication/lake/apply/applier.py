@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+log = logging.getLogger(__name__)
+_READING_S = 10.0
+
 
 def warm_up(spark: SparkSession) -> None:
     """Have each Python worker that merges may use merge a row; one slot is the streaming query's own.
@@ -56,11 +59,6 @@ def merge_a_row() -> None:
     relation = Relation(0, TableName("none", "none"), (Column("key", 1, 23, -1, "integer", is_key=True),))
     change = {"commit_lsn": 1, "ordinal": 0, "relation_id": 0, "op": "I", "new": ["1"]}
     collapse(pa.Table.from_pylist([change], schema=ROW_SCHEMA), relation)
-
-
-log = logging.getLogger(__name__)
-
-_READING_S = 10.0
 
 
 class Applier:

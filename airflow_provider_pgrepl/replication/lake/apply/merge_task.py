@@ -27,6 +27,9 @@ SHARE_S = 0.5
 """So long a share begins with one more table. What is left of it then does not wait for those before."""
 _IN_STORE, _SMALL_BYTES = 4, 16 << 20
 """So many merges of a share run beside each other in a store, if their changes together are no more bytes."""
+log = logging.getLogger(__name__)
+_MOST = 256
+"""Shares at once; a thread is made when one is wanted, and waits for its share."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +148,6 @@ def make_shares(jobs: Iterable[tuple[MergeJob, float]], most: int) -> list[list[
         load[lightest] += seconds + 0.001
     return [share for share in shares if share]
 
-
-log = logging.getLogger(__name__)
-
-_MOST = 256
-"""Shares at once; a thread is made when one is wanted, and waits for its share."""
 
 Done = Callable[[Share, list[TableResult], Exception | None], None]
 

@@ -19,6 +19,10 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
+BEFORE_ALL = -1
+_AGAIN_S = 0.2
+"""After an attempt at a table that failed: whoever made it fail needs a moment to say so."""
+
 
 @dataclass(frozen=True)
 class Portion:
@@ -189,11 +193,6 @@ def versions_of(tables: Mapping[TableName, CaughtUpTable]) -> dict[str, int]:
         if known.history_version is not None
     }
     return versions | histories
-
-
-BEFORE_ALL = -1
-_AGAIN_S = 0.2
-"""After an attempt at a table that failed: whoever made it fail needs a moment to say so."""
 
 
 class TableSchedule:

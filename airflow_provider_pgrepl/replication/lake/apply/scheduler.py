@@ -39,6 +39,16 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
+"""States of tables to which changes are applied."""
+LOOK_INTERVAL_S = 30.0
+"""How often tables without changes are looked at: whether they still are as they were left."""
+_RECORDS_S = 0.5
+"""So long what is recorded of tables is believed, unless something has come since."""
+_REPORT_S = 5.0
+_LEAST_REST_S = 0.01
+
 
 class PointWriter:
     """Of one run of the applier."""
@@ -180,12 +190,6 @@ class CatchUpPlanner:
         return self._tables.work(record, standing.own, standing.known)
 
 
-log = logging.getLogger(__name__)
-
-ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
-"""States of tables to which changes are applied."""
-
-
 class TableOutcomes:
     """Takes results, one by one."""
 
@@ -276,16 +280,6 @@ class TableOutcomes:
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)
-
-
-LOOK_INTERVAL_S = 30.0
-"""How often tables without changes are looked at: whether they still are as they were left."""
-
-_RECORDS_S = 0.5
-"""So long what is recorded of tables is believed, unless something has come since."""
-
-_REPORT_S = 5.0
-_LEAST_REST_S = 0.01
 
 
 class MergeRounds:

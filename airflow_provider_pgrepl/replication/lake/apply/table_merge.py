@@ -53,6 +53,11 @@ from airflow_provider_pgrepl.replication.storage import is_away, open_storage, r
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
+log = logging.getLogger(__name__)
+_LARGE = 2
+"""Slices of changes that a task takes into memory at once."""
+_Stop = tuple[LSN, PgReplError]
+
 
 @dataclass(frozen=True)
 class TableResult:
@@ -117,14 +122,6 @@ class TableResult:
             error = kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
         error.trace = self.trace
         return error
-
-
-log = logging.getLogger(__name__)
-
-_LARGE = 2
-"""Slices of changes that a task takes into memory at once."""
-
-_Stop = tuple[LSN, PgReplError]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ _BYTES_PER_S = 32 << 20
 """What a merge takes at first guess, in bytes of changes."""
 
 Reason = Literal["", "freshness", "write_amplification", "points_bytes"]
+_LONG_S = 1.0
+_LEAST_S = 0.005
+_SHORT_ONES_COME_S = 60.0
+"""So long after a short merge one slot is not given to long ones."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +153,6 @@ class TablePace:
         free = FREE_BYTES_PER_S * (now - self._slots[0].began + _SLOT_S)
         allowed = cadence.write_amplification * (self.changed + changed) + free
         return self.written + self._last_written <= allowed
-
-
-_LONG_S = 1.0
-_LEAST_S = 0.005
-_SHORT_ONES_COME_S = 60.0
-"""So long after a short merge one slot is not given to long ones."""
 
 
 class MergeLanes:

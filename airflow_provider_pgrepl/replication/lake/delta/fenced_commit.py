@@ -52,6 +52,12 @@ _DROPPED_AT_ONCE = ("rowTracking", "inCommitTimestamp", "domainMetadata")
 """Features that Spark drops in one statement. Dropping another one leaves checkpointProtection behind, or is
 impossible. In the order in which they are dropped: row tracking needs domainMetadata."""
 _CONSTRAINT = "delta.constraints."
+log = logging.getLogger(__name__)
+_DAMAGE = {"Object at location": "one of its files is gone"}
+Result = TypeVar("Result")
+# Delta leaves the metadata of a column to its writers (PROTOCOL.md of github.com/delta-io/delta); Spark
+# has a column's comment there: org.apache.spark.sql.types.StructField.getComment.
+_COMMENT = "comment"
 
 
 @dataclass(frozen=True)
@@ -141,13 +147,6 @@ def _of_rows(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
 def _fields(table: DeltaTable) -> list[dict[str, Any]]:
     fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
     return fields
-
-
-log = logging.getLogger(__name__)
-
-_DAMAGE = {"Object at location": "one of its files is gone"}
-
-Result = TypeVar("Result")
 
 
 def commit_properties(
@@ -399,11 +398,6 @@ def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
         fields = (lake_type.field(index) for index in range(lake_type.num_fields))
         return any(_has_timestamp_without_tz(field.type) for field in fields)
     return bool(pa.types.is_timestamp(lake_type) and lake_type.tz is None)
-
-
-# Delta leaves the metadata of a column to its writers (PROTOCOL.md of github.com/delta-io/delta); Spark
-# has a column's comment there: org.apache.spark.sql.types.StructField.getComment.
-_COMMENT = "comment"
 
 
 def commented(schema: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:

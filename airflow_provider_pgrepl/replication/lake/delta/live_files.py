@@ -40,6 +40,11 @@ from airflow_provider_pgrepl.replication.storage.durable import local_path
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
+# What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
+_FIELDS = (
+    *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
+    *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
+)
 
 
 def commit_fingerprint(uri: str, version: int) -> str:
@@ -84,13 +89,6 @@ def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
         version = commit_version(info.base_name)
         if version is not None and version > last:
             yield version, info.size or 0
-
-
-# What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
-_FIELDS = (
-    *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
-    *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
-)
 
 
 @dataclass(frozen=True)

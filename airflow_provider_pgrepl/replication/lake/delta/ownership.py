@@ -33,6 +33,15 @@ from airflow_provider_pgrepl.replication.storage.errors import fault_of
 
 PATH_APP = "pgrepl-path:"
 """Begins a Delta app id that goes on with the table's path below the lake root."""
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_WRITTEN = re.compile(
+    rf"(?:{PARTITION}=[^/]*/)?(?:part-{_UUID}(?:\.zstd)?\.parquet|deletion_vector_{_UUID}\.bin)"
+    r"|\d{4}-\d\d-\d\dT\d\d/[0-9a-f]{32}-\d+\.parquet"
+)
+_NAMED = 3
+NOT_MARKED = "its log does not say which table it is, and neither state nor a consistent point names it"
+TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+"""The property by which checkpoints lose app ids that are older; commits keep them."""
 
 
 def path_mark(uri: str) -> str:
@@ -87,19 +96,6 @@ def _split(uri: str) -> tuple[str, str]:
     local = local_path(uri)
     root, *path = (uri.rstrip("/") if local is None else str(local)).rsplit("/", 2)
     return root, "/".join(path)
-
-
-_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_WRITTEN = re.compile(
-    rf"(?:{PARTITION}=[^/]*/)?(?:part-{_UUID}(?:\.zstd)?\.parquet|deletion_vector_{_UUID}\.bin)"
-    r"|\d{4}-\d\d-\d\dT\d\d/[0-9a-f]{32}-\d+\.parquet"
-)
-_NAMED = 3
-NOT_MARKED = "its log does not say which table it is, and neither state nor a consistent point names it"
-
-
-TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
-"""The property by which checkpoints lose app ids that are older; commits keep them."""
 
 
 class Owner(Enum):

@@ -46,6 +46,11 @@ _WRITE_OPTIONS: dict[str, Any] = {
     "store_decimal_as_integer": True,
     "store_schema": False,
 }
+SPLIT_BYTES = 32 << 20
+"""So much is told apart at once: with thousands of partitions each time costs as many small copies."""
+WAITING_BYTES = 128 << 20
+"""So much waits, over all partitions, before the largest is written out."""
+MOST_OPEN = 16
 
 
 @dataclass(frozen=True)
@@ -210,13 +215,6 @@ def delete_uncommitted(lake_root: str, folder: str, files: Iterable[WrittenFile]
         delete_files(filesystem, [f"{root}/{folder}/{file.path}" for file in files])
     except (OSError, PgReplError) as error:
         log.warning("%s: files of a copy that was given up stay until maintenance: %s", folder, error)
-
-
-SPLIT_BYTES = 32 << 20
-"""So much is told apart at once: with thousands of partitions each time costs as many small copies."""
-WAITING_BYTES = 128 << 20
-"""So much waits, over all partitions, before the largest is written out."""
-MOST_OPEN = 16
 
 
 class PartitionedFiles:

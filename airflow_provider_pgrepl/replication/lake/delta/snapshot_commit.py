@@ -51,6 +51,11 @@ from airflow_provider_pgrepl.replication.storage import (
 log = logging.getLogger(__name__)
 
 _NAMED = 5
+_ATTEMPTS = 3
+# Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
+_TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+_STORE_PROPERTIES = {"delta.checkpointInterval": str(STORE_CHECKPOINT_EVERY)}
+"""For commits that deltalake makes; those of our own heed the number, too."""
 
 
 @dataclass(frozen=True)
@@ -166,14 +171,6 @@ def _kind(info: dict[str, Any]) -> str | None:
 
 def _changes_data(action: dict[str, Any]) -> bool:
     return any(action[kind].get("dataChange", True) for kind in ("add", "remove") if kind in action)
-
-
-_ATTEMPTS = 3
-
-# Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
-_TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
-_STORE_PROPERTIES = {"delta.checkpointInterval": str(STORE_CHECKPOINT_EVERY)}
-"""For commits that deltalake makes; those of our own heed the number, too."""
 
 
 def commit_snapshot(

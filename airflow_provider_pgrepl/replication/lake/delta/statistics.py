@@ -29,6 +29,9 @@ _OWN = "_pgrepl_"
 
 Bound = int | str
 Show = Callable[[int, bool], Bound | None]
+_PROPERTY = "delta.dataSkippingStatsColumns"
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"`((?:[^`]|``)*)`|([^,`]+)")
 
 
 def boundable_columns(schema: pa.Schema) -> list[str]:
@@ -159,11 +162,6 @@ def _timestamp(microseconds: int, upper: bool) -> str | None:
         return None
     precision = "microseconds" if outwards % 1000 else "milliseconds"
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")
-
-
-_PROPERTY = "delta.dataSkippingStatsColumns"
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NAME = re.compile(r"`((?:[^`]|``)*)`|([^,`]+)")
 
 
 def declaration(columns: Iterable[str]) -> dict[str, str]:

@@ -50,6 +50,8 @@ EXPORTED_APP = "pgrepl-exported-us"
 """Delta app id whose version is when the copied snapshot was exported: microseconds since 1970."""
 
 FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
+_handles: dict[str, tuple[DeltaTable, str]] = {}
+"""With the fingerprint of the commit at which this process left each."""
 
 
 def app_id(pipeline_name: str, epoch: Epoch) -> str:
@@ -119,10 +121,6 @@ def missing_marks(table: DeltaTable) -> dict[str, int]:
     """Marks of a table that an earlier version made, for its next commit. Raises LakeUnavailableError."""
     uri = table.table_uri
     return {} if app_version(table, path_mark(uri)) is not None else table_marks(uri)
-
-
-_handles: dict[str, tuple[DeltaTable, str]] = {}
-"""With the fingerprint of the commit at which this process left each."""
 
 
 def open_newest(uri: str, app: str, told: int | None = None) -> tuple[DeltaTable, int | None]:

@@ -42,6 +42,17 @@ from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 _RUN_BYTES = 128 << 20
 """Of rows that are ordered at once, uncompressed: the longer, the more memory it takes."""
 _BATCH_BYTES, _BATCH_ROWS = 4 << 20, 64 << 10
+_TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
+"""Sizes below which files are alike, in bytes; from the last on they are not small."""
+ROW_BYTES = 32
+"""A row counts as so many at least, beside changes: rows that compress well are as much work."""
+_PURGED_SHARE = 0.25
+_AT_ONCE_BYTES = 32 * MIB
+"""Of how many bytes files are joined, and purged, at once: the table's next changes wait for it."""
+_AT_LEAST = 2
+_ANY_SHARE = 0.0
+_ATTEMPTS = 5
+_FIRST_WAIT_S = 0.5
 
 
 def clustered(parts: Iterable[pa.Table], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -70,15 +81,6 @@ def _ordered(run: Sequence[pa.Table], columns: Sequence[str]) -> list[pa.RecordB
     if names:
         rows = rows.sort_by([(name, "ascending") for name in names])
     return list(rows.to_batches(max_chunksize=most))
-
-
-_TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
-"""Sizes below which files are alike, in bytes; from the last on they are not small."""
-ROW_BYTES = 32
-"""A row counts as so many at least, beside changes: rows that compress well are as much work."""
-_PURGED_SHARE = 0.25
-_AT_ONCE_BYTES = 32 * MIB
-"""Of how many bytes files are joined, and purged, at once: the table's next changes wait for it."""
 
 
 @dataclass(frozen=True)
@@ -294,12 +296,6 @@ def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -
             for batch in clustered((part for number in numbers for part in rows.all_of(number)), cluster_by):
                 files.write(batch)
         return files.finish()
-
-
-_AT_LEAST = 2
-_ANY_SHARE = 0.0
-_ATTEMPTS = 5
-_FIRST_WAIT_S = 0.5
 
 
 @dataclass(frozen=True)

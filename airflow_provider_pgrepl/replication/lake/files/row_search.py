@@ -36,6 +36,15 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 
+_FEW = 1 << 10
+"""So many candidates, or twice the rows that are wanted, are few enough to read them whole."""
+_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
+"""A file says how many bytes its rows take encoded; where many have one long value that is far less."""
+_ROWS_AT_ONCE = 256 << 10
+_WITH_THREADS_BYTES = 1 << 20
+"""Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
+_NOWHERE = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True)
 class Places:
@@ -68,10 +77,6 @@ class Places:
     def where(self, chosen: np.ndarray) -> Places:
         """Some of them, by a mask or by numbers."""
         return Places(self.file[chosen], self.row[chosen], self.which[chosen])
-
-
-_FEW = 1 << 10
-"""So many candidates, or twice the rows that are wanted, are few enough to read them whole."""
 
 
 class Search:
@@ -164,14 +169,6 @@ def _as_bounds(kind: pa.DataType) -> pa.DataType | None:
         return pa.int32()
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     return pa.large_binary() if is_text else None
-
-
-_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
-"""A file says how many bytes its rows take encoded; where many have one long value that is far less."""
-_ROWS_AT_ONCE = 256 << 10
-_WITH_THREADS_BYTES = 1 << 20
-"""Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
-_NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)

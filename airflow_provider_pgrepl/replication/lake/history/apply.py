@@ -40,6 +40,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, lake_schema
 
+_BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED, PARTITION)
+
 
 def apply_with_history(
     table: DeltaTable,
@@ -122,9 +124,6 @@ def _append(
 
 def _sum(before: Applied, now: Applied) -> Applied:
     return Applied(now.position, now.version, before.changes + now.changes, before.commits + now.commits)
-
-
-_BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED, PARTITION)
 
 
 def end_all_versions(

@@ -43,6 +43,23 @@ from airflow_provider_pgrepl.replication.values import typed_columns
 
 HISTORY_SUFFIX = "~history"
 """No table's own path ends so: there `~` stands before two hexadecimal digits, and `hi` is none."""
+FROM_EPOCH, FROM_LSN, FROM_TS = "_pgrepl_from_epoch", "_pgrepl_from_lsn", "_pgrepl_from_ts"
+TO_EPOCH, TO_LSN, TO_TS, TO_OP = "_pgrepl_to_epoch", "_pgrepl_to_lsn", "_pgrepl_to_ts", "_pgrepl_to_op"
+TIME = pa.timestamp("us", "UTC")
+LIFETIME = pa.schema(
+    [
+        (FROM_EPOCH, pa.int64()),
+        (FROM_LSN, pa.int64()),
+        (FROM_TS, TIME),
+        (TO_EPOCH, pa.int64()),
+        (TO_LSN, pa.int64()),
+        (TO_TS, TIME),
+        (TO_OP, pa.string()),
+    ]
+)
+"""From when to when a version was valid: `[from, to)` in the order of (epoch, LSN). `to_op` is what ended it:
+`U` a newer version of the row, `D` its deletion, `T` TRUNCATE, `S` a snapshot that took the table anew."""
+_KIND = "history"
 
 
 def history_path(table: TableName) -> str:
@@ -72,25 +89,6 @@ def path_of(key: str) -> str:
     return TableName.parse(key).path
 
 
-FROM_EPOCH, FROM_LSN, FROM_TS = "_pgrepl_from_epoch", "_pgrepl_from_lsn", "_pgrepl_from_ts"
-TO_EPOCH, TO_LSN, TO_TS, TO_OP = "_pgrepl_to_epoch", "_pgrepl_to_lsn", "_pgrepl_to_ts", "_pgrepl_to_op"
-
-TIME = pa.timestamp("us", "UTC")
-LIFETIME = pa.schema(
-    [
-        (FROM_EPOCH, pa.int64()),
-        (FROM_LSN, pa.int64()),
-        (FROM_TS, TIME),
-        (TO_EPOCH, pa.int64()),
-        (TO_LSN, pa.int64()),
-        (TO_TS, TIME),
-        (TO_OP, pa.string()),
-    ]
-)
-"""From when to when a version was valid: `[from, to)` in the order of (epoch, LSN). `to_op` is what ended it:
-`U` a newer version of the row, `D` its deletion, `T` TRUNCATE, `S` a snapshot that took the table anew."""
-
-
 def history_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     """The columns that a history of this table begins with: the lake table's typed ones, then LIFETIME.
 
@@ -98,9 +96,6 @@ def history_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     """
     fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
     return pa.schema([*fields, *LIFETIME])
-
-
-_KIND = "history"
 
 
 def snapshot_app(app: str) -> str:

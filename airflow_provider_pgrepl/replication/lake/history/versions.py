@@ -31,6 +31,10 @@ from airflow_provider_pgrepl.replication.values import (
 )
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 
+log = logging.getLogger(__name__)
+_ROWS_AT_ONCE = 64 << 10
+_NOBODY = -1
+
 
 @dataclass(frozen=True)
 class EndedVersions:
@@ -99,12 +103,6 @@ def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = Fa
         _code=code,
         _version=version,
     )
-
-
-log = logging.getLogger(__name__)
-
-_ROWS_AT_ONCE = 64 << 10
-_NOBODY = -1
 
 
 def ended_rows(

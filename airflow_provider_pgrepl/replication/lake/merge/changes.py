@@ -17,6 +17,9 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "IUDT")
+TEXTS = pa.large_list(pa.large_string())
 
 
 class Tuples:
@@ -84,12 +87,6 @@ def unchanged_pairs(unchanged: pa.Array) -> tuple[Ints, Ints]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows = pc.list_parent_indices(unchanged).to_numpy()
     return rows.astype(np.int64), unchanged.flatten().to_numpy().astype(np.int64)
-
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-_INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "IUDT")
-TEXTS = pa.large_list(pa.large_string())
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from airflow_provider_pgrepl.replication.values import (
     typed_columns,
 )
 
+_INSERT, _UPDATE, _DELETE = range(3)
+
 
 @dataclass(frozen=True)
 class Kinds:
@@ -150,7 +152,6 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks()
 
 
-_INSERT, _UPDATE, _DELETE = range(3)
 _KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
 
 

@@ -33,6 +33,12 @@ from airflow_provider_pgrepl.replication.values import (
     typed_columns,
 )
 
+# What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
+# one comes; it must be there and goes; it goes if it is there.
+_UPDATE, _PUT, _DELETE, _CLEAR = range(4)
+_STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
+_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
+
 
 @inner
 def _settle(  # type: ignore[no-untyped-def]
@@ -207,13 +213,6 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
         _followed=followed,
         _version=version[code],
     )
-
-
-# What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
-# one comes; it must be there and goes; it goes if it is there.
-_UPDATE, _PUT, _DELETE, _CLEAR = range(4)
-_STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
-_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ _TRUNCATED_AND_FILLED = (
 )
 _TRUNCATE = 0
 """Stands among relation versions, of which none is 0."""
+_records: dict[tuple[str, int, int], RelationRecord] = {}
+"""By changelog, relation and version."""
 
 
 @dataclass(frozen=True)
@@ -269,10 +271,6 @@ def _problem(relation: Relation, choices: TableChoices) -> tuple[str, str] | Non
         return error.message, error.hint
     problems = history_problems(relation) if choices.policy.history else iter(())
     return next(((problem, "") for problem in problems), None)
-
-
-_records: dict[tuple[str, int, int], RelationRecord] = {}
-"""By changelog, relation and version."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ _REAL, _DOUBLE, _NUMERIC = 700, 701, 1700
 _FINITE = r"^-?\d"
 # From here on double precision is written with an exponent.
 _LARGE = 1e15
+_ROWS = ["I", "U", "D"]
 
 
 def widened_text(texts: pa.Array, before: Column, after: Column) -> pa.Array:
@@ -88,9 +89,6 @@ def _digits(number: float) -> str:
         ):
             return text.partition("e")[0].replace(".", "").rstrip("0")
     raise AssertionError("17 digits tell any two numbers apart")
-
-
-_ROWS = ["I", "U", "D"]
 
 
 def translated(changes: pa.Table, before: Relation, after: Relation) -> pa.Table:

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["WrittenFile", "read_csv", "write_files", "write_range"]
+log = logging.getLogger(__name__)
+_PAUSES_S = (0.5, 5.0, 15.0)
+"""How long to wait before the ranges that failed are copied again; as often as there are pauses."""
 
 
 def write_range(
@@ -117,12 +120,6 @@ def _marked(
     if partitions is not None:
         columns.append(partitions.texts(batch.column(schema.get_field_index(partitions.typed.name))))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-log = logging.getLogger(__name__)
-
-_PAUSES_S = (0.5, 5.0, 15.0)
-"""How long to wait before the ranges that failed are copied again; as often as there are pauses."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,10 @@ from airflow_provider_pgrepl.trace import log_unexpected, traced
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+HEADS = ["commit_lsn", "ordinal", "xid", "relation_id", "relation_version", "op"]
+"""What says where a row stands and which relation it obeys; no values."""
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -160,9 +164,6 @@ def _place_of(moment: datetime, changelog: DeltaTable, epoch: Epoch, newest: LSN
     return LSN(after - 1)
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class TableVersion:
     """Version `version` of the Delta table at `uri`; errors speak of `name`.
@@ -236,10 +237,6 @@ class TableVersion:
             f"version {self.version} of {self.name} cannot be read any more, or the table is gone",
             "read at a newer consistent point; longer reads need a longer points_keep_all_h",
         )
-
-
-HEADS = ["commit_lsn", "ordinal", "xid", "relation_id", "relation_version", "op"]
-"""What says where a row stands and which relation it obeys; no values."""
 
 
 @dataclass(frozen=True)

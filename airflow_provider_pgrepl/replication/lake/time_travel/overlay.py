@@ -51,6 +51,8 @@ KIND, ALIVE, MUST = "kind", "alive", "must"
 MISSING = (
     "a row to be updated or deleted is missing or there twice: the lake table is not as this pipeline left it"
 )
+Values = Iterable[tuple[pa.Array, Bools | None]]
+"""By lake column: values, and where the origin's stays."""
 
 
 def replaced(number: int) -> str:
@@ -81,10 +83,6 @@ def entries_of(changes: pa.Table, relation: Relation, choices: TableChoices) -> 
     policy = choices.policy
     builder = _Builder(changes, relation, choices)
     return builder.of_held(soft=policy.deletes == "soft") if policy.follows_keys else builder.of_collapsed()
-
-
-Values = Iterable[tuple[pa.Array, Bools | None]]
-"""By lake column: values, and where the origin's stays."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
 Told = TypeVar("Told")
+_WHICH, _TIMES, _RANK = "_pgrepl_which", "_pgrepl_times", "_pgrepl_rank"
+_SMALL = 200_000
+"""Up to so many changed rows are sent to every executor instead of moving the table's rows to them."""
 
 
 def quoted(name: str) -> str:
@@ -76,9 +79,6 @@ def told(work: Callable[[], Told]) -> Told:
         log_unexpected(log, doing, error)
         failed = traced(LakeTableError(f"{doing}: {type(error).__name__}"), error)
     raise failed
-
-
-_WHICH, _TIMES, _RANK = "_pgrepl_which", "_pgrepl_times", "_pgrepl_rank"
 
 
 class SparkNetRows:
@@ -151,10 +151,6 @@ def _comparing(overlay: Overlay) -> Callable[[Iterable[pa.RecordBatch]], Batches
             yield from counted.append_column(_TIMES, pa.array(times[which])).combine_chunks().to_batches()
 
     return compare
-
-
-_SMALL = 200_000
-"""Up to so many changed rows are sent to every executor instead of moving the table's rows to them."""
 
 
 class SparkReplaced:

@@ -39,6 +39,79 @@ FROM part JOIN pg_catalog.pg_class c ON c.oid = part.oid
     JOIN pg_catalog.pg_attribute first ON first.attrelid = c.oid AND first.attnum = -1
 WHERE c.relkind <> 'p' ORDER BY n.nspname, c.relname
 """
+# `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
+# is replaced by RENAME, often in the transaction that attaches. ATTACH replaces those of all other columns:
+# one that is from before the link was made with the partition.
+_NODES = """
+WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked_xmax) AS (
+    SELECT c.oid, 0::oid, c.relkind, 0, '0'::xid, '0'::cid, '0'::xid
+    FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+    UNION ALL
+    SELECT c.oid, i.inhparent, c.relkind, c.relpages, i.xmin, i.cmin, i.xmax
+    FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid AND NOT i.inhdetachpending
+        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+    WHERE part.relkind = 'p'
+)
+SELECT part.oid::bigint, part.parent::bigint, part.relkind::text, part.relpages,
+    born.xmin::text::bigint, born.cmin::text::bigint, pg_catalog.age(born.xmin),
+    part.linked::text::bigint, part.linked_cmin::text::bigint, pg_catalog.age(part.linked),
+    part.linked_xmax = '0'::xid,
+    EXISTS (SELECT FROM pg_catalog.pg_attribute own WHERE own.attrelid = part.oid AND own.attnum > 0
+        AND own.xmin = part.linked AND own.xmax = '0'::xid
+        AND own.cmin::text::bigint < part.linked_cmin::text::bigint),
+    class.relfilenode IN (0, class.oid), class.xmin::text::bigint
+FROM part JOIN pg_catalog.pg_attribute born ON born.attrelid = part.oid AND born.attnum = -1
+    JOIN pg_catalog.pg_class class ON class.oid = part.oid
+WHERE part.parent <> 0
+"""
+# A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
+# linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
+# One that wrote the whole table anew is as good as its writer for all rows.
+_HAS_EARLIER_ROW = """
+SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
+    SELECT FROM ONLY {table} AS r WHERE NOT CASE
+        WHEN r.xmin = %(rewriter)s::text::xid THEN false
+        WHEN r.xmin = %(linked)s::text::xid THEN r.xmax = '0'::xid AND r.cmin::text::bigint > %(linked_cmin)s
+        WHEN pg_catalog.age(r.xmin) < 0
+            OR pg_catalog.age(r.xmin) >= pg_catalog.age(%(linked)s::text::xid) THEN false
+        WHEN %(at_once)s THEN r.xmax = '0'::xid
+            AND NOT r.cmin::text::bigint BETWEEN %(born_cmin)s + 1 AND %(linked_cmin)s - 1
+        ELSE %(linked_cmin)s = 0 END
+) END
+"""
+# The first row ever goes to (0,1). Until a VACUUM no other takes its place, and no page goes; that none ran
+# shows in `reltuples` until somebody analyzes, and from 15 on in `relfrozenxid`, which starts no later than
+# the table. (src/backend/access/heap/README.HOT, vac_update_relstats in src/backend/commands/vacuum.c)
+_FIRST_ROW_IS_THERE = """
+SELECT (c.reltuples < 0 OR pg_catalog.current_setting('server_version_num')::int >= 150000
+        AND pg_catalog.age(c.relfrozenxid) >= %(born_age)s)
+    AND (pg_catalog.pg_relation_size(c.oid) = 0
+         OR EXISTS (SELECT FROM ONLY {table} AS r WHERE r.ctid = '(0,1)'))
+FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s::oid
+"""
+_MOST_PAGES = 64
+_MOST_BYTES = _MOST_PAGES * 8192
+_MOST_TABLES = 32
+_XIDS = 1 << 32
+_LOCK_TRIES_S = 0.9
+_SHOWN = 3
+_CHUNKS = "_timescaledb_internal"
+"""The schema of TimescaleDB's chunks, which inherit from their hypertable."""
+_CHILDREN = """
+WITH RECURSIVE below (parent, oid) AS (
+    SELECT i.inhparent, i.inhrelid
+    FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class p ON p.oid = i.inhparent
+    WHERE i.inhparent = ANY (%(oids)s::oid[]) AND p.relkind = 'r'
+    UNION
+    SELECT below.parent, i.inhrelid FROM below JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
+)
+SELECT below.parent::pg_catalog.regclass::text, count(*)::int, bool_or(n.nspname = %(chunks)s),
+    (pg_catalog.array_agg(c.oid::pg_catalog.regclass::text ORDER BY c.oid))[1:%(shown)s]
+FROM below JOIN pg_catalog.pg_class c ON c.oid = below.oid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE NOT c.oid = ANY (%(oids)s::oid[])
+GROUP BY below.parent ORDER BY below.parent
+"""
 
 
 @dataclass(frozen=True)
@@ -93,66 +166,6 @@ def leaves_of(connection: Connection, oids: Iterable[int]) -> dict[int, list[Lea
         leaf = Leaf(oid, TableName(schema, name), *facts)
         leaves[root].append(replace(leaf, links=tuple(links)))
     return leaves
-
-
-# `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
-# is replaced by RENAME, often in the transaction that attaches. ATTACH replaces those of all other columns:
-# one that is from before the link was made with the partition.
-_NODES = """
-WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked_xmax) AS (
-    SELECT c.oid, 0::oid, c.relkind, 0, '0'::xid, '0'::cid, '0'::xid
-    FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
-    UNION ALL
-    SELECT c.oid, i.inhparent, c.relkind, c.relpages, i.xmin, i.cmin, i.xmax
-    FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid AND NOT i.inhdetachpending
-        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
-    WHERE part.relkind = 'p'
-)
-SELECT part.oid::bigint, part.parent::bigint, part.relkind::text, part.relpages,
-    born.xmin::text::bigint, born.cmin::text::bigint, pg_catalog.age(born.xmin),
-    part.linked::text::bigint, part.linked_cmin::text::bigint, pg_catalog.age(part.linked),
-    part.linked_xmax = '0'::xid,
-    EXISTS (SELECT FROM pg_catalog.pg_attribute own WHERE own.attrelid = part.oid AND own.attnum > 0
-        AND own.xmin = part.linked AND own.xmax = '0'::xid
-        AND own.cmin::text::bigint < part.linked_cmin::text::bigint),
-    class.relfilenode IN (0, class.oid), class.xmin::text::bigint
-FROM part JOIN pg_catalog.pg_attribute born ON born.attrelid = part.oid AND born.attnum = -1
-    JOIN pg_catalog.pg_class class ON class.oid = part.oid
-WHERE part.parent <> 0
-"""
-
-# A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
-# linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
-# One that wrote the whole table anew is as good as its writer for all rows.
-_HAS_EARLIER_ROW = """
-SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
-    SELECT FROM ONLY {table} AS r WHERE NOT CASE
-        WHEN r.xmin = %(rewriter)s::text::xid THEN false
-        WHEN r.xmin = %(linked)s::text::xid THEN r.xmax = '0'::xid AND r.cmin::text::bigint > %(linked_cmin)s
-        WHEN pg_catalog.age(r.xmin) < 0
-            OR pg_catalog.age(r.xmin) >= pg_catalog.age(%(linked)s::text::xid) THEN false
-        WHEN %(at_once)s THEN r.xmax = '0'::xid
-            AND NOT r.cmin::text::bigint BETWEEN %(born_cmin)s + 1 AND %(linked_cmin)s - 1
-        ELSE %(linked_cmin)s = 0 END
-) END
-"""
-
-# The first row ever goes to (0,1). Until a VACUUM no other takes its place, and no page goes; that none ran
-# shows in `reltuples` until somebody analyzes, and from 15 on in `relfrozenxid`, which starts no later than
-# the table. (src/backend/access/heap/README.HOT, vac_update_relstats in src/backend/commands/vacuum.c)
-_FIRST_ROW_IS_THERE = """
-SELECT (c.reltuples < 0 OR pg_catalog.current_setting('server_version_num')::int >= 150000
-        AND pg_catalog.age(c.relfrozenxid) >= %(born_age)s)
-    AND (pg_catalog.pg_relation_size(c.oid) = 0
-         OR EXISTS (SELECT FROM ONLY {table} AS r WHERE r.ctid = '(0,1)'))
-FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s::oid
-"""
-
-_MOST_PAGES = 64
-_MOST_BYTES = _MOST_PAGES * 8192
-_MOST_TABLES = 32
-_XIDS = 1 << 32
-_LOCK_TRIES_S = 0.9
 
 
 @dataclass(frozen=True)
@@ -335,27 +348,6 @@ def _on(table: TableName, query: str) -> str:
     """The query with the table's name, in which the driver is to see no placeholder: it would fill it in, and
     the query would be planned on another table than was locked."""
     return query.replace("{table}", table.sql.replace("%", "%%"))
-
-
-_SHOWN = 3
-_CHUNKS = "_timescaledb_internal"
-"""The schema of TimescaleDB's chunks, which inherit from their hypertable."""
-
-_CHILDREN = """
-WITH RECURSIVE below (parent, oid) AS (
-    SELECT i.inhparent, i.inhrelid
-    FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class p ON p.oid = i.inhparent
-    WHERE i.inhparent = ANY (%(oids)s::oid[]) AND p.relkind = 'r'
-    UNION
-    SELECT below.parent, i.inhrelid FROM below JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
-)
-SELECT below.parent::pg_catalog.regclass::text, count(*)::int, bool_or(n.nspname = %(chunks)s),
-    (pg_catalog.array_agg(c.oid::pg_catalog.regclass::text ORDER BY c.oid))[1:%(shown)s]
-FROM below JOIN pg_catalog.pg_class c ON c.oid = below.oid
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE NOT c.oid = ANY (%(oids)s::oid[])
-GROUP BY below.parent ORDER BY below.parent
-"""
 
 
 def inherited_warnings(connection: Connection, oids: Collection[int]) -> Iterator[str]:

@@ -44,6 +44,19 @@ SELECT m.oid::bigint, found.part[1]::int FROM pg_catalog.pg_publication_rel m,
     LATERAL pg_catalog.regexp_matches(m.prqual::text, ':varattno (\\d+)', 'g') AS found (part)
 WHERE m.oid = ANY (%s::oid[]) AND m.prqual IS NOT NULL
 """
+# Which publications a slot's reader uses is recorded nowhere.
+_PUBLICATIONS = """
+SELECT pg_catalog.quote_ident(p.pubname) FROM pg_catalog.pg_publication p
+WHERE p.puballtables AND (p.pubname <> %(used)s OR EXISTS (
+    SELECT FROM pg_catalog.pg_replication_slots s
+    WHERE s.database = pg_catalog.current_database() AND s.plugin = 'pgoutput' AND NOT s.temporary
+    AND s.slot_name <> %(slot)s))
+ORDER BY 1
+"""
+_HAS_TABLES = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relkind = 'r' AND c.relpersistence = 'p')
+"""
 
 
 @dataclass(frozen=True)
@@ -202,21 +215,6 @@ class _Published:
         self, table: TableName, reason: str, cure: str, *, lacks_identity: bool = False
     ) -> RefusedChanges:
         return RefusedChanges(table, self.operations, reason, cure, lacks_identity)
-
-
-# Which publications a slot's reader uses is recorded nowhere.
-_PUBLICATIONS = """
-SELECT pg_catalog.quote_ident(p.pubname) FROM pg_catalog.pg_publication p
-WHERE p.puballtables AND (p.pubname <> %(used)s OR EXISTS (
-    SELECT FROM pg_catalog.pg_replication_slots s
-    WHERE s.database = pg_catalog.current_database() AND s.plugin = 'pgoutput' AND NOT s.temporary
-    AND s.slot_name <> %(slot)s))
-ORDER BY 1
-"""
-_HAS_TABLES = """
-SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s AND c.relkind = 'r' AND c.relpersistence = 'p')
-"""
 
 
 def all_tables_publications(connection: Connection, slot: str, used: str = "") -> list[str]:

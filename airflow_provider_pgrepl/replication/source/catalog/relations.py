@@ -35,6 +35,86 @@ SELECT a.attrelid::bigint, a.attname, a.xmin::text::bigint,
 FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.atthasmissing AND a.attnum > 0 AND NOT a.attisdropped
 """
+PUBLICATION = """
+SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
+FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
+"""
+# A partition is also published through the tables that it is a part of, then without their column lists.
+ABOVE = """
+WITH RECURSIVE above (oid, published, depth, links) AS (
+    SELECT c.oid, c.oid, 0, '{}'::bigint[] FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION ALL
+    SELECT above.oid, i.inhparent, above.depth + 1, above.links || i.xmin::text::bigint
+    FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published AND c.relispartition
+        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published AND NOT i.inhdetachpending
+)
+"""
+_MEMBERS = """
+SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint, above.links,
+    CASE WHEN above.depth = 0 THEN {columns} END
+FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
+WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
+"""
+# A table that left its schema and came back has another dependency on it; nothing else makes that anew.
+SCHEMA_MEMBERS = (
+    ABOVE
+    + """
+SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint, above.links
+FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
+    JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+        AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
+"""
+)
+COLUMN_LISTS_SINCE = 150000
+"""Server version from which publications have column lists, row filters and whole schemas."""
+GENERATED_COLUMNS_SINCE = 180000
+"""Server version from which publications can hold stored generated columns."""
+__all__ = [
+    "COLUMN_LISTS_SINCE",
+    "GENERATED_COLUMNS_SINCE",
+    "Leaf",
+    "find_relation",
+    "read_leaves",
+    "read_relation",
+    "read_relations",
+]
+TABLES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint,
+    c.relnatts, c.relpersistence::text, c.xmin::text::bigint
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])
+"""
+COLUMNS = """
+SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
+       pg_catalog.format_type(a.atttypid, a.atttypmod), t.typtype::text, a.attnotnull,
+       a.xmin::text::bigint, coalesce(d.oid, 0)::bigint, a.atthasmissing, a.attgenerated::text
+FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attrelid, a.attnum
+"""
+KEYS = """
+SELECT i.indrelid::bigint, (i.indkey::int2[])[0 : i.indnkeyatts - 1]
+FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relreplident
+    WHEN 'd' THEN i.indisprimary AND i.indimmediate
+    WHEN 'f' THEN i.indisprimary
+    WHEN 'i' THEN i.indisreplident
+    ELSE false END
+"""
+log = logging.getLogger(__name__)
+MOST_CHARACTERS = 4000
+"""Of one comment: readers of the lake get all of them whenever they open the table."""
+_COMMENTS = """
+SELECT a.attname, d.description
+FROM pg_catalog.pg_description d LEFT JOIN pg_catalog.pg_attribute a
+    ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND NOT a.attisdropped
+WHERE d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = %(oid)s::oid
+    AND (d.objsubid = 0 OR a.attname IS NOT NULL)
+"""
 
 
 @dataclass(frozen=True)
@@ -103,50 +183,6 @@ def _agreed(column: Column, leaves: Sequence[Leaf], found: Found) -> tuple[str |
     return None, set(together)
 
 
-PUBLICATION = """
-SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
-FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
-"""
-
-# A partition is also published through the tables that it is a part of, then without their column lists.
-ABOVE = """
-WITH RECURSIVE above (oid, published, depth, links) AS (
-    SELECT c.oid, c.oid, 0, '{}'::bigint[] FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
-    UNION ALL
-    SELECT above.oid, i.inhparent, above.depth + 1, above.links || i.xmin::text::bigint
-    FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published AND c.relispartition
-        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published AND NOT i.inhdetachpending
-)
-"""
-
-_MEMBERS = """
-SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint, above.links,
-    CASE WHEN above.depth = 0 THEN {columns} END
-FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
-WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
-"""
-
-# A table that left its schema and came back has another dependency on it; nothing else makes that anew.
-SCHEMA_MEMBERS = (
-    ABOVE
-    + """
-SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint, above.links
-FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
-    JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
-    LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
-        AND d.objid = c.oid AND d.objsubid = 0
-        AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
-WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
-"""
-)
-
-COLUMN_LISTS_SINCE = 150000
-"""Server version from which publications have column lists, row filters and whole schemas."""
-
-GENERATED_COLUMNS_SINCE = 180000
-"""Server version from which publications can hold stored generated columns."""
-
-
 @dataclass(frozen=True)
 class Membership:
     """A table's place in a publication; `oid` is 0 of one that is not in it, all are without a publication.
@@ -208,44 +244,6 @@ def memberships(
                 publication_oid, xmin, member, member_xmin, None, stored, by_name, tuple(links)
             )
     return members
-
-
-__all__ = [
-    "COLUMN_LISTS_SINCE",
-    "GENERATED_COLUMNS_SINCE",
-    "Leaf",
-    "find_relation",
-    "read_leaves",
-    "read_relation",
-    "read_relations",
-]
-
-TABLES = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint,
-    c.relnatts, c.relpersistence::text, c.xmin::text::bigint
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY (%(oids)s::oid[])
-"""
-
-COLUMNS = """
-SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
-       pg_catalog.format_type(a.atttypid, a.atttypmod), t.typtype::text, a.attnotnull,
-       a.xmin::text::bigint, coalesce(d.oid, 0)::bigint, a.atthasmissing, a.attgenerated::text
-FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attrelid, a.attnum
-"""
-
-KEYS = """
-SELECT i.indrelid::bigint, (i.indkey::int2[])[0 : i.indnkeyatts - 1]
-FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
-WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relreplident
-    WHEN 'd' THEN i.indisprimary AND i.indimmediate
-    WHEN 'f' THEN i.indisprimary
-    WHEN 'i' THEN i.indisreplident
-    ELSE false END
-"""
 
 
 def read_relation(
@@ -396,20 +394,6 @@ def _is_published(column: tuple[Any, ...], member: Membership) -> bool:
 def _is_left_out(column: tuple[Any, ...], member: Membership) -> bool:
     """A generated column that nobody left out on purpose, but whose values are not sent."""
     return bool(column[-1]) and member.columns is None and not _is_published(column, member)
-
-
-log = logging.getLogger(__name__)
-
-MOST_CHARACTERS = 4000
-"""Of one comment: readers of the lake get all of them whenever they open the table."""
-
-_COMMENTS = """
-SELECT a.attname, d.description
-FROM pg_catalog.pg_description d LEFT JOIN pg_catalog.pg_attribute a
-    ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND NOT a.attisdropped
-WHERE d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = %(oid)s::oid
-    AND (d.objsubid = 0 OR a.attname IS NOT NULL)
-"""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,23 @@ WHERE m.oid = %s AND m.prpubid = %s AND m.prrelid = %s
 """
 
 _NO_ROWS = "COPY (SELECT WHERE false) TO STDOUT (FORMAT csv)"
+log = logging.getLogger(__name__)
+_BUFFER_BYTES = 1 << 20
+# What PostgreSQL's own pg_dump sets, where the server knows it.
+_REFUSE_VIEWS = """
+SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings
+WHERE name = 'restrict_nonsystem_relation_kind'
+"""
+# By a function: it looks at what is there now, not in the snapshot.
+_FOUND = "SELECT coalesce(pg_catalog.to_regclass(%s)::oid::bigint, -1)"
+_END_GRACE_S = 10.0
+_CANCEL_INTERVAL_S = 0.25
+_UNREAD_LIMIT_S = 60
+"""As `tcp_user_timeout`: the server may have sent the last bytes long before the reader takes them."""
+STALL_LIMIT_S = 300.0
+"""How long a COPY may bring nothing. A range has 128 MB of a table; a filter may leave out most of it."""
+_LOCK_NOT_AVAILABLE = "55P03"
+_SNAPSHOT_UNUSABLE = ("22023", "42704", "42P01", "42703", "72000", "55000")
 
 
 @dataclass(frozen=True)
@@ -145,24 +162,6 @@ def _row_filter(connection: Connection, relation: Relation) -> str | None:
     with source_errors(f"reading the row filter of {relation.table}"):
         found = rows(connection, _ROW_FILTER, member)
     return found[0][0] if found else None
-
-
-log = logging.getLogger(__name__)
-
-_BUFFER_BYTES = 1 << 20
-# What PostgreSQL's own pg_dump sets, where the server knows it.
-_REFUSE_VIEWS = """
-SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings
-WHERE name = 'restrict_nonsystem_relation_kind'
-"""
-# By a function: it looks at what is there now, not in the snapshot.
-_FOUND = "SELECT coalesce(pg_catalog.to_regclass(%s)::oid::bigint, -1)"
-_END_GRACE_S = 10.0
-_CANCEL_INTERVAL_S = 0.25
-_UNREAD_LIMIT_S = 60
-"""As `tcp_user_timeout`: the server may have sent the last bytes long before the reader takes them."""
-STALL_LIMIT_S = 300.0
-"""How long a COPY may bring nothing. A range has 128 MB of a table; a filter may leave out most of it."""
 
 
 @contextlib.contextmanager
@@ -325,10 +324,6 @@ class _CopyBytes(io.RawIOBase):
     def _fail(self, error: PgReplError) -> None:
         if not self._stopping:
             self.failure = error
-
-
-_LOCK_NOT_AVAILABLE = "55P03"
-_SNAPSHOT_UNUSABLE = ("22023", "42704", "42P01", "42703", "72000", "55000")
 
 
 def _failed(error: Any, copy_range: CopyRange) -> PgReplError:

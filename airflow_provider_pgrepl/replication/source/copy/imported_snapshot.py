@@ -29,6 +29,41 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 
+CONFLICT_HINT = (
+    "nothing needs to be done: it is copied again. If this repeats on a standby, set hot_standby_feedback to"
+    " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
+)
+GATE_IDLE_LIMIT_S = 10
+"""Shorter than that of the session that holds the lock: no copy may begin when the lock is not held."""
+Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
+_IN_THE_WAY: dict[Mode, tuple[str, ...]] = {
+    "ACCESS SHARE": ("AccessExclusiveLock",),
+    "SHARE ROW EXCLUSIVE": (
+        "RowExclusiveLock",
+        "ShareUpdateExclusiveLock",
+        "ShareLock",
+        "ShareRowExclusiveLock",
+        "ExclusiveLock",
+        "AccessExclusiveLock",
+    ),
+}
+# A lock that is waited for stands in the way too: locks are given in the order in which they are asked for.
+_HOLDERS = """
+SELECT pg_catalog.format('pid %%s (%%s, %%s, in its transaction since %%s)', a.pid,
+           coalesce(a.usename, 'unknown user'), coalesce(nullif(a.application_name, ''), a.backend_type),
+           coalesce(a.xact_start::timestamptz(0)::text, 'unknown'))
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode = ANY (%(modes)s)
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND NOT l.pid = ANY (%(ours)s)
+UNION
+SELECT pg_catalog.format('prepared transaction %%L (since %%s)', p.gid, p.prepared::timestamptz(0)::text)
+FROM pg_catalog.pg_locks l
+    JOIN pg_catalog.pg_prepared_xacts p ON l.virtualtransaction = '-1/' || p.transaction::text
+WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode = ANY (%(modes)s)
+    AND p.database = pg_catalog.current_database()
+"""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -37,16 +72,6 @@ class Shape:
     publication: str | None
     relations: dict[int, Relation]
     leaves: dict[int, list[Leaf]]
-
-
-CONFLICT_HINT = (
-    "nothing needs to be done: it is copied again. If this repeats on a standby, set hot_standby_feedback to"
-    " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
-)
-
-
-GATE_IDLE_LIMIT_S = 10
-"""Shorter than that of the session that holds the lock: no copy may begin when the lock is not held."""
 
 
 @dataclass(frozen=True)
@@ -175,38 +200,6 @@ def check_unaltered(dsn: str, relations: Sequence[Relation], then: Shape) -> Non
             f"{', '.join(altered)}: altered after the snapshot was exported",
             "nothing needs to be done: a new snapshot is taken",
         )
-
-
-Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
-
-_IN_THE_WAY: dict[Mode, tuple[str, ...]] = {
-    "ACCESS SHARE": ("AccessExclusiveLock",),
-    "SHARE ROW EXCLUSIVE": (
-        "RowExclusiveLock",
-        "ShareUpdateExclusiveLock",
-        "ShareLock",
-        "ShareRowExclusiveLock",
-        "ExclusiveLock",
-        "AccessExclusiveLock",
-    ),
-}
-
-# A lock that is waited for stands in the way too: locks are given in the order in which they are asked for.
-_HOLDERS = """
-SELECT pg_catalog.format('pid %%s (%%s, %%s, in its transaction since %%s)', a.pid,
-           coalesce(a.usename, 'unknown user'), coalesce(nullif(a.application_name, ''), a.backend_type),
-           coalesce(a.xact_start::timestamptz(0)::text, 'unknown'))
-FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode = ANY (%(modes)s)
-    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-    AND NOT l.pid = ANY (%(ours)s)
-UNION
-SELECT pg_catalog.format('prepared transaction %%L (since %%s)', p.gid, p.prepared::timestamptz(0)::text)
-FROM pg_catalog.pg_locks l
-    JOIN pg_catalog.pg_prepared_xacts p ON l.virtualtransaction = '-1/' || p.transaction::text
-WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode = ANY (%(modes)s)
-    AND p.database = pg_catalog.current_database()
-"""
 
 
 def lock_tables(

@@ -50,6 +50,9 @@ _ENDING_MS = 2000
 
 # Two words at most: the statement's text may hold values.
 _COMMAND = re.compile(r"\s*([A-Za-z]+(?:\s+[A-Za-z]+)?)")
+log = logging.getLogger(__name__)
+POLL_S = 0.25
+"""How long a statement of the source waits for the copy at most, and the time that ending the copy takes."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,6 @@ def _filled(query: str) -> str:
 def _command(query: str) -> str:
     found = _COMMAND.match(query)
     return " ".join(found[1].upper().split()) if found else ""
-
-
-log = logging.getLogger(__name__)
-
-POLL_S = 0.25
-"""How long a statement of the source waits for the copy at most, and the time that ending the copy takes."""
 
 
 class LockWatch:

@@ -38,6 +38,24 @@ log = logging.getLogger(__name__)
 _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """How often a table lends its lock against code of its owner while it is copied."""
+__all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
+_OF_TABLE = 3
+"""Sessions of a table that is copied: its keeper, the gate, and for moments one that reads the catalog."""
+# `reserved_connections` is there from 16 on. Walsenders of other kinds than ours have slots of their own.
+_FREE = """
+SELECT pg_catalog.current_setting('max_connections')::int
+        - pg_catalog.current_setting('superuser_reserved_connections')::int
+        - coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0)
+        - (SELECT coalesce(sum(numbackends), 0)::int FROM pg_catalog.pg_stat_database),
+    (SELECT d.datconnlimit - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
+            WHERE a.datid = d.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int
+        FROM pg_catalog.pg_database d
+        WHERE d.datname = pg_catalog.current_database() AND d.datconnlimit >= 0 AND NOT r.rolsuper),
+    CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
+        - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
+            WHERE a.usesysid = r.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int END
+FROM pg_catalog.pg_roles r WHERE r.rolname = session_user
+"""
 
 
 class TableKeeper:
@@ -221,29 +239,6 @@ def keep_table(
         lock_timeout_s,
         trusts_owners=trusts_owners,
     )
-
-
-__all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
-
-
-_OF_TABLE = 3
-"""Sessions of a table that is copied: its keeper, the gate, and for moments one that reads the catalog."""
-
-# `reserved_connections` is there from 16 on. Walsenders of other kinds than ours have slots of their own.
-_FREE = """
-SELECT pg_catalog.current_setting('max_connections')::int
-        - pg_catalog.current_setting('superuser_reserved_connections')::int
-        - coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0)
-        - (SELECT coalesce(sum(numbackends), 0)::int FROM pg_catalog.pg_stat_database),
-    (SELECT d.datconnlimit - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
-            WHERE a.datid = d.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int
-        FROM pg_catalog.pg_database d
-        WHERE d.datname = pg_catalog.current_database() AND d.datconnlimit >= 0 AND NOT r.rolsuper),
-    CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
-        - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
-            WHERE a.usesysid = r.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int END
-FROM pg_catalog.pg_roles r WHERE r.rolname = session_user
-"""
 
 
 @dataclass(frozen=True)

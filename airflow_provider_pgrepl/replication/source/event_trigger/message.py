@@ -24,6 +24,19 @@ from airflow_provider_pgrepl.trace import log_unexpected
 
 Rows = Mapping[str, list[list[Any]]]
 """The rows of each query, by the query's name."""
+log = logging.getLogger(__name__)
+_MOST_BYTES = 64 << 20
+_MOST_TRIGGER = 1000
+_OIDS = 1 << 32
+_MOST_HEAD_BYTES = 512
+_XID_BITS = 32
+SEALED_SQL = """
+pg_logical_emit_message(true, <prefix>, convert_to(jsonb_build_object('pipeline', <pipeline>,
+            'xid', pg_current_xact_id()::text,
+            'seal', encode(sha256(_key || sha256(_key || convert_to(pg_current_xact_id()::text, 'UTF8')
+                || decode('0a', 'hex') || _said)), 'hex'))::text || chr(10), 'UTF8') || _said)
+""".strip()
+"""How the trigger's function emits what is in `_said`, with the key that is in `_key`."""
 
 
 def carried_queries(server_version: int) -> dict[str, str]:
@@ -81,13 +94,6 @@ def build_relation(oid: int, publication: str, server_version: int, rows: Rows) 
     return relations.read_relation(connection, oid, publication)
 
 
-log = logging.getLogger(__name__)
-
-_MOST_BYTES = 64 << 20
-_MOST_TRIGGER = 1000
-_OIDS = 1 << 32
-
-
 @dataclass(frozen=True)
 class DdlMessage:
     """One table as some DDL left it.
@@ -139,18 +145,6 @@ def _parse(fields: dict[str, Any], publication: str) -> DdlMessage:
         return ANYTHING
     # Null: the function could not see the text of the command.
     return DdlMessage(oid, trigger, using is None or bool(using), gone, relation)
-
-
-_MOST_HEAD_BYTES = 512
-_XID_BITS = 32
-
-SEALED_SQL = """
-pg_logical_emit_message(true, <prefix>, convert_to(jsonb_build_object('pipeline', <pipeline>,
-            'xid', pg_current_xact_id()::text,
-            'seal', encode(sha256(_key || sha256(_key || convert_to(pg_current_xact_id()::text, 'UTF8')
-                || decode('0a', 'hex') || _said)), 'hex'))::text || chr(10), 'UTF8') || _said)
-""".strip()
-"""How the trigger's function emits what is in `_said`, with the key that is in `_key`."""
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,60 @@ _COLUMNS = {
 """How many columns each carried query gives. To take them from its rows would cost more than the query."""
 
 _HEADING = re.compile(r"^--: (\w+)\n", re.MULTILINE)
+SCHEMA = "_pgrepl"
+IDENTITY = """
+SELECT pg_catalog.string_agg(e.oid || '.' || e.xmin || '.' || p.oid || '.' || p.xmin, '-' ORDER BY e.oid)
+    || (SELECT '-' || pg_catalog.string_agg(emit.xmin::text, '.' ORDER BY emit.oid)
+        FROM pg_catalog.pg_proc emit WHERE emit.proname = 'pg_logical_emit_message')
+FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
+WHERE e.evtname = ANY (%(names)s::text[]) AND e.evtenabled = 'A'
+HAVING pg_catalog.count(*) = 2
+"""
+"""Changes whenever somebody alters a trigger, the function, or the right to send messages, even if it is
+altered back; null when the trigger does not fire. While it stays the same, no DDL goes unmarked."""
+_PLAIN_STRINGS = "SET LOCAL standard_conforming_strings = on"
+# A random UUID has 122 random bits, from the source that PostgreSQL makes its secrets with.
+_MAKE_KEY = """INSERT INTO <key> SELECT pg_catalog.sha256(pg_catalog.convert_to(
+    pg_catalog.gen_random_uuid()::text || pg_catalog.gen_random_uuid()::text, 'UTF8'))
+WHERE NOT EXISTS (SELECT FROM <key>)"""
+# A name is no evidence: a person may have made an event trigger of this name.
+_CHECK_TRIGGERS = """DO $$BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
+            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+            WHERE e.evtname IN (<names>) AND n.nspname <> '_pgrepl') THEN
+        RAISE EXCEPTION 'an event trigger of this name calls a function outside of schema _pgrepl';
+    END IF;
+END$$"""
+# A publication FOR ALL TABLES would send the key to subscribers that lack its table, and stop.
+_CHECK_PUBLICATIONS = """DO $$BEGIN
+    IF pg_catalog.to_regclass('<key>') IS NULL AND EXISTS (SELECT FROM pg_catalog.pg_publication
+            WHERE puballtables AND pubname <> '<used>') THEN
+        RAISE EXCEPTION 'a publication FOR ALL TABLES would send table <key> to subscribers that lack it';
+    END IF;
+END$$"""
+# Who may create schemas could have been first.
+_CHECK_OWNERS = """DO $$BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+            JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
+            WHERE n.nspname = '_pgrepl' AND (r.rolsuper OR r.rolname IN ('<role>', current_user))
+            AND c.relname = '<key>' AND c.relkind = 'r' AND o.rolname = current_user) THEN
+        RAISE EXCEPTION 'schema _pgrepl, or table <key> in it, belongs to somebody else';
+    END IF;
+END$$"""
+# A statement whose event triggers are firing has looked the function up by its oid: it would fail without it.
+# A statement that takes longer than this looks its event triggers up again at its end.
+AWAIT_DDL = """DO $$DECLARE
+    running text[] := ARRAY(SELECT l.virtualxid FROM pg_catalog.pg_locks l
+        JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+        WHERE l.locktype = 'virtualxid' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+            AND a.datname = pg_catalog.current_database());
+BEGIN
+    FOR i IN 1..50 LOOP
+        EXIT WHEN NOT EXISTS (SELECT FROM pg_catalog.pg_locks
+            WHERE locktype = 'virtualxid' AND granted AND virtualxid = ANY (running));
+        PERFORM pg_catalog.pg_sleep(0.1);
+    END LOOP;
+END$$"""
 
 
 def _read_pieces() -> dict[str, str]:
@@ -177,71 +231,6 @@ def _put(text: str, **pieces: str) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-SCHEMA = "_pgrepl"
-
-IDENTITY = """
-SELECT pg_catalog.string_agg(e.oid || '.' || e.xmin || '.' || p.oid || '.' || p.xmin, '-' ORDER BY e.oid)
-    || (SELECT '-' || pg_catalog.string_agg(emit.xmin::text, '.' ORDER BY emit.oid)
-        FROM pg_catalog.pg_proc emit WHERE emit.proname = 'pg_logical_emit_message')
-FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
-WHERE e.evtname = ANY (%(names)s::text[]) AND e.evtenabled = 'A'
-HAVING pg_catalog.count(*) = 2
-"""
-"""Changes whenever somebody alters a trigger, the function, or the right to send messages, even if it is
-altered back; null when the trigger does not fire. While it stays the same, no DDL goes unmarked."""
-
-
-_PLAIN_STRINGS = "SET LOCAL standard_conforming_strings = on"
-
-# A random UUID has 122 random bits, from the source that PostgreSQL makes its secrets with.
-_MAKE_KEY = """INSERT INTO <key> SELECT pg_catalog.sha256(pg_catalog.convert_to(
-    pg_catalog.gen_random_uuid()::text || pg_catalog.gen_random_uuid()::text, 'UTF8'))
-WHERE NOT EXISTS (SELECT FROM <key>)"""
-
-# A name is no evidence: a person may have made an event trigger of this name.
-_CHECK_TRIGGERS = """DO $$BEGIN
-    IF EXISTS (SELECT FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
-            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-            WHERE e.evtname IN (<names>) AND n.nspname <> '_pgrepl') THEN
-        RAISE EXCEPTION 'an event trigger of this name calls a function outside of schema _pgrepl';
-    END IF;
-END$$"""
-
-# A publication FOR ALL TABLES would send the key to subscribers that lack its table, and stop.
-_CHECK_PUBLICATIONS = """DO $$BEGIN
-    IF pg_catalog.to_regclass('<key>') IS NULL AND EXISTS (SELECT FROM pg_catalog.pg_publication
-            WHERE puballtables AND pubname <> '<used>') THEN
-        RAISE EXCEPTION 'a publication FOR ALL TABLES would send table <key> to subscribers that lack it';
-    END IF;
-END$$"""
-
-# Who may create schemas could have been first.
-_CHECK_OWNERS = """DO $$BEGIN
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
-            JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
-            WHERE n.nspname = '_pgrepl' AND (r.rolsuper OR r.rolname IN ('<role>', current_user))
-            AND c.relname = '<key>' AND c.relkind = 'r' AND o.rolname = current_user) THEN
-        RAISE EXCEPTION 'schema _pgrepl, or table <key> in it, belongs to somebody else';
-    END IF;
-END$$"""
-
-
-# A statement whose event triggers are firing has looked the function up by its oid: it would fail without it.
-# A statement that takes longer than this looks its event triggers up again at its end.
-AWAIT_DDL = """DO $$DECLARE
-    running text[] := ARRAY(SELECT l.virtualxid FROM pg_catalog.pg_locks l
-        JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-        WHERE l.locktype = 'virtualxid' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
-            AND a.datname = pg_catalog.current_database());
-BEGIN
-    FOR i IN 1..50 LOOP
-        EXIT WHEN NOT EXISTS (SELECT FROM pg_catalog.pg_locks
-            WHERE locktype = 'virtualxid' AND granted AND virtualxid = ANY (running));
-        PERFORM pg_catalog.pg_sleep(0.1);
-    END LOOP;
-END$$"""
 
 
 def trigger_names(pipeline: str) -> tuple[str, str]:

@@ -63,6 +63,33 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
 Problems = Iterator[PgReplError]
+# The second is there since PostgreSQL 18.
+_SLOT_LIMITS = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
+    pg_catalog.current_setting('max_slot_wal_keep_size', true),
+    max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
+    pg_catalog.current_setting('idle_replication_slot_timeout', true)
+FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
+"""
+# A role that owns the schema, which may not be there yet, can read it.
+_OWNER_WITHOUT_RIGHT = """
+SELECT r.rolname::text FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba
+WHERE d.datname = pg_catalog.current_database()
+    AND NOT pg_catalog.pg_has_role(r.oid, 'pg_read_all_data', 'USAGE')
+    AND NOT coalesce((SELECT pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE')
+        FROM pg_catalog.pg_namespace n WHERE n.nspname = '_pgrepl'),
+        pg_catalog.pg_has_role(r.oid, current_user, 'USAGE'))
+"""
+_SENDABLE = (
+    "UTF8 LATIN1 LATIN2 LATIN4 LATIN5 LATIN6 LATIN7 LATIN8 LATIN9 LATIN10 WIN866 WIN1256 KOI8R KOI8U"
+    " ISO_8859_5"
+)
+ALWAYS_SENDABLE = frozenset(_SENDABLE.split())
+"""Encodings of which every byte that PostgreSQL lets in can be converted into UTF-8."""
+_MOVES_SLOTS_RIGHTLY = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+"""By major version, the first release that keeps catalog rows for a slot that is moved.
+https://postgrespro.com/list/id/E1u9I5V-00291M-0Z@gemulon.postgresql.org"""
+log = logging.getLogger(__name__)
 
 
 def server_problems(
@@ -173,36 +200,6 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
         yield SlotError(why_invalidated(connection, slot), errors.NEW_EPOCH)
 
 
-# The second is there since PostgreSQL 18.
-_SLOT_LIMITS = """
-SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
-    pg_catalog.current_setting('max_slot_wal_keep_size', true),
-    max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
-    pg_catalog.current_setting('idle_replication_slot_timeout', true)
-FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
-"""
-# A role that owns the schema, which may not be there yet, can read it.
-_OWNER_WITHOUT_RIGHT = """
-SELECT r.rolname::text FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba
-WHERE d.datname = pg_catalog.current_database()
-    AND NOT pg_catalog.pg_has_role(r.oid, 'pg_read_all_data', 'USAGE')
-    AND NOT coalesce((SELECT pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE')
-        FROM pg_catalog.pg_namespace n WHERE n.nspname = '_pgrepl'),
-        pg_catalog.pg_has_role(r.oid, current_user, 'USAGE'))
-"""
-_SENDABLE = (
-    "UTF8 LATIN1 LATIN2 LATIN4 LATIN5 LATIN6 LATIN7 LATIN8 LATIN9 LATIN10 WIN866 WIN1256 KOI8R KOI8U"
-    " ISO_8859_5"
-)
-ALWAYS_SENDABLE = frozenset(_SENDABLE.split())
-"""Encodings of which every byte that PostgreSQL lets in can be converted into UTF-8."""
-
-
-_MOVES_SLOTS_RIGHTLY = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""By major version, the first release that keeps catalog rows for a slot that is moved.
-https://postgrespro.com/list/id/E1u9I5V-00291M-0Z@gemulon.postgresql.org"""
-
-
 def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
     """Sentences about the database that one connects to, and about the walsender of a slot."""
     if synchronous := synchronous_problem(connection, slot):
@@ -254,9 +251,6 @@ def _unreadable_schema(connection: Connection) -> Iterator[str]:
             " pipeline makes there: pg_dump by this role ends with an error. Give it"
             " --exclude-schema=_pgrepl"
         )
-
-
-log = logging.getLogger(__name__)
 
 
 def check_server(dsn: str, slot: str | None = None) -> Server:

@@ -46,6 +46,17 @@ FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = ANY (%s::oid[]) AND a.attgenerated <> '' AND source.attnum <> a.attnum
 ORDER BY 1, 2, 3
 """
+log = logging.getLogger(__name__)
+_CANDIDATES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s)
+"""
+_SHOWN = 20
+_TABLE_KINDS = ("r", "p", "f")
+_BY_PATTERN = " (one that a pattern matches: pgrepl remove FILE.json NAME)"
+_KEYLESS = "no usable key; one that is named in tables is told what it lacks"
+_EXISTING = "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1"
 
 
 class RecordedRules(Protocol):
@@ -112,21 +123,6 @@ def _generated(
                 oid,
                 f"column {generated} is generated from {source}, which exclude_columns names: name it there",
             )
-
-
-log = logging.getLogger(__name__)
-
-_CANDIDATES = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = ANY (%s)
-"""
-
-_SHOWN = 20
-_TABLE_KINDS = ("r", "p", "f")
-_BY_PATTERN = " (one that a pattern matches: pgrepl remove FILE.json NAME)"
-_KEYLESS = "no usable key; one that is named in tables is told what it lacks"
-_EXISTING = "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1"
 
 
 class RecordedTables(Protocol):

@@ -37,6 +37,42 @@ _KINDS = {
 }
 _PERSISTENCE = {"u": "an unlogged table", "t": "a temporary table"}
 _OWN_COLUMNS = {"_pgrepl_commit_lsn": "commit_lsn_column", "_pgrepl_commit_ts": "commit_ts_column"}
+# https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
+_LOCKS = """
+SELECT own.locks * sum(s.setting::bigint)::bigint,
+    own.locks
+FROM pg_catalog.pg_settings s,
+    (SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint AS locks) own
+WHERE s.name IN ('max_connections', 'max_prepared_transactions', 'max_worker_processes', 'max_wal_senders',
+    'autovacuum_max_workers')
+GROUP BY own.locks
+"""
+_RIGHTS = """
+SELECT c.oid::bigint, pg_catalog.format('%%I', n.nspname), pg_catalog.format('%%I.%%I', n.nspname, c.relname),
+    pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+    pg_catalog.row_security_active(c.oid), pg_catalog.pg_has_role(c.relowner, 'USAGE')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::oid[]) ORDER BY 3
+"""
+_CREATE_RIGHT = """
+SELECT current_user::text, pg_catalog.current_database()::text,
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
+"""
+Problems = Iterator[PgReplError]
+_OIDS = """
+SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
+"""
+# A publication of a table holds its children by plain inheritance as well.
+_WITH_CHILDREN = """
+WITH RECURSIVE below (oid) AS (
+    SELECT oid FROM unnest(%s::oid[]) AS named (oid)
+    UNION
+    SELECT i.inhrelid FROM below JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
+)
+SELECT oid::bigint FROM below
+"""
 
 
 def is_system(schema: str) -> bool:
@@ -141,32 +177,6 @@ def _same_identity(relation: Relation, leaf: Relation) -> bool:
         return leaf.replica_identity == "f"
     key = {column.name for column in relation.key_columns}
     return bool(key) and key == {column.name for column in leaf.key_columns}
-
-
-# https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
-_LOCKS = """
-SELECT own.locks * sum(s.setting::bigint)::bigint,
-    own.locks
-FROM pg_catalog.pg_settings s,
-    (SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint AS locks) own
-WHERE s.name IN ('max_connections', 'max_prepared_transactions', 'max_worker_processes', 'max_wal_senders',
-    'autovacuum_max_workers')
-GROUP BY own.locks
-"""
-_RIGHTS = """
-SELECT c.oid::bigint, pg_catalog.format('%%I', n.nspname), pg_catalog.format('%%I.%%I', n.nspname, c.relname),
-    pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
-    pg_catalog.row_security_active(c.oid), pg_catalog.pg_has_role(c.relowner, 'USAGE')
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY (%s::oid[]) ORDER BY 3
-"""
-
-_CREATE_RIGHT = """
-SELECT current_user::text, pg_catalog.current_database()::text,
-    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
-"""
-
-Problems = Iterator[PgReplError]
 
 
 def right_problems(connection: Connection, relations: Iterable[Relation]) -> Problems:
@@ -338,23 +348,6 @@ def _unpublished_columns(relation: Relation, pipeline: Pipeline) -> Iterator[str
             " lake, because the publication does not hold it: PostgreSQL can publish stored ones from 18 on"
             " (publish_generated_columns = stored), virtual ones never. exclude_columns leaves a column out"
         )
-
-
-_OIDS = """
-SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
-    JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
-    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
-"""
-
-# A publication of a table holds its children by plain inheritance as well.
-_WITH_CHILDREN = """
-WITH RECURSIVE below (oid) AS (
-    SELECT oid FROM unnest(%s::oid[]) AS named (oid)
-    UNION
-    SELECT i.inhrelid FROM below JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
-)
-SELECT oid::bigint FROM below
-"""
 
 
 def refused_once_published(
