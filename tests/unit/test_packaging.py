@@ -27,6 +27,8 @@ CALLED_BY_SPARK = (
     "lake.snapshot.snapshot_copy",
     "spark.failures",
     "app.",
+    "creek.service",
+    "creek.snapshot_app",
 )
 
 PROGRAMS = (
