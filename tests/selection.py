@@ -26,6 +26,8 @@ NOT_FAST = frozenset({"spark", "broker", "jetstream", "debian", "airflow_db"})
 """Fixtures that take seconds to start."""
 STARTS_SPARK = ("spark", "end_to_end", "fault")
 """Rings whose tests mostly wait, those that take longest on one worker first."""
+SHORT = ("unit", "property")
+"""Rings of whose tests a whole file takes seconds."""
 NEVER_FAST = (*STARTS_SPARK, "airflow")
 SPARK_SESSIONS = 2
 """Workers that start a Spark session of their own: a JVM needs 40 s of CPU time until it is warm."""
@@ -57,7 +59,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         if any(item.iter_markers("real_kill")):
             item.add_marker(pytest.mark.flaky(reruns=1))
     waiting = [item for name in STARTS_SPARK for item in kept if ring(item) == name]
+    # Short ones come last: a long one that began late would run when all others have ended.
     computing = [item for item in kept if ring(item) not in STARTS_SPARK]
+    computing.sort(key=lambda item: ring(item) in SHORT)
     items[:] = _alternating(_by_group(waiting), _by_group(computing))
 
 
