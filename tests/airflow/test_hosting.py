@@ -554,7 +554,7 @@ def test_folder_that_a_process_of_others_names_is_no_application(place: Place, t
     token = f"pgrepl-{'0' * 32}"
     folder = tmp_path / "theirs" / "host" / place.folder.name / token
     folder.mkdir(parents=True, mode=0o700)
-    program = tmp_path / "supervise.py"
+    program = tmp_path / "supervisor.py"
     program.write_text("import sys; sys.stdin.read()")
     command = [sys.executable, str(program), "--folder", str(folder), "--token", token]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:

@@ -16,8 +16,8 @@ from tests.conftest import Connection
 from tests.support.hint_texts import VALUE, texts_of_code
 
 RUN_BY_US = re.compile(
-    r"replication/(source/(ddl_capture|copy|publication|unpublish|dry_run|short_waits)"
-    r"|state/|events/creek/consuming/(connection|shape)|lake/(catalog|delta/comments)|app/creek/)"
+    r"replication/(source/(event_trigger|copy|publication|dry_run|short_waits)|state/"
+    r"|creek/(table_shape|service|deployment)|catalogs/spark_catalog|lake/delta/fenced_commit)"
 )
 """Files whose texts that begin with a statement are run by this package, which other tests show."""
 STATEMENT = re.compile(
