@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import TargetUnavailableError
+from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.creek import snapshot_app
@@ -24,6 +26,7 @@ from airflow_provider_pgrepl.replication.creek.wire import Version, Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
 from tests.support.jetstream import CreekStream
@@ -402,35 +405,84 @@ def test_a_snapshot_finds_its_place_while_others_go_on(published):
     assert first.at <= upto.at <= newest.at
 
 
-SERVES = """
-import pathlib, sys, time
-gate, done, table, _ = sys.argv[1:]
-with pathlib.Path(done).open("a") as file:
-    print(table, file=file)
-while not pathlib.Path(gate).exists():
-    time.sleep(0.01)
-sys.exit(1)
+HELPER = """
+import json, os, pathlib, sys, time
+gate, done = map(pathlib.Path, sys.argv[1:3])
+for line in sys.stdin:
+    table = json.loads(line)["table"]
+    with done.open("a") as file:
+        print(os.getpid(), table, file=file)
+    while not gate.exists():
+        time.sleep(0.01)
+    if table == "public.crashes":
+        sys.exit(9)
+    print(75 if table == "public.fails" else 0, flush=True)
+    if table == "public.last":
+        sys.exit(0)
 """
-"""Writes down which table it serves, and ends in an error once there is a gate."""
+"""Writes down which table it serves, and answers once there is a gate."""
 
 
-def test_requests_are_served_one_after_the_other(published, tmp_path):
+@pytest.fixture
+def helped(published, tmp_path) -> Iterator[tuple[LakeSnapshots, Path, Path]]:
+    """Snapshots whose helpers are stand-ins, the gate, and the file of what they served."""
+    gate, done = tmp_path / "gate", tmp_path / "served"
+    done.touch()
+    snapshots = LakeSnapshots(published.pipeline, [sys.executable, "-c", HELPER, str(gate), str(done)])
+    yield snapshots, gate, done
+    snapshots.close()
+
+
+def served(done: Path) -> list[tuple[str, str]]:
+    """Process and table of each snapshot."""
+    return [(pid, table) for pid, table in map(str.split, done.read_text().splitlines())]
+
+
+def test_two_requests_are_served_at_once_and_others_wait(published, helped):
     settings = published.pipeline.publisher("events")
-    done, gate = tmp_path / "served", tmp_path / "gate"
-    command = [sys.executable, "-c", SERVES, str(gate), str(done)]
+    snapshots, gate, done = helped
 
     def request(table: str, database: str = settings.database) -> bytes:
         return json.dumps({"database": database, "namespace": "public", "table": table}).encode()
 
-    snapshots = LakeSnapshots(published.pipeline, command)
     with SnapshotRequests(published.pipeline, settings, snapshots) as requests:
-        first = requests.accept(request("t"))
-        assert first is not None
-        wait_until(done.exists, 150, "the first to be begun")
+        for count in (1, 2):
+            assert requests.accept(request("t")) is not None
+            wait_until(lambda: len(served(done)) == count, 150, "the request to be begun")  # noqa: B023
         waiting = [requests.accept(request("other")) for _ in range(3)]
         assert len(set(waiting)) == 1, "one that waits serves all"
         for odd in (request("missing"), request("t", "else"), b"[" * 100_000, b"{}", request("x" * 70_000)):
             assert requests.accept(odd) is None
         gate.touch()
-        wait_until(lambda: len(done.read_text().splitlines()) == 2, 150, "the second to be begun")
-    assert done.read_text().splitlines() == ["--table=public.t", "--table=public.other"]
+        wait_until(lambda: len(served(done)) == 3, 150, "the third to be begun")
+    assert [table for _, table in served(done)] == ["public.t", "public.t", "public.other"]
+    assert len({pid for pid, _ in served(done)}) == 2, "the third has the process of one that ended"
+
+
+def test_helper_makes_one_snapshot_after_another_and_is_replaced_where_it_ended(helped):
+    snapshots, gate, done = helped
+    gate.touch()
+    never = threading.Event()
+    for table in ("a", "b", "last", "c"):
+        snapshots.send(TableName("public", table), "subject", never)
+    for table, said in (("fails", "exit code 75"), ("crashes", "exit code 9")):
+        with pytest.raises(TargetError, match=said):
+            snapshots.send(TableName("public", table), "subject", never)
+    snapshots.send(TableName("public", "d"), "subject", never)
+    pids = {table.removeprefix("public."): pid for pid, table in served(done)}
+    assert pids["a"] == pids["b"] == pids["last"]
+    assert pids["c"] == pids["fails"] == pids["crashes"], "a snapshot that failed leaves the helper"
+    assert len({*pids.values()}) == 3
+    assert [*pids] == ["a", "b", "last", "c", "fails", "crashes", "d"], "none is asked for twice"
+
+
+def test_snapshot_that_is_over_ends_its_helper(helped):
+    snapshots, _, done = helped
+    over = threading.Event()
+    thread = threading.Thread(target=snapshots.send, args=(TableName("public", "t"), "subject", over))
+    thread.start()
+    wait_until(lambda: served(done), 150, "the request to be begun")
+    over.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not psutil.pid_exists(int(served(done)[0][0]))

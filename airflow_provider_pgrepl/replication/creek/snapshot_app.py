@@ -1,9 +1,14 @@
-"""The app that sends one snapshot of a table to NATS, from the lake, as creek has them."""
+"""The app that sends snapshots of tables to NATS, from the lake, as creek has them."""
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import logging
+import os
+import select
+import signal
 import sys
 import time
 import warnings
@@ -37,6 +42,7 @@ from airflow_provider_pgrepl.replication.lake.time_travel.verification import Un
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
+from airflow_provider_pgrepl.replication.runtime.memory import release_unused_memory
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
@@ -49,33 +55,64 @@ log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
 _PATIENCE_S, _PAUSE_S = 45.0, 0.5
 _AT_ONCE, _AT_ONCE_BYTES = 5_000, 8 << 20
 """How much is encoded at once, and on its way."""
+_SERVE, _IDLE_S = "--requests", 60.0
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the app; returns its exit code."""
+    if _SERVE in argv:
+        return serve([given for given in argv if given != _SERVE])
     return process.run("publish-snapshot", argv, of_publish_snapshot, run)
 
 
+def serve(argv: Sequence[str], idle_s: float = _IDLE_S) -> int:
+    """Make the snapshot that each line of stdin asks for, `{"table": …, "subject": …}`, and answer with
+    its exit code, a line each. Ends with stdin, or when no request came for `idle_s`."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    # Whatever a library prints is no answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    begin_compiling()
+    while select.select([sys.stdin], [], [], idle_s)[0] and (line := sys.stdin.readline()):
+        wanted = json.loads(line)
+        given = [*argv, f"--table={wanted['table']}", f"--subject={wanted['subject']}"]
+        code = process.run("publish-snapshot", given, of_publish_snapshot, send)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # The handlers of the snapshot's StopSignal would let it pass.
+            signal.signal(number, signal.SIG_DFL)
+        gc.collect()
+        release_unused_memory()
+        answers.write(f"{code}\n")
+        answers.flush()
+    return process.DONE
+
+
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    """Send a snapshot; its subject goes to stdout. Raises ConfigError, ToolError, TargetError, and what
-    reading the lake does."""
-    settings = pipeline.publisher(arguments.publisher)
+    """Send a snapshot; its subject goes to stdout. Raises what `send` does."""
+    if not arguments.subject:
+        settings = pipeline.publisher(arguments.publisher)
+        wire = Wire(settings.namespace, settings.database, settings.wire)
+        arguments.subject = wire.new_snapshot(str(_wanted(settings, arguments.table)), datetime.now(UTC))
+    code = send(pipeline, arguments)
+    if code == process.DONE:
+        sys.stdout.write(f"{arguments.subject}\n")
+    return code
+
+
+def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    """Send a snapshot to a subject. Raises ConfigError, ToolError, TargetError, and what reading the lake
+    does."""
+    settings, subject = pipeline.publisher(arguments.publisher), arguments.subject
     table = _wanted(settings, arguments.table)
     servers = cast("JetStream", open_target(settings, process.target_uri())).servers
     # With a client that is known to be there.
     from airflow_provider_pgrepl.replication.creek.snapshot_sender import Wanted, send_snapshot
 
-    wire = Wire(settings.namespace, settings.database, settings.wire)
-    subject = arguments.subject or wire.new_snapshot(str(table), datetime.now(UTC))
     begin_compiling()
     with StopSignal() as stop:
         if not pipeline.has_lake_tables:
             published = partial(_published_up_to, pipeline, settings)
             source = SourceSnapshots(pipeline, settings, servers, published)
-            if not source.send(table, subject, stop):
-                return process.RETRY_MAY_HELP
-            sys.stdout.write(f"{subject}\n")
-            return process.DONE
+            return process.DONE if source.send(table, subject, stop) else process.RETRY_MAY_HELP
         try:
             position, at = _shown_and_published(pipeline, settings, table, stop)
             read = partial(_payloads, pipeline, settings, table, position, stop=stop)
@@ -84,7 +121,6 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         except TimeToEnd:
             log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
             return process.RETRY_MAY_HELP
-    sys.stdout.write(f"{subject}\n")
     return process.DONE
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import select
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 16
 _LOOK_S, _END_S = 0.5, 10.0
 _LONGEST_NAME, _SAY_EVERY_S = 63, 5.0
-_LAKE_SNAPSHOTS_LOOK_S, _LAKE_SNAPSHOTS_END_S, _MOST_S = 0.5, 10.0, 6 * 3600.0
+_MOST_S = 6 * 3600.0
 
 
 class Snapshots(Protocol):
@@ -42,6 +43,9 @@ class Snapshots(Protocol):
 
     def send(self, table: TableName, subject: str, is_over: threading.Event) -> object:
         """Send one, unless it is over before. Raises PgReplError; what was sent then has no end."""
+
+    def close(self) -> None:
+        """Give back what was kept for the next one."""
 
 
 class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
@@ -68,6 +72,7 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         self._is_over.set()
         for thread in self._threads:
             thread.join(2 * _END_S)
+        self._snapshots.close()
 
     def accept(self, request: bytes) -> str | None:
         """The subject to which a snapshot will be sent; None for a request that is not served."""
@@ -140,13 +145,18 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
 
 
 class LakeSnapshots:
-    """`command`: begins a snapshot's process. Reading a large table then costs the stream of changes neither
-    time nor memory."""
+    """Snapshots of lake tables, made by helper processes, so that reading a large table costs the stream of
+    changes neither time nor memory.
 
-    at_once = 1
+    `command` starts a helper, which serves requests (`creek/snapshot_app.py`) until none came for a while: to
+    start one takes longer than a small table does.
+    """
+
+    at_once = 2
 
     def __init__(self, pipeline: Pipeline, command: Sequence[str]) -> None:
         self._lake_root, self._command = pipeline.lake_root, command
+        self._waiting: list[_Helper] = []
 
     def why_not(self, table: TableName) -> str:
         with delta_errors("the lake table cannot be looked for"):
@@ -154,23 +164,80 @@ class LakeSnapshots:
         return "" if is_there else "the lake does not hold it"
 
     def send(self, table: TableName, subject: str, is_over: threading.Event) -> None:
+        for _ in range(self.at_once + 1):
+            helper, code = self._helper(), None
+            try:
+                code = helper.make(table, subject, is_over)
+            finally:
+                if code is None:
+                    helper.end()
+            if code is not None:
+                # A list is changed in one step, whichever thread does it.
+                self._waiting.append(helper)
+                if code:
+                    raise TargetError(f"exit code {code}; the line before says why")
+                return
+            if is_over.is_set():
+                return
+            # It had waited for long, and ended before it saw the request.
+        raise TargetError("its processes end before they see the request")
+
+    def close(self) -> None:
+        while self._waiting:
+            self._waiting.pop().end()
+
+    def _helper(self) -> _Helper:
         try:
-            process = subprocess.Popen(
-                [*self._command, f"--table={table}", f"--subject={subject}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            return self._waiting.pop()
+        except IndexError:
+            return _Helper([*self._command, "--requests"])
+
+
+class _Helper:
+    """A process that makes one snapshot after another. Raises TargetError where it cannot be started."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
             raise TargetError(f"its process cannot be begun: {error.strerror}") from None
-        end = time.monotonic() + _MOST_S
-        while process.poll() is None:
-            if is_over.wait(_LAKE_SNAPSHOTS_LOOK_S) or time.monotonic() > end:
-                process.terminate()
-                break
+
+    def make(self, table: TableName, subject: str, is_over: threading.Event) -> int | None:
+        """Return the exit code of the snapshot; None where it was not made: the process had ended, or it is
+        over. Raises TargetError for a process that crashed or took too long."""
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        request = json.dumps({"table": str(table), "subject": subject}).encode()
         try:
-            process.wait(_LAKE_SNAPSHOTS_END_S)
+            requests.write(request + b"\n")
+            requests.flush()
+        except BrokenPipeError:
+            self._check_end()
+            return None
+        end = time.monotonic() + _MOST_S
+        while not select.select([answers], [], [], _LOOK_S)[0]:
+            if is_over.is_set():
+                return None
+            if time.monotonic() > end:
+                raise TargetError(f"it was not made in {_MOST_S / 3600:g} hours")
+        answer = answers.readline()
+        if not answer:
+            self._check_end()
+            return None
+        return int(answer)
+
+    def _check_end(self) -> None:
+        if code := self._process.wait():
+            raise TargetError(f"its process ended (exit code {code})")
+
+    def end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            log.error("the snapshot of %s failed (exit code %d), and has no end", table, process.returncode)
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
