@@ -1,7 +1,10 @@
-"""A lake that is not there, of a pipeline that has begun: said before another takes its place.
+"""The recorded epoch of a pipeline, and the refusals where its lake or state is gone, or is another one.
 
 A folder that is not mounted looks like one in which nothing has begun; to begin there drops the slot, and
 with it what the lake that is away still needs.
+
+Whether tables were taken with lake tables or without, as the pipeline file says it now.
+The pipeline file by which a table was taken is recorded with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a crash of the machine left half written in a pipeline's own tables is set aside at the next start.
+"""The start after a crash: half-written commits are set aside, and the index of relations is completed.
 
 Of the changelog only what the slot was not told of: that comes again. A file that is not there although the
 slot was told of its commit may only be out of sight, behind a mount or while a copy is under way. So may one

@@ -1,4 +1,17 @@
-"""SnapshotRun: one run of the snapshot app, with what it looked at before it began."""
+"""The snapshot application, and SnapshotRun: one run of it, with what it looked at before it began.
+
+The snapshot app: begins an epoch, or takes single tables, and copies them at one source snapshot.
+    snapshot --pipeline FILE.json                    what is not in the lake yet, or is errored
+    snapshot --pipeline FILE.json --tables a.b,c.d   copy these tables again, whatever state they are in
+    snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
+    snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
+    snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
+    snapshot --pipeline FILE.json --take-over SLOT   begin where another program's slot stands
+
+`take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch` and `take_over` do the same for callers in
+Python. At first set-up everything is refused when anything is wrong, and nothing is created. Later on an
+error of one table marks that table errored, and the others are copied.
+"""
 
 from __future__ import annotations
 

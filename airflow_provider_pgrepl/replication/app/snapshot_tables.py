@@ -1,4 +1,4 @@
-"""TableSnapshotter: takes tables into an epoch that runs, at a temporary slot's snapshot; others go on."""
+"""Snapshots of tables: the first ones of an epoch, and those of an epoch that runs (TableSnapshotter)."""
 
 from __future__ import annotations
 

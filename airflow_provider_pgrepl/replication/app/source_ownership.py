@@ -1,4 +1,9 @@
-"""SourceOwnership: what of the source is the pipeline's own (slot, publication), and what is not."""
+"""SourceOwnership: what of the source is the pipeline's own (slot, publication), and what is not.
+
+What stands in a lake before an epoch begins there: of which lake it is, and of which epochs.
+Without a changelog nothing else says so. App ids of tables carry the pipeline's name, and a pipeline of
+another server may have that, too.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 (Avro 1.12, "Binary Encoding".) Each encoder gives a list as long as its column, None for NULL, and raises
 Unholdable for a value that its type cannot hold.
+
+The fingerprint of an Avro schema, as creek has it: CRC-64-AVRO of hamba/avro's canonical form, big-endian.
+That form keeps logical types, which Avro's own Parsing Canonical Form drops; so the usual libraries'
+fingerprints are others.
 """
 
 from __future__ import annotations

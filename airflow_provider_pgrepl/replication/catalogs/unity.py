@@ -1,7 +1,14 @@
-"""A Delta table's columns as Unity Catalog writes them down. Pure.
+"""Unity Catalog: lake tables registered there, with their columns as it writes them down.
 
 Source: toColumnInfo of the server's ColumnUtils.java, which does as Spark's connector to it: `type_json` is
 the field of the Delta log, `type_text` the type as Spark's catalogs spell it; and api/delta.yaml for changes.
+
+Lake tables in Unity Catalog, as external ones, registered over its REST API without Spark.
+Other than Hive's metastore it keeps columns of its own beside the place. Those that are not true any more
+are changed by its Delta API, and where a server has none (it came with 0.5), the table is deleted and made
+again, which costs the grants on it. The files of an external table are left alone by that (deleteTable of the
+server's TableRepository.java); those of a managed one would be deleted with it, so nothing but an external
+table at the lake table's own place is ever touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Reading the changelog: what a commit says, which files hold a relation, and its rows in order."""
+"""Reading the changelog: what a commit says, which files hold a relation, and its rows in order.
+
+ChangelogTail: what a reader that is at the changelog's end keeps of it, commit by commit.
+delta-rs keeps some 45 kB of each commit in memory. Who only goes on from a place needs the files after it,
+and what transactions say.
+"""
 
 from __future__ import annotations
 

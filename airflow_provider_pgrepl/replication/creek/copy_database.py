@@ -1,4 +1,8 @@
-"""CopyDatabase: the tables that are kept, and where each is, in one transaction."""
+"""CopyDatabase: the tables that are kept, and where each is, in one transaction.
+
+Checks that a target is the table that a consumer has filled: nothing is deleted from another one.
+A name is no evidence: the owner may have dropped or renamed the table, and made another one of that name.
+"""
 
 from __future__ import annotations
 

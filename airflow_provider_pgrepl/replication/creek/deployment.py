@@ -1,4 +1,8 @@
-"""SourceTables: the tables that creek's publication has, and the functions by which they come and go."""
+"""A creek deployment as a pipeline: its variables, its functions at the source, and child processes.
+
+Deployment: what creek's environment says, as a pipeline with one publisher.
+The names and defaults are those of creek's cmd/creekd.go at b88e46c.
+"""
 
 from __future__ import annotations
 

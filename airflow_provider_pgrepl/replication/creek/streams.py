@@ -1,4 +1,4 @@
-"""The streams of creek's wire in one JetStream: that they are there, and what schemas they have."""
+"""The streams of creek's wire in one JetStream, and the answers to requests for schemas and snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The Avro record in which creek sends a change: its source, what was done, the row before and after."""
+"""creek's wire: subjects, packets, and the Avro record of a change.
+
+How creek puts a payload into messages of NATS: in packets, each with its number.
+The first is `uint16 0`, `uint32` the payload's length, and bytes; a later one its number, and bytes; all
+big-endian. creek's newer client cannot read a second packet, so a payload that needs one is not sent.
+"""
 
 from __future__ import annotations
 

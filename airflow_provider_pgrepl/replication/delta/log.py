@@ -2,6 +2,10 @@
 
 deltalake 1.6 cannot say all that ours say; and it looks at the log before and after a commit, which in a
 store are ten exchanges, each of which waits for the one before.
+
+Which commit that deltalake made is one's own.
+A client puts a commit again when the answer to the first put was lost or was an error. The second put then
+finds the version taken, by what the first has put, and deltalake says that another writer was first.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 A publication could leave them out itself, by a list of columns. But then the server refuses to drop or retype
 any other column of the table, and sends no column that is added.
+
+Which column of the catalog each column of a Relation message is.
+The message says names and types, in the order of attnums, of the moment at which it was sent; the catalog was
+read then or later. Where more than one story explains both, none is believed.
 """
 
 from __future__ import annotations

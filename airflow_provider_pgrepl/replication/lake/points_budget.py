@@ -2,6 +2,9 @@
 
 A table that is merged each second leaves as many versions, each of which may be a copy of most of it. Readers
 lose little with a point: between two of them they lay the changelog over the older one.
+
+Table versions whose consistent points were deleted a short time ago, as the log of the points' table says.
+A reader may have opened such a version, and any process may maintain the lake: so the lake says it.
 """
 
 from __future__ import annotations

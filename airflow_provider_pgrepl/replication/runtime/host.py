@@ -1,4 +1,4 @@
-"""Versions of libraries that read or write wrongly without an error, and are rejected at the start.
+"""Libraries of this host that read or write wrongly, and threads that work as long as a block of code runs.
 
 The package's metadata demands the same, but an environment may hold others: installed without dependencies,
 held by a constraint, or by an image that was built for something else.

@@ -1,4 +1,4 @@
-"""Lines of a log: as an app writes them for a program to read, and what that makes of any line.
+"""Text that a process leaves for others: log lines, its result, and files written whole.
 
 Spark's JVM and Python itself write into the same stream, in forms of their own.
 """

@@ -1,6 +1,9 @@
-"""Where a lake is, by its name: a directory, or a place in an object store. Pure.
+"""Places of lakes, and names of their tables in catalogs. Pure.
 
 Delta, Arrow and Hadoop have names of their own for the same store: what is kept and passed on is Delta's.
+
+What a lake table is called in a catalog of tables (Hive's metastore, Glue, Unity Catalog).
+There is one name per database and table, in small letters, digits and `_`: what all of them take.
 """
 
 from __future__ import annotations

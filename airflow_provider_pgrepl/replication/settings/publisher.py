@@ -1,4 +1,4 @@
-"""What a pipeline file says of a publisher → PublisherSettings, or why it cannot be."""
+"""PublisherSettings: a publisher as the pipeline file describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,19 @@
-"""Connections to the source, all with the same settings, so that a value has one text everywhere."""
+"""Connections to the source, all with the same settings, so that a value has one text everywhere.
+
+The certificates that the machine trusts, for `sslrootcert=system`.
+The wheels of psycopg2 and psycopg bring an OpenSSL of their own, which looks for them in a folder of the
+machine that it was built on. So the file is named to it, as it is on the host that connects.
+
+Statements that wait for an answer no longer than a limit, also when the network swallows it in silence.
+A limit of the server's (`statement_timeout`) ends nothing for a client whom no message reaches, and TCP does
+not notice a tunnel that keeps the line and delivers nothing. So the client looks at the clock, and shuts the
+socket down: libpq then finds the connection closed, in whatever thread waits for it.
+
+Whether the server has ended a session that another thread uses now and then.
+A server that shuts down ends its sessions with an error that nobody has asked for, and then waits for its
+walsenders until they have sent everything, and what they sent is confirmed.
+https://www.postgresql.org/docs/current/server-shutdown.html
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What the source says of itself: server, tables, and how far its WAL has come."""
+"""What the source says of itself: server, tables, and how far its WAL has come.
+
+Whether the server takes a pipeline's walsender for a synchronous standby.
+`synchronous_standby_names` names standbys by application name, or all by `*`, and walsenders of logical slots
+count: then commits of the application wait until the pipeline has confirmed them, and without end while it is
+stopped. The role may not see sync_state in pg_stat_replication, but everyone sees the setting.
+https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONOUS-STANDBY-NAMES
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A replication slot as the server lists it: looked at, dropped."""
+"""A replication slot as the server lists it: looked at, dropped.
+
+SlotInUse: keeps the server from invalidating a slot that nobody reads during a long copy.
+From PostgreSQL 18 on a server may be set to invalidate slots that are idle for long. A slot counts as idle
+from when it was last released.
+https://www.postgresql.org/docs/18/runtime-config-replication.html#GUC-IDLE-REPLICATION-SLOT-TIMEOUT
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""The creation of a slot, given up when it takes too long."""
+"""The creation of a slot, given up when it takes too long.
+
+The slot of a pipeline, which stays, moved to a place from which the server decodes rightly.
+The server finds its view of the catalog in phases, each of which waits for the transactions of the one
+before. What commits in the first is not tracked (DecodeXactOp in decode.c returns early), so a transaction
+that begins in the second may be decoded by a catalog from before: a column that was added is left out, one
+that was rewritten ends the stream; and so may be what comes later, until the slot begins to decode from a
+view that the server has stored. https://postgrespro.ru/list/thread-id/2779642
+
+The position of another program's slot: a slot of our own begins where that one stands.
+pg_copy_logical_replication_slot copies restart_lsn and confirmed_flush_lsn, so the server sends the new slot
+all that the other's reader has not confirmed (PostgreSQL's manual, 9.28.6).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 psycopg2's replication cursor is not used: it moves `flush_lsn` on keepalives by itself, also in the middle of
 a transaction, and so confirms what is not durable yet.
 https://www.postgresql.org/docs/current/protocol-replication.html
+
+Liveness: whether a replication stream on which nothing comes is quiet, or dead.
+A server that is alive answers when it is asked for a keepalive, except while it decodes a transaction of
+which nothing is published: that may take minutes, and breaking it off would only begin it again. So whoever
+got no answer asks the server, over another connection, what the sender of the stream is doing.
 """
 
 from __future__ import annotations

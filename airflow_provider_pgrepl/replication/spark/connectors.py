@@ -1,6 +1,10 @@
-"""The jars that Spark needs beside its own: Delta's, and Hadoop's connectors to stores.
+"""Spark's connectors: jars and settings for Delta and for object stores.
 
 Looked for in the folder that PGREPL_JARS names, else in `.jars` of the current one.
+
+How Spark's own readers reach a store: by Hadoop's connectors, told from the environment.
+Keys are no settings here: the connectors take them from each JVM's own environment, else from the role that
+there is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Records of pipelines: what each one reads, owns and writes, so that no two are at the same thing."""
+"""Records of pipelines: what each one reads, owns and writes, so that no two are at the same thing.
+
+The store of intent, table states and progress: schema `_pgrepl` in PostgreSQL.
+Every method is one short autocommit statement, so that nothing here ever holds back the source's vacuum.
+"""
 
 from __future__ import annotations
 

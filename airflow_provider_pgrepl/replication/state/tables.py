@@ -1,4 +1,8 @@
-"""Records of tables: the state each one is in, and what its last snapshot was of."""
+"""Records of tables: the state each one is in, and what its last snapshot was of.
+
+Tables as they were when a snapshot selected them, before an epoch began: what settings are bound to.
+The lake's relation index says it of every later selection. Before the first epoch there is no lake.
+"""
 
 from __future__ import annotations
 

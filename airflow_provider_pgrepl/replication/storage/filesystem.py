@@ -1,4 +1,9 @@
-"""Where lake files are written: one native Arrow filesystem for local paths and object stores alike."""
+"""Where lake files are written: one native Arrow filesystem for local paths and object stores alike.
+
+Files of a lake that are written: a small one of a store is in memory until it is whole, and then one put.
+Arrow's own stream puts in two exchanges (it waits for `100 Continue`), and a server that closes the
+connection in between costs it up to a second before it tries again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Whether a lake's store can be used, asked before anything relies on it."""
+"""Checks of a lake's store before anything relies on it: there, usable, shared, and its clock.
+
+The time of the host, corrected by the storage's own clock if the host's is ahead.
+Files are deleted some minutes after they were removed: a host whose clock is ahead would not wait.
+"""
 
 from __future__ import annotations
 

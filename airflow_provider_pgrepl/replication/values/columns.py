@@ -1,4 +1,4 @@
-"""The partition of a lake table's row: a text, made from the value of one column.
+"""Columns of a lake table: their types, its schema, and the text of a row's partition.
 
 It is a column of its own, and the user's column stays in the data files: Delta has a partition's value as
 text in its log, and some of its readers take an empty one for NULL. So an empty text is null here, too.

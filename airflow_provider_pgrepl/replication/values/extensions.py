@@ -1,4 +1,4 @@
-"""vector and halfvec, of pgvector's extension `vector`."""
+"""Types of extensions: hstore, PostGIS's geometry, pgvector's vector and halfvec."""
 
 from __future__ import annotations
 

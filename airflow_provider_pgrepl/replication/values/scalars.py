@@ -1,4 +1,4 @@
-"""numeric; xid8."""
+"""Types of one value: boolean, integers and floats, money, numeric, xid8, bytea."""
 
 from __future__ import annotations
 

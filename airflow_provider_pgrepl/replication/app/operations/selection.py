@@ -1,4 +1,4 @@
-"""Waiting until nobody is in the way: locks of a pipeline, and batches that have begun."""
+"""The tables that a command names, and the wait until nobody is at work on them."""
 
 from __future__ import annotations
 

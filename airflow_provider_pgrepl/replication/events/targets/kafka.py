@@ -1,4 +1,4 @@
-"""One producer of Kafka, from when it is made until it has failed or is closed."""
+"""Kafka as a target: a producer, and the messages of events."""
 
 from __future__ import annotations
 

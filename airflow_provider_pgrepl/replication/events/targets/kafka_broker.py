@@ -1,4 +1,4 @@
-"""Kafka's transactions: each holds whole transactions of the source; consumers see all of it, or nothing."""
+"""Kafka's brokers: topics, transactions, properties of the client, and what its errors mean."""
 
 from __future__ import annotations
 

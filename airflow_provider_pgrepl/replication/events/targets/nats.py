@@ -1,4 +1,4 @@
-"""One connection to NATS, from when it is opened until it has ended."""
+"""NATS JetStream as a target: a connection, the messages of events, and what its errors mean."""
 
 from __future__ import annotations
 

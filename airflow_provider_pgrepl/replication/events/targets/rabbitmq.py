@@ -1,4 +1,4 @@
-"""One connection to RabbitMQ with one channel, from when it is opened until it has ended."""
+"""RabbitMQ as a target: a connection with one channel, and what its errors mean."""
 
 from __future__ import annotations
 

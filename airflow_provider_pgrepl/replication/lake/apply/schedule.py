@@ -2,6 +2,10 @@
 
 Each table is brought forward by itself. It has caught up with a version of the changelog, and what came since
 waits; or a merge of it is running; or it lags behind, and is planned anew from what the changelog holds.
+
+CaughtUpTables: what the applier knows of tables that have caught up; it only saves looking.
+Tables are merged each at its own pace. What is to be seen of all of them at one moment, each must have had a
+version for; so the versions of a table are kept until a consistent point has passed them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""WorkItem: what a batch has to do for one relation. No Spark in here."""
+"""WorkItem: what a batch has to do for one relation; where batches end, and how far the applier is."""
 
 from __future__ import annotations
 

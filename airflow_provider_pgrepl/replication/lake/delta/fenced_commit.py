@@ -1,4 +1,8 @@
-"""Commits of a lake table: fenced, with the position and the bounds that go along."""
+"""Commits of a lake table: fenced, with the position and the bounds that go along.
+
+Settings of other programs on a lake table that make its commits fail, and how to remove them.
+Read from the table itself: the text of Delta's errors is for people, and may hold values of rows.
+"""
 
 from __future__ import annotations
 

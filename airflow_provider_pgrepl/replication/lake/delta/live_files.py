@@ -2,6 +2,10 @@
 
 deltalake's own list of them leaves out the vectors, and the words of the log that a file which gets another
 vector is to be named by again.
+
+The files of a Delta log's commits: which one stands for a version, and those that hold nothing.
+A folder that is put back, and a power cut, take commits away that this product has seen. Delta does not mind:
+the newest file that is there is the newest version, and a file without content is a commit without actions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Ownership of a lake table, by evidence that only this package leaves: the app ids in its Delta log.
 
 The log is read here and not by deltalake: an error of a library, a path or a name is no evidence.
+
+Marks of a lake table: the app ids in its log by which it says where it is, and of which lake.
+A copy of its folder has them as well, at another path or in another lake. They are app ids because a
+checkpoint keeps these.
 """
 
 from __future__ import annotations

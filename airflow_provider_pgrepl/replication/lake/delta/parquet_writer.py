@@ -1,4 +1,9 @@
-"""Rows into Parquet files of one lake table, which some Delta commit then adds."""
+"""Rows into Parquet files of one lake table, which some Delta commit then adds.
+
+How a lake table is partitioned: by no column, or by our own of that name, which its data files have too.
+Polars takes a partition's value from the file, or from a folder's name; all others take it from the log. So
+the column is in our files, and these lie in no folders.
+"""
 
 from __future__ import annotations
 

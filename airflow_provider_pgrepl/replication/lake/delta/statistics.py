@@ -3,6 +3,12 @@
 A bound may be wider than the values, never narrower: readers leave a file out by it. So types whose bounds
 need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without zone)
 have none, and a moment whose year has not four digits, which not every reader's JSON takes, gives none.
+
+Of which columns all files of a lake table have bounds: a table property says it.
+Readers that go through deltalake's Arrow dataset take a column that may have bounds, and has none in a file,
+for one that no condition holds of there, and lose its rows; the property tells them which may have. It
+names only columns that were there, with bounds in every file, when the files were written as a whole: an
+added column has none in the files from before it, and one that gets a value without bounds leaves the list.
 """
 
 from __future__ import annotations

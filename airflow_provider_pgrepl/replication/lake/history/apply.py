@@ -1,4 +1,4 @@
-"""A snapshot replaces a table: all versions that its lake table holds end, before it is replaced."""
+"""A table's history, brought forward: by changes, or by a snapshot, which ends all open versions."""
 
 from __future__ import annotations
 

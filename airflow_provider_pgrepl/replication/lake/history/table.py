@@ -2,6 +2,13 @@
 
 It is written under the app id of its lake table, and always before it: a history is never behind its table.
 After a crash between the two it is ahead; what it holds up to its position is then not appended again.
+
+Where the history of a table lies, and what it is called.
+The lake table holds the version of each row that is valid now; its history holds all that have ended.
+
+The columns of a table's history.
+It is only ever appended to: each row is a version of a row that has ended. A version is valid from the
+transaction that made it up to, not including, the one that ended it.
 """
 
 from __future__ import annotations

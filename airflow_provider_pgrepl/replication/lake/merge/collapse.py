@@ -1,4 +1,4 @@
-"""Changes of one relation, each with the row that it changes: what merging and history begin with.
+"""Changes of one relation, each with the row that it changes, and the state that each row ends in.
 
 The server sends old keys exactly as it stored them, so rows are followed by the texts of their keys; only
 what is left at the end is typed.

@@ -1,4 +1,11 @@
-"""What each key is to hold into its lake table, where deleted or truncated rows may stay there."""
+"""What each key is to hold into its lake table, where deleted or truncated rows may stay there.
+
+What the lake is to hold under each key that changes touched, where deleted or truncated rows may stay.
+`collapse` is enough where the lake holds exactly the source's rows. With soft deletes, or a TRUNCATE that is
+passed over, a row stays under its key until another takes it, and then it counts which rows were ever to be
+seen: what one transaction inserts and deletes leaves nothing, what two do leaves a mark. Nothing here depends
+on how changes are cut into batches, as long as no transaction is cut.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 `as_of` and `read_as_of` give Spark data frames, `arrow_view_as_of` and `arrow_as_of` Arrow tables and need no
 JVM. Several tables of one view show the same transactions.
+
+All versions of a table's rows as of one moment: those that had ended, and those valid then (no end).
+The columns are those that the history has by now, and those that the table had at the moment. A version that
+ended before a column was added has null there.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A partition made as one (CREATE TABLE … PARTITION OF) was empty. One that was attached, or lies below one that
 was, is looked into if it is small: a row that was there before counts. All that is not clear counts as well.
+
+Tables that inherit from a replicated one and are not replicated: their rows are not in its lake table.
+`SELECT … FROM parent` reads the rows of all its children, by plain inheritance as by partitioning, but each
+child by inheritance is published, copied and sent as a table of its own, and its parent as `ONLY parent`.
+https://www.postgresql.org/docs/current/ddl-inherit.html
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 PostgreSQL checks it when such a statement begins (CheckCmdReplicaIdentity): the application fails. What a
 publication must not leave out is documented with CREATE PUBLICATION:
 https://www.postgresql.org/docs/current/sql-createpublication.html
+
+Publications FOR ALL TABLES, which send the tables of schema `_pgrepl` to subscribers that lack them.
+A subscriber stops at the first row of a table that it does not have.
+https://www.postgresql.org/docs/current/logical-replication-subscription.html
 """
 
 from __future__ import annotations

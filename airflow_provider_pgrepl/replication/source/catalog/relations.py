@@ -2,6 +2,10 @@
 
 Only plain reads of catalog tables: they obey the transaction's snapshot, which functions such as
 pg_relation_filenode() do not. So the same queries tell what a table was under an exported snapshot.
+
+Missing values: what rows have in a column that was added, with a constant default, after them.
+PostgreSQL keeps such a value beside the column (pg_attribute.attmissingval) and rewrites nothing, so no
+stream tells of it. A partitioned table has none of its own: each of its partitions has.
 """
 
 from __future__ import annotations

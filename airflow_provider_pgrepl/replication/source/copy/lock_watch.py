@@ -1,4 +1,9 @@
-"""A thread that gives way as soon as a session of the source waits for the copy."""
+"""A thread that gives way as soon as a session of the source waits for the copy.
+
+Sessions of the source that wait for a lock which sessions of a copy hold.
+While such a session waits for ACCESS EXCLUSIVE, every later statement on the table waits behind it. The
+server's deadlock detector does not help: the copy's sessions wait for each other outside the server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table, locked against DDL while it is copied in ranges."""
+"""Sessions that hold a snapshot: one keeps it, and one per table locks that against DDL during its copy."""
 
 from __future__ import annotations
 

@@ -2,6 +2,12 @@
 
 `relations.py` asks the catalog the same questions by the same texts, and makes its answers into a relation
 by the same code; so what was carried equals what would have been read there and then.
+
+The seal on a message of the event trigger, which says that nobody else has made it.
+Anybody who is connected may emit logical messages. The trigger's function seals its own with a key that only
+its owner and the role that replicates can read (`trigger.py`), and with the transaction, so that a
+message says nothing in another one. The first line of a message holds pipeline, transaction and seal; what it
+says follows.
 """
 
 from __future__ import annotations

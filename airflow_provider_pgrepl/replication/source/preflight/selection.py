@@ -1,4 +1,10 @@
-"""Which tables a pipeline replicates: its names and patterns against what is there."""
+"""Which tables a pipeline replicates: its names and patterns against what is there.
+
+Columns that have the values of excluded ones, under names that no setting excludes.
+A child by plain inheritance is copied and sent as a table of its own, so a setting that names the parent's
+column does not name the child's. The two have one name: PostgreSQL renames an inherited column together with
+its parent's. A generated column may be made of an excluded one, as that for full-text search is of several.
+"""
 
 from __future__ import annotations
 
