@@ -65,19 +65,19 @@ def _try_events(pipeline: Pipeline, arguments: Arguments) -> int:
 
 
 def _publish_snapshot(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.creek import snapshot_app
+    from airflow_provider_pgrepl.replication.app.creek import publish_snapshot
 
-    return snapshot_app.run(pipeline, arguments)
+    return publish_snapshot.run(pipeline, arguments)
 
 
 def _consume(arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.creek import consume_app
+    from airflow_provider_pgrepl.replication.app.creek import consume
 
-    return consume_app.run(arguments)
+    return consume.run(arguments)
 
 
 def _creek(arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.creek import service
+    from airflow_provider_pgrepl.replication.app.creek import service
 
     return service.run(arguments)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nats
 
+from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from benchmarks import creek_producer, published
@@ -34,7 +35,9 @@ def run(folder: Path, scale: float) -> Figure:
                 name = f"run{number}"
                 given = {"target": "nats", "database": name}
                 target = JetStream(server.uri, published.settings(pipeline, name, given))
-                target.lake = StreamLake(pipeline.lake_root)
+                write_as_creek(
+                    target, published.settings(pipeline, name, given), StreamLake(pipeline.lake_root)
+                )
                 rates["ours"].append(events / published.publish(pipeline, name, given, target))
                 asyncio.run(_check(server.uri, f"CREEK_wal_{name}", events))
             creek = creek_producer.rate(source, server.uri, folder)

@@ -1,4 +1,4 @@
-"""creek/deployment.py: the publication and the functions in the schema _creek are made where there are
+"""app/creek/deployment.py: the publication and the functions in the schema _creek are made where there are
 none."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import TableError
-from airflow_provider_pgrepl.replication.creek.deployment import Deployment, SourceTables
+from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment, SourceTables
 from tests.conftest import closing_connection
 from tests.integration.test_ddl_amid_copy import HANGS_S
 from tests.support.replicated import execute, wait_until

@@ -11,8 +11,8 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import TransformError, ValueRangeError
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.debezium import Debezium, DebeziumEvent, running_debezium

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import GapError
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.changes import Change, TypedChanges
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.avro.codec import long
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher

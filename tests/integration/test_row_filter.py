@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher

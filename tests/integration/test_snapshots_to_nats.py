@@ -16,8 +16,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.creek import publish_snapshot
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.creek import snapshot_app
 from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row, WalChange
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import LakeSnapshots, SnapshotRequests
@@ -348,13 +348,13 @@ def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
 
 def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
     # Long enough for a table that the lake is about to hold.
-    monkeypatch.setattr(snapshot_app, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(publish_snapshot, "_PATIENCE_S", 1.0)
     execute(published.dsn, "insert into other values (1, 'a'), (2, null)")
     published.receive()
     published.apply()
     finish(published)
     given = ["--pipeline", str(published.file), "--publisher", "events"]
-    assert snapshot_app.main([*given, "--table", "public.other"]) == process.DONE
+    assert publish_snapshot.main([*given, "--table", "public.other"]) == process.DONE
     subject = capsys.readouterr().out.strip()
 
     async def read(creek: CreekClient) -> list[Row]:
@@ -365,9 +365,9 @@ def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
         {"id": 2, "v": None},
     ]
     for table in ("other", "public.missing", "else.where"):
-        assert snapshot_app.main([*given, "--table", table]) == process.WILL_NOT_HELP
+        assert publish_snapshot.main([*given, "--table", table]) == process.WILL_NOT_HELP
     published.configure(publishers={"events": {"target": "rabbitmq"}})
-    assert snapshot_app.main([*given, "--table", "public.other"]) == process.WILL_NOT_HELP
+    assert publish_snapshot.main([*given, "--table", "public.other"]) == process.WILL_NOT_HELP
 
 
 def test_a_snapshot_finds_its_place_while_others_go_on(published):

@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app import publish as publish_app
-from airflow_provider_pgrepl.replication.creek import snapshot_app
+from airflow_provider_pgrepl.replication.app.creek import publish_snapshot
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import LakeSnapshots
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -130,10 +130,10 @@ class _SnapshotsInThread(LakeSnapshots):
     def send(self, table: TableName, subject: str, is_over: threading.Event) -> None:
         arguments = [*self._command[3:], f"--table={table}", f"--subject={subject}"]
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(snapshot_app, "StopSignal", lambda: _StopRequest(is_over))
-            code = snapshot_app.main(arguments)
+            patched.setattr(publish_snapshot, "StopSignal", lambda: _StopRequest(is_over))
+            code = publish_snapshot.main(arguments)
         if code:
-            logging.getLogger(snapshot_app.__name__).error("the snapshot of %s failed (%d)", table, code)
+            logging.getLogger(publish_snapshot.__name__).error("the snapshot of %s failed (%d)", table, code)
 
 
 @contextmanager

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, TransformError
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent, transform_of
 from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.kafka import messages_of
 from airflow_provider_pgrepl.replication.events.targets.rabbitmq import unfit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.creek.deployment import Deployment
+from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 GIVEN = {

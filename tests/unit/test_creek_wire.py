@@ -15,11 +15,12 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, ValueRangeError
 from airflow_provider_pgrepl.replication.avro.codec import crc64, fingerprint_text, long, to_text
-from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, creek_column
+from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names
 from airflow_provider_pgrepl.replication.creek.messages import change_of, parsed_schema, row_of
 from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
+from airflow_provider_pgrepl.replication.events.formats.avro import avro_column
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -38,7 +39,7 @@ def column(name: str, oid: int, *, key: bool = False, typmod: int = -1, **named:
     found = Column(name, 1, oid, typmod, "any", is_key=key, type=kind)
     choice = named.pop("choice", ColumnChoice())
     choices = TableChoices(columns={name: choice})
-    return creek_column(
+    return avro_column(
         PublishedColumn(found, name), named.pop("table", OTHER), choices, "d", is_of_identity=key
     )
 
@@ -276,7 +277,7 @@ def test_a_column_has_one_name_before_a_change_and_after_it():
 
 def test_a_key_of_a_table_that_is_not_identified_by_it_may_be_null():
     published = PublishedColumn(Column("id", 1, 23, -1, "integer"), "id")
-    made = creek_column(published, OTHER, TableChoices(), "i", is_of_identity=True)
+    made = avro_column(published, OTHER, TableChoices(), "i", is_of_identity=True)
     assert made.field("id", "x") == {"name": "id", "type": ["null", "int"], "pgKey": True, "pgType": "int4"}
 
 

@@ -1,4 +1,4 @@
-"""creek/service.py: tables join together, else one by one, and leave when others stay."""
+"""app/creek/service.py: tables join together, else one by one, and leave when others stay."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.creek import service
-from airflow_provider_pgrepl.replication.creek.service import FollowedTables
+from airflow_provider_pgrepl.replication.app.creek import service
+from airflow_provider_pgrepl.replication.app.creek.service import FollowedTables
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 A, B, BAD = (TableName("public", name) for name in ("a", "b", "bad"))

@@ -29,8 +29,6 @@ CALLED_BY_SPARK = (
     "lake.snapshot.snapshot_copy",
     "spark.failures",
     "app.",
-    "creek.service",
-    "creek.snapshot_app",
 )
 
 PROGRAMS = (
@@ -38,7 +36,7 @@ PROGRAMS = (
     "airflow_provider_pgrepl.replication.app.replicate",
     "airflow_provider_pgrepl.replication.app.snapshot",
     "airflow_provider_pgrepl.replication.app.try_events",
-    "airflow_provider_pgrepl.replication.creek.service",
+    "airflow_provider_pgrepl.replication.app.creek.service",
 )
 CLIENTS = ("pyspark", "py4j", "delta", "nats", "pika", "confluent_kafka", "fastavro", "prometheus_client")
 

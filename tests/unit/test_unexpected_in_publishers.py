@@ -14,7 +14,8 @@ import nats.errors
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, TransformError
-from airflow_provider_pgrepl.replication.creek import consume_app, messages, snapshot_sender
+from airflow_provider_pgrepl.replication.app.creek import consume
+from airflow_provider_pgrepl.replication.creek import messages, snapshot_sender
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.creek.streams import Requests
 from airflow_provider_pgrepl.replication.creek.wire import Wire
@@ -147,7 +148,7 @@ def test_consumers_of_several_databases_all_leave_their_traces(monkeypatch, capl
     monkeypatch.setattr(copy_database, "CopyDatabase", lambda *_: stub(close=lambda: None))
     settings: Any = stub(name="copy", tables={"a": {}, "b": {}}, namespace="", wire="v2")
     with pytest.raises(UnexpectedError):
-        asyncio.run(consume_app._consume(settings, "", "", stub(), set(), is_limited=True))
+        asyncio.run(consume._consume(settings, "", "", stub(), set(), is_limited=True))
     check_log(caplog, "consuming another database: unexpected")
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, SourceError, StateError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
 from airflow_provider_pgrepl.replication.app.process import StopSignal, of_publish
@@ -268,16 +269,19 @@ def publish(
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
             return False
-        publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
+        make = maker_of(settings, salt, begun_with=record.columns)
+        publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, make)
         if settings.format == "creek":
+            # With a client that is known to be there.
+            from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
+
             jetstream = cast("JetStream", target)
-            jetstream.lake = StreamLake(pipeline.lake_root)
             snapshots: Snapshots = LakeSnapshots(pipeline, snapshot_command)
             if not pipeline.has_lake_tables:
                 published = PublishedUpTo(publisher, durable_with)
                 snapshots = SourceSnapshots(pipeline, settings, jetstream.servers, published)
             requests = stack.enter_context(SnapshotRequests(pipeline, settings, snapshots))
-            jetstream.accept_snapshot = requests.accept
+            write_as_creek(jetstream, settings, StreamLake(pipeline.lake_root), requests.accept)
         if settings.metrics:
             stack.enter_context(_metrics(pipeline, settings, publisher, target))
         begun(publisher)
@@ -289,7 +293,7 @@ def publish(
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
-    module = "airflow_provider_pgrepl.replication.creek.snapshot_app"
+    module = "airflow_provider_pgrepl.replication.app.creek.publish_snapshot"
     given = ("--pipeline", arguments.pipeline, "--publisher", arguments.publisher)
     return [sys.executable, "-m", module, *given]
 

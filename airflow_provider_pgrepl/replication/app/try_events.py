@@ -13,12 +13,12 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, TransformError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.event_makers import maker_of
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.publish.record import read_columns
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import TableSelection

@@ -12,11 +12,9 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.avro import codec
 from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder, Schema
-from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values.parser import Unholdable
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
@@ -117,16 +115,17 @@ class CreekColumn:
 
 
 def creek_column(
-    published: PublishedColumn,
+    column: Column,
+    choice: ColumnChoice,
+    hide: Callable[[pa.Array], pa.Array] | None,
     table: TableName,
-    choices: TableChoices,
     identity: str,
     *,
     is_of_identity: bool,
 ) -> CreekColumn:
-    """`choices`: by which the column may be a text, whatever its type is. `identity`: the table's replica
-    identity, as pg_class has it; with FULL each column is of it."""
-    column, choice, hide = published.column, published.choice(choices), published.hide
+    """`column`: as the target has it. `choice`: by which it may be a text, whatever its type is. `hide`:
+    makes other texts of its texts. `identity`: the table's replica identity, as pg_class has it; with FULL
+    each column is of it."""
     is_key = is_of_identity or identity == _FULL_IDENTITY
     is_nullable = not is_key or identity != _DEFAULT_IDENTITY
     is_text = choice.lake_type is not None and choice.lake_type.name == "string"
@@ -136,17 +135,6 @@ def creek_column(
     return CreekColumn(
         column.name, found.name, found.schema, is_key, is_nullable, found.has_infinity, table, encoder
     )
-
-
-def creek_columns(
-    record: RelationRecord, published: Mapping[int, PublishedColumn], choices: TableChoices
-) -> dict[int, CreekColumn]:
-    """Those of a relation, by place in the stream."""
-    identity, sent = record.message.replica_identity, record.message.columns
-    return {
-        index: creek_column(column, record.name, choices, identity, is_of_identity=sent[index].is_identity)
-        for index, column in published.items()
-    }
 
 
 def fields_of(named: Iterable[tuple[str, CreekColumn]], namespace: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ValueRangeError
-from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, creek_columns
+from airflow_provider_pgrepl.replication.avro.columns import CreekColumn
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
 from airflow_provider_pgrepl.replication.events.changes import (
@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.events.changes import (
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.avro import NOTHING, EncodedRows
+from airflow_provider_pgrepl.replication.events.formats.avro import NOTHING, EncodedRows, avro_columns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -58,7 +58,7 @@ class CreekEvents(ByRelation[CreekEvent]):
         self._database, self._has_last, self._is_complete = database, has_last, is_complete
 
     def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
-        columns = creek_columns(record, self.columns_of(record), self.choices_of(record.name))
+        columns = avro_columns(record, self.columns_of(record), self.choices_of(record.name))
         envelope = Envelope(self._database, record.name, list(columns.values()), self._has_last)
         return _Shape(record, columns, envelope, self._is_complete)
 

@@ -14,8 +14,9 @@ import fastavro
 from airflow_provider_pgrepl.errors import ConfigError, MessageError
 from airflow_provider_pgrepl.replication.avro.codec import fingerprint_text
 from airflow_provider_pgrepl.replication.avro.columns import INFINITIES, INFINITY
-from airflow_provider_pgrepl.replication.creek.wire import MAGIC, words_of
+from airflow_provider_pgrepl.replication.creek.wire import MAGIC
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.targets.routing import words_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text

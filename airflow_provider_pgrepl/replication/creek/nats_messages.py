@@ -12,9 +12,18 @@ from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, stam
 from airflow_provider_pgrepl.replication.creek.streams import Accept, Requests, Streams, UnsendableSchemaError
 from airflow_provider_pgrepl.replication.creek.wire import Envelope, Wire, framed
 from airflow_provider_pgrepl.replication.events.event import Event, Stamps
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from airflow_provider_pgrepl.replication.events.targets.nats import Message, UnsendableError, identity
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+
+
+def write_as_creek(
+    target: JetStream, settings: PublisherSettings, lake: StreamLake, accept: Accept | None = None
+) -> None:
+    """Have a target write creek's messages. `lake`: the publisher's own; `accept`: given each request for a
+    snapshot, returns the subject to which it will be sent, or None."""
+    target.messages = lambda: CreekMessages(target.servers, settings, target.stamps, accept, lake)
 
 
 class CreekMessages:

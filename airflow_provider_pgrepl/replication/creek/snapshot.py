@@ -18,10 +18,10 @@ from airflow_provider_pgrepl.replication.avro.columns import (
     CreekColumn,
     avro_name,
     avro_names,
-    creek_column,
     fields_of,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
+from airflow_provider_pgrepl.replication.events.formats.avro import avro_column
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -87,7 +87,7 @@ class SnapshotRows:
         return [
             (
                 published,
-                creek_column(
+                avro_column(
                     published,
                     relation.table,
                     choices,

@@ -148,8 +148,8 @@ class LakeSnapshots:
     """Snapshots of lake tables, made by helper processes, so that reading a large table costs the stream of
     changes neither time nor memory.
 
-    `command` starts a helper, which serves requests (`creek/snapshot_app.py`) until none came for a while: to
-    start one takes longer than a small table does.
+    `command` starts a helper, which serves requests until none came for a while: to start one takes longer
+    than a small table does.
     """
 
     at_once = 2

@@ -8,13 +8,12 @@ big-endian. creek's newer client cannot read a second packet, so a payload that 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 from airflow_provider_pgrepl.replication.avro.codec import (
@@ -27,14 +26,13 @@ from airflow_provider_pgrepl.replication.avro.codec import (
 )
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, fields_of
 from airflow_provider_pgrepl.replication.events.changes import Operation
+from airflow_provider_pgrepl.replication.events.targets.routing import words_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 Kind = Literal["wal", "schema", "snap"]
 Version = Literal["v1", "v2"]
 KINDS: tuple[Kind, ...] = ("wal", "schema", "snap")
-_SPECIAL = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
-"""What separates the words of a subject, or stands for words."""
 TOPIC_FORM, TOPIC_SUFFIX = "%Y%m%d%H%M%S_%f", len("_xxxx")
 _V1_REQUESTS = {"schema": "_schema", "snap": "_snapshot"}
 _FIRST, _LATER = struct.Struct(">HI"), struct.Struct(">H")
@@ -83,18 +81,6 @@ class Wire:
 
     def _prefix(self, kind: Kind) -> str:
         return f"{self.namespace}.{self.database}.{kind}" if self.version == "v1" else self.stream(kind)
-
-
-@lru_cache(10_000)
-def words_of(table: str) -> str:
-    """How subjects of a table end."""
-    name = TableName.parse(table)
-    return f"{word_of(name.schema)}.{word_of(name.name)}"
-
-
-def word_of(name: str) -> str:
-    """A name as one word of a subject."""
-    return _SPECIAL.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
 def largest_payload(max_payload: int) -> int:

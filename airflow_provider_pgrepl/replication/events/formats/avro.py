@@ -15,12 +15,12 @@ from airflow_provider_pgrepl.replication.avro.columns import (
     CreekColumn,
     avro_name,
     avro_names,
-    creek_columns,
+    creek_column,
     fields_of,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChoicesOf, Shape, TypedShape
-from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.json import (
     Envelope,
@@ -31,10 +31,35 @@ from airflow_provider_pgrepl.replication.events.formats.json import (
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, Tuples, array_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 NOTHING, RECORD = b"\x00", b"\x02"
 """The branches of `["null", record]`."""
+
+
+def avro_column(
+    published: PublishedColumn,
+    table: TableName,
+    choices: TableChoices,
+    identity: str,
+    *,
+    is_of_identity: bool,
+) -> CreekColumn:
+    """The column that a target gets. `identity`: the table's replica identity, as pg_class has it."""
+    column, choice = published.column, published.choice(choices)
+    return creek_column(column, choice, published.hide, table, identity, is_of_identity=is_of_identity)
+
+
+def avro_columns(
+    record: RelationRecord, published: Mapping[int, PublishedColumn], choices: TableChoices
+) -> dict[int, CreekColumn]:
+    """Those of a relation, by place in the stream."""
+    identity, sent = record.message.replica_identity, record.message.columns
+    return {
+        index: avro_column(column, record.name, choices, identity, is_of_identity=sent[index].is_identity)
+        for index, column in published.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -198,7 +223,7 @@ class AvroEvents(ByRelation[AvroEvent]):
         self._keys = _Keys(relations, choices_of, wanted, published)
 
     def shape_of(self, record: RelationRecord) -> Shape[AvroEvent]:
-        columns = creek_columns(record, self.columns_of(record), self.choices_of(record.name))
+        columns = avro_columns(record, self.columns_of(record), self.choices_of(record.name))
         schema = ChangeSchema(self._source, record.name, columns)
         return _Shape(schema, len(record.message.columns), self._keys.shape_of(record))
 

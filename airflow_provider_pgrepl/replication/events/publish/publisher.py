@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
@@ -20,9 +21,9 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.events.business import TRANSACTIONS
+from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChoicesOf
 from airflow_provider_pgrepl.replication.events.event import Event, above_all
 from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after, check_kept
-from airflow_provider_pgrepl.replication.events.publish.makers import maker_of
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.record import (
     KeptRecord,
@@ -31,7 +32,7 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
     missed,
 )
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
-from airflow_provider_pgrepl.replication.events.relations import TableSelection
+from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.base import Refusal, Sending, Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -46,6 +47,8 @@ Wait = Callable[[float], bool]
 """Wait so many seconds at most; whether it is time to end."""
 Then = Callable[[int, list[Refusal]], None]
 """Called with how many events a target has settled, and those that it refused."""
+Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
+"""Given what is read, makes events of changes."""
 _POLL_S = 0.25
 _SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
 _UNDER_WAY = 2
@@ -207,9 +210,9 @@ class Publisher:
         record: PublisherRecord,
         target: Target,
         wait: Wait,
-        salt: bytes = b"",
+        make: Maker,
     ) -> None:
-        """`record`: as `publisher_log` has it."""
+        """`record`: as `publisher_log` has it. `make`: makes the events of what is read."""
         self._pipeline, self._settings = pipeline, settings
         self._selection = TableSelection.parse(settings.tables, settings.messages)
         self._wait, self._target = wait, target
@@ -220,7 +223,7 @@ class Publisher:
             target.stamp = above_all(record.stamp, read_durable_lsn(changelog))
         self._delivery = Delivery(target, wait, self.progress, self._state.begin_generation)
         self._reader: OrderedReader[Event] | None = None
-        self._make = maker_of(settings, salt, begun_with=record.columns)
+        self._make = make
         self._left_out: set[int] = set()
 
     @property

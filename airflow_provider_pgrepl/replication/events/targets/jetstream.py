@@ -1,13 +1,11 @@
-"""NATS JetStream: events on creek's wire, or as JSON, each acknowledged by the server."""
+"""NATS JetStream: events that the server acknowledges one by one, as JSON unless told otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
-from airflow_provider_pgrepl.replication.creek.nats_messages import CreekMessages
-from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.creek.streams import Accept
 from airflow_provider_pgrepl.replication.events.event import Sent, Stamps
 from airflow_provider_pgrepl.replication.events.targets.base import Linked
 from airflow_provider_pgrepl.replication.events.targets.nats import (
@@ -37,33 +35,25 @@ class JetStream(Linked[JetStreamLink]):
                 " what is special in a password is percent-encoded",
             )
         super().__init__(JetStreamReasons(self.servers).where)
-        self._settings, self._stamps = settings, Stamps()
+        self._settings, self.stamps = settings, Stamps()
         self.sent = Sent()
-        self.accept_snapshot: Accept | None = None
-        """Given each request for a snapshot; the subject to which it will be sent, or None."""
-        self.lake: StreamLake | None = None
-        """The publisher's own; creek's format needs it."""
+        self.messages: Callable[[], Messages] = lambda: PlainMessages(settings)
+        """Makes, for each connection, what turns events into messages."""
 
     @property
     def stamp(self) -> int:
-        return self._stamps.last
+        return self.stamps.last
 
     @stamp.setter
     def stamp(self, stamp: int) -> None:
-        self._stamps.last = stamp
+        self.stamps.last = stamp
 
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login or a right is refused."""
         self.close()
-        link = JetStreamLink(self.servers, self._settings, self._messages(), self.sent)
+        link = JetStreamLink(self.servers, self._settings, self.messages(), self.sent)
         link.start()
         self._link = link
-
-    def _messages(self) -> Messages:
-        if self._settings.format == "creek":
-            assert self.lake is not None
-            return CreekMessages(self.servers, self._settings, self._stamps, self.accept_snapshot, self.lake)
-        return PlainMessages(self._settings)
 
 
 def _is_readable(server: str) -> bool:

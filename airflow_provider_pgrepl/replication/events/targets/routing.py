@@ -7,7 +7,6 @@ from datetime import UTC
 from functools import lru_cache
 from urllib.parse import quote
 
-from airflow_provider_pgrepl.replication.creek.wire import word_of, words_of
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -16,6 +15,8 @@ _PATTERN = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "*#%"})
 """What stands for words in a binding."""
 _SPECIAL = {**_PATTERN, ord("."): "%2E"}
 """What separates words, too."""
+_OF_SUBJECTS = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
+"""What separates the words of a subject, or stands for words."""
 _PLACES = re.compile(r"\{(?:route|type|schema|table)\}")
 _NOT_OF_TOPICS = re.compile("[^a-zA-Z0-9._-]")
 KAFKA_PREFIX = "ce_"
@@ -62,6 +63,18 @@ def topic_of(template: str, table: str) -> str:
     name = TableName.parse(table)
     fields = {"{schema}": name.schema, "{table}": name.name}
     return _PLACES.sub(lambda found: _NOT_OF_TOPICS.sub("_", fields.get(found[0], found[0])), template)
+
+
+@lru_cache(10_000)
+def words_of(table: str) -> str:
+    """How subjects of a table end."""
+    name = TableName.parse(table)
+    return f"{word_of(name.schema)}.{word_of(name.name)}"
+
+
+def word_of(name: str) -> str:
+    """A name as one word of a subject."""
+    return _OF_SUBJECTS.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
 @lru_cache(10_000)

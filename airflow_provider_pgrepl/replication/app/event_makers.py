@@ -19,10 +19,9 @@ from airflow_provider_pgrepl.replication.events.columns import Attnums, Publishe
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvents
 from airflow_provider_pgrepl.replication.events.formats.debezium import DebeziumFormat
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, KeyedEvents
+from airflow_provider_pgrepl.replication.events.publish.publisher import Maker
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-
-Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
 
 
 def maker_of(

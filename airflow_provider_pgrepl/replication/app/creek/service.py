@@ -17,6 +17,13 @@ from tempfile import mkdtemp
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.creek.deployment import (
+    OPTIONS_VARIABLE,
+    PUBLISHER,
+    Child,
+    Deployment,
+    SourceTables,
+)
 from airflow_provider_pgrepl.replication.app.epoch import find_epoch, otherwise_taken
 from airflow_provider_pgrepl.replication.app.evidence import check
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
@@ -24,13 +31,6 @@ from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.replicate import replicate
 from airflow_provider_pgrepl.replication.app.tables import Records, read_records
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
-from airflow_provider_pgrepl.replication.creek.deployment import (
-    OPTIONS_VARIABLE,
-    PUBLISHER,
-    Child,
-    Deployment,
-    SourceTables,
-)
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime import process_io
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
