@@ -174,7 +174,7 @@ class CopyStates:
 
 def _is_under_way(record: TableRecord | None) -> bool:
     """Return True for a table that waits for its copy, or is copied, or was when a run was killed."""
-    return record is not None and record.state in (TableState.PENDING, TableState.SNAPSHOTTING)
+    return record is not None and record.state.is_being_copied
 
 
 def _cause(error: BaseException) -> PgReplError:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ def needed_above(dsn: str, pipeline: Pipeline, tables: LSN | None) -> LSN | None
 
 def watched_above(records: Iterable[TableRecord]) -> LSN | None:
     """Above which LSN the definitions of tables have yet to be looked at, where there are no lake tables."""
-    active = (TableState.CATCHING_UP, TableState.STREAMING)
-    found = [one.position_lsn for one in records if one.state in active and one.position_lsn is not None]
+    found = [one.position_lsn for one in records if one.state.is_followed and one.position_lsn is not None]
     return min(found, default=None)
 
 

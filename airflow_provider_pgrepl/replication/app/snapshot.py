@@ -87,7 +87,6 @@ log = logging.getLogger(__name__)
 
 _EXECUTOR_S = 600.0
 """How long a snapshot waits for executors, which answer within seconds where there are any."""
-_DONE_STATES = (TableState.STREAMING, TableState.CATCHING_UP, TableState.PAUSED)
 
 
 @dataclass
@@ -134,7 +133,7 @@ class SnapshotRun:
             return True
         if self._stays_errored(record):
             return False
-        if record.state not in _DONE_STATES:
+        if not record.state.needs_changes:
             return True
         if table in selected.unnamed:
             # Nothing is copied of it now: the receiver knows its columns by their attnums.

@@ -55,7 +55,6 @@ COLUMNS = ("relation_id", "op", "commit_lsn", "ordinal", "relation_version", "xi
 _SAYING = "RT"
 _ORDER = [("relation_id", "ascending"), ("commit_lsn", "ascending"), ("ordinal", "ascending")]
 log = logging.getLogger(__name__)
-_ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
 _RECORDS_S, _SAVE_S = 2.0, 60.0
 _AT_ONCE_BYTES = 256 << 20
 """Of values, which are not read, in the files that are looked through at once."""
@@ -166,7 +165,7 @@ class TableWatch:
         self._records = {
             one.relation.oid: one
             for one in found
-            if one.state in _ACTIVE and one.relation is not None and one.position_lsn is not None
+            if one.state.is_followed and one.relation is not None and one.position_lsn is not None
         }
         for oid in self._tables.keys() - self._records.keys():
             del self._tables[oid]
@@ -250,7 +249,7 @@ class TableWatch:
     def _stop(self, oid: int, error: PgReplError, lsn: LSN) -> None:
         one, record = self._tables.pop(oid), self._records.pop(oid)
         now = self._store.read_tables(self._pipeline.name).get(record.table)
-        if now is None or now.state not in _ACTIVE or now.position_lsn != one.saved:
+        if now is None or not now.state.is_followed or now.position_lsn != one.saved:
             return
         log.error("table %s stops: %s\n  hint: %s", record.table, error.message, error.hint)
         self._store.mark_errored(self._pipeline.name, now, error, lsn)

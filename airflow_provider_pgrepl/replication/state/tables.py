@@ -108,6 +108,21 @@ class TableState(StrEnum):
     PAUSED = "paused"
     REMOVED = "removed"
 
+    @property
+    def is_being_copied(self) -> bool:
+        """The lake has no rows of it yet, or is about to get others."""
+        return self in (TableState.PENDING, TableState.SNAPSHOTTING)
+
+    @property
+    def is_followed(self) -> bool:
+        """Its changes are being applied."""
+        return self in (TableState.CATCHING_UP, TableState.STREAMING)
+
+    @property
+    def needs_changes(self) -> bool:
+        """Its changes are applied now, or when it is resumed."""
+        return self.is_followed or self is TableState.PAUSED
+
 
 _S = TableState
 _FOLLOWERS: dict[TableState | None, frozenset[TableState]] = {

@@ -48,7 +48,6 @@ WAIT_S = 75.0
 _POLL_S = 0.5
 _RUNNING = timedelta(seconds=15)
 """The replication app writes its progress every few seconds."""
-_IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
 _AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
 _CAUSE_GONE = "the cause is gone: retry the table"
@@ -216,7 +215,7 @@ def _new_tables(
 def _is_watched(record: TableRecord) -> bool:
     if record.relation is None:
         return False
-    return record.state in _IN_LAKE or _is_drift_error(record)
+    return record.state.needs_changes or _is_drift_error(record)
 
 
 def _is_drift_error(record: TableRecord) -> bool:
@@ -228,7 +227,7 @@ def _check_publications(source: Connection, pipeline: Pipeline, watched: Iterabl
     oids = {
         record.relation.publication_oid
         for record in watched
-        if record.relation is not None and record.state in _IN_LAKE
+        if record.relation is not None and record.state.needs_changes
     }
     for oid in sorted(oids - {0}):
         check_publication(source, pipeline.publication, oid)

@@ -38,8 +38,8 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
+_COPIED = {state for state in TableState if state.needs_changes or state is TableState.ERRORED}
 _JOINED_AT_A_TIME = 256 << 20
-_COPIED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED, TableState.ERRORED)
 log = logging.getLogger(__name__)
 Wait = Callable[[float], bool]
 """Waits for so many seconds, or until the process is asked to end; whether it is."""
@@ -202,7 +202,7 @@ class _Run:
         for table in [record.table for record in records]:
             # Anew each time: it may be copied again by now, and the copy is to be committed.
             record = self.store.read_tables(name).get(table)
-            if record is None or record.state not in _COPIED or record.relation is None:
+            if record is None or record.relation is None or record.state not in _COPIED:
                 continue
             chosen = self.access.pipeline.choices(table).policy.cluster_by
             cluster_by = chosen or [column.name for column in record.relation.key_columns]

@@ -23,8 +23,6 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 
 log = logging.getLogger(__name__)
 
-_BEING_COPIED = (TableState.PENDING, TableState.SNAPSHOTTING)
-
 
 def remove_tables(
     access: Access,
@@ -89,7 +87,7 @@ def _check_droppable(access: Access, store: Store, tables: Sequence[TableName]) 
 
 
 def _being_copied(records: Iterable[TableRecord]) -> bool:
-    return any(record.state in _BEING_COPIED for record in records)
+    return any(record.state.is_being_copied for record in records)
 
 
 def _refuse_last(store: Store, name: str, records: Sequence[TableRecord]) -> None:

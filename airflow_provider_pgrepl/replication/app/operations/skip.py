@@ -29,12 +29,11 @@ from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_STOPPED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[Tabl
 def _mark_errored(store: Store, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap) -> None:
     """What the replication app would do when it comes to the gap."""
     for record in records.values():
-        if record.state not in _STOPPED or not _may_lack(record, gap):
+        if not record.state.needs_changes or not _may_lack(record, gap):
             continue
         if not store.mark_errored(pipeline, record, gap_error(gap.lsn, record.table), gap.lsn):
             log.info("table %s was changed by another process meanwhile", record.table)

@@ -46,8 +46,6 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
-_NEEDING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
-"""States of tables that have a right to changes."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +364,7 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
 def _changelog(lake: _Lake, tables: Iterable[TableStatus]) -> ChangelogStatus | None:
     if lake.changelog is None or lake.epoch is None:
         return None
-    needing = {table.table: table.whole_lsn for table in tables if table.state in _NEEDING}
+    needing = {table.table: table.whole_lsn for table in tables if table.state.needs_changes}
     positions = {table: lsn for table, lsn in needing.items() if lsn is not None}
     return changelog_status(lake.changelog, lake.epoch.epoch, positions)
 
@@ -378,7 +376,7 @@ def _table(
     own, whole = (None, None) if standing is None else (standing.own, standing.whole)
     if not pipeline.has_lake_tables:
         own = whole = record.position_lsn
-    in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
+    in_lake = not record.state.is_being_copied
     return TableStatus(
         table=str(record.table),
         state=record.state,

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
-"""States of tables to which changes are applied."""
 LOOK_INTERVAL_S = 30.0
 """How often tables without changes are looked at: whether they still are as they were left."""
 _RECORDS_S = 0.5
@@ -267,7 +265,7 @@ class TableOutcomes:
         if record is None:
             return
         now = self._store.read_tables(self._pipeline).get(record.table)
-        if now is None or now.state not in ACTIVE or snapshot_of(now) != snapshot:
+        if now is None or not now.state.is_followed or snapshot_of(now) != snapshot:
             return
         error = result.to_error(record.table)
         if result.stops_pipeline:
@@ -385,7 +383,7 @@ class MergeRounds:
         self._records = {
             record.relation.oid: record
             for record in tables
-            if record.state in ACTIVE and record.relation is not None
+            if record.state.is_followed and record.relation is not None
         }
         # One that was stopped and let go on in between catches up again.
         streaming, catching_up = (

@@ -19,8 +19,6 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 
 log = logging.getLogger(__name__)
 
-_KEEPING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
-
 
 class RecordedTables:
     """Makes the work of tables; remembers by which choices each was copied."""
@@ -71,7 +69,7 @@ class RecordedTables:
         for record in records:
             if record.state is TableState.SNAPSHOTTING:
                 return None
-            if record.relation is None or record.state not in _KEEPING:
+            if record.relation is None or not record.state.needs_changes:
                 continue
             if record.relation.oid in known:
                 needed.append(known[record.relation.oid])
