@@ -72,26 +72,31 @@ def serve(argv: Sequence[str], idle_s: float = _IDLE_S) -> int:
     # Whatever a library prints is no answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     begin_compiling()
-    while select.select([sys.stdin], [], [], idle_s)[0] and (line := sys.stdin.readline()):
+    while line := _next_request(idle_s):
         wanted = json.loads(line)
         given = [*argv, f"--table={wanted['table']}", f"--subject={wanted['subject']}"]
-        code = process.run("publish-snapshot", given, of_publish_snapshot, send)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # The handlers of the snapshot's StopSignal would let it pass.
-            signal.signal(number, signal.SIG_DFL)
+        answers.write(f"{process.run('publish-snapshot', given, of_publish_snapshot, send)}\n")
+        answers.flush()
         gc.collect()
         release_unused_memory()
-        answers.write(f"{code}\n")
-        answers.flush()
     return process.DONE
+
+
+def _next_request(idle_s: float) -> str:
+    """Return the next line of stdin; nothing where it ended, or none came in time."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # The handlers of the last snapshot's StopSignal would let it pass.
+        signal.signal(number, signal.SIG_DFL)
+    return sys.stdin.readline() if select.select([sys.stdin], [], [], idle_s)[0] else ""
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     """Send a snapshot; its subject goes to stdout. Raises what `send` does."""
     if not arguments.subject:
         settings = pipeline.publisher(arguments.publisher)
+        table = _wanted(settings, arguments.table)
         wire = Wire(settings.namespace, settings.database, settings.wire)
-        arguments.subject = wire.new_snapshot(str(_wanted(settings, arguments.table)), datetime.now(UTC))
+        arguments.subject = wire.new_snapshot(str(table), datetime.now(UTC))
     code = send(pipeline, arguments)
     if code == process.DONE:
         sys.stdout.write(f"{arguments.subject}\n")
