@@ -123,7 +123,7 @@ test: setup ## The checks, and a test of each mechanism: about 13 minutes on two
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=93)
 
 .PHONY: test-fast
-test-fast: setup ## Quick tests that need no Spark, no broker and no store: 4 minutes
+test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 minutes
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest
