@@ -127,6 +127,9 @@ class _StopRequest:
 class _SnapshotsInThread(LakeSnapshots):
     """Sends snapshots from a thread of the test's process: each would be a process of 2 s otherwise."""
 
+    # Two at once would leave each other's patch of the module behind.
+    at_once = 1
+
     def send(self, table: TableName, subject: str, is_over: threading.Event) -> None:
         arguments = [*self._command[3:], f"--table={table}", f"--subject={subject}"]
         with pytest.MonkeyPatch.context() as patched:
