@@ -31,7 +31,7 @@ from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
 from tests.support.jetstream import CreekStream
 from tests.support.landed import Landed
-from tests.support.publishing import changing, finish, publishing, publishing_in_thread
+from tests.support.publishing import changing, finish, generation, publishing, publishing_in_thread
 from tests.support.replicated import execute, wait_until
 
 TABLES = ("public.t", "public.other", "public.soft")
@@ -486,3 +486,25 @@ def test_snapshot_that_is_over_ends_its_helper(helped):
     thread.join(60)
     assert not thread.is_alive()
     assert not psutil.pid_exists(int(served(done)[0][0]))
+
+
+def test_helper_of_a_publisher_serves_one_request_after_another(published):
+    """In real processes; it ends with the publisher."""
+    execute(published.dsn, "insert into other values (1, 'a')")
+    published.receive()
+    published.apply()
+    with publishing(published) as running:
+        wait_until(lambda: generation(published), what="the publisher to be connected")
+        found = []
+        for _ in range(2):
+            _, rows = published.snapshot("other")
+            assert rows == [{"id": 1, "v": "a"}]
+            helpers = [
+                one
+                for one in psutil.Process(running.pid).children(recursive=True)
+                if "--requests" in one.cmdline()
+            ]
+            found.append([one.pid for one in helpers])
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    assert not psutil.pid_exists(found[0][0])

@@ -91,11 +91,11 @@ def start(received: Received, *arguments: str, script: Path | None = None) -> su
 
 
 @contextmanager
-def publishing(received: Received, script: Path | None = None) -> Iterator[None]:
+def publishing(received: Received, script: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A publisher as a process of its own, at work while the block runs, and asked to end after it."""
     running = start(received, script=script)
     try:
-        yield
+        yield running
     finally:
         running.send_signal(signal.SIGTERM)
         assert wait_for_end(running) == 0, received.log_tail()
