@@ -276,8 +276,10 @@ def publish(
             from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
 
             jetstream = cast("JetStream", target)
-            snapshots: Snapshots = LakeSnapshots(pipeline, snapshot_command)
-            if not pipeline.has_lake_tables:
+            snapshots: Snapshots
+            if pipeline.has_lake_tables:
+                snapshots = stack.enter_context(closing(LakeSnapshots(pipeline, snapshot_command)))
+            else:
                 published = PublishedUpTo(publisher, durable_with)
                 snapshots = SourceSnapshots(pipeline, settings, jetstream.servers, published)
             requests = stack.enter_context(SnapshotRequests(pipeline, settings, snapshots))

@@ -87,9 +87,6 @@ class SourceSnapshots:
         self._servers, self._published = servers, published
         self._dsn, self._salt = process.source_dsn(), process.hash_salt(settings)
 
-    def close(self) -> None:
-        """Nothing is kept."""
-
     def why_not(self, table: TableName) -> str:
         with changelog_errors():
             known = KnownRelations(self._pipeline.lake_root).names()

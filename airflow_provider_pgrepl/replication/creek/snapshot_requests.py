@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -44,9 +44,6 @@ class Snapshots(Protocol):
     def send(self, table: TableName, subject: str, is_over: threading.Event) -> object:
         """Send one, unless it is over before. Raises PgReplError; what was sent then has no end."""
 
-    def close(self) -> None:
-        """Give back what was kept for the next one."""
-
 
 class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
     """Serves requests in their order, some at once, while the block runs.
@@ -72,7 +69,6 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         self._is_over.set()
         for thread in self._threads:
             thread.join(2 * _END_S)
-        self._snapshots.close()
 
     def accept(self, request: bytes) -> str | None:
         """The subject to which a snapshot will be sent; None for a request that is not served."""
@@ -175,7 +171,7 @@ class LakeSnapshots:
                 # A list is changed in one step, whichever thread does it.
                 self._waiting.append(helper)
                 if code:
-                    raise TargetError(f"exit code {code}; the line before says why")
+                    raise TargetError(f"its process has logged why (exit code {code})")
                 return
             if is_over.is_set():
                 return
@@ -183,6 +179,7 @@ class LakeSnapshots:
         raise TargetError("its processes end before they see the request")
 
     def close(self) -> None:
+        """End the helpers that wait for requests."""
         while self._waiting:
             self._waiting.pop().end()
 
@@ -198,7 +195,10 @@ class _Helper:
 
     def __init__(self, command: Sequence[str]) -> None:
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            # Unbuffered: closing the pipe does not write a request again that found the process gone.
+            self._process = subprocess.Popen(
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
         except OSError as error:
             raise TargetError(f"its process cannot be begun: {error.strerror}") from None
 
@@ -211,7 +211,6 @@ class _Helper:
         request = json.dumps({"table": str(table), "subject": subject}).encode()
         try:
             requests.write(request + b"\n")
-            requests.flush()
         except BrokenPipeError:
             self._check_end()
             return None
@@ -232,12 +231,9 @@ class _Helper:
             raise TargetError(f"its process ended (exit code {code})")
 
     def end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        with self._process:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
