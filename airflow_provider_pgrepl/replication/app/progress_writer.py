@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_S = 2.0
 _LAST_S = 5.0
-_LOCK_KEEPER_INTERVAL_S = 10.0
+_LOCK_INTERVAL_S = 10.0
 
 
 def holder() -> str:
@@ -113,9 +113,7 @@ class LockKeeper(BlockThread):
     happens. If another process has a lock by then, `end` is called, in the thread of the keeper.
     """
 
-    def __init__(
-        self, store: Store, end: Callable[[], object], interval_s: float = _LOCK_KEEPER_INTERVAL_S
-    ) -> None:
+    def __init__(self, store: Store, end: Callable[[], object], interval_s: float = _LOCK_INTERVAL_S) -> None:
         super().__init__("pgrepl-lock")
         self._store = store
         self._end = end

@@ -1,0 +1,1 @@
+"""Catalogs of tables: Spark's, and Unity Catalog."""

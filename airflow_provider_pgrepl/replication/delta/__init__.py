@@ -1,0 +1,1 @@
+"""Delta tables as files: log, checkpoints, one writer."""

@@ -45,7 +45,6 @@ _EXACT_CASTS = frozenset(
         (pa.float32(), pa.float64()),
     }
 )
-_COLUMNS_NUMERIC = 1700
 _COUNTED, _HEADER = frozenset({1042, 1043}), 4
 """char(n) and varchar(n), whose modifier is n and the size of a header."""
 
@@ -310,7 +309,7 @@ def _domain(column: Column) -> str:
         return ""
     made_of = column.pg_type.without_domain
     limit = ""
-    if made_of.oid == _COLUMNS_NUMERIC and made_of.typmod >= 0:
+    if made_of.oid == _NUMERIC and made_of.typmod >= 0:
         limit = "({},{})".format(*precision_and_scale(made_of.typmod))
     elif made_of.typmod >= 0:
         limit = f"({made_of.typmod - _HEADER if made_of.oid in _COUNTED else made_of.typmod})"

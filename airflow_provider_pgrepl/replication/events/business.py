@@ -359,11 +359,11 @@ class TransactionEvents(ByRelation[Event]):
 
     def _events(self, changes: list[Change]) -> list[Event]:
         last = changes[-1]
-        make = partial(_transaction_events_event, last)
+        make = partial(_event_of_transaction, last)
         return transformed(self._function, changes, TRANSACTIONS, last.commit_lsn, make)
 
 
-def _transaction_events_event(last: Change, number: int, made: BusinessEvent) -> Event:
+def _event_of_transaction(last: Change, number: int, made: BusinessEvent) -> Event:
     """The first has the id of the transaction's last change; those after it a number more."""
     name = last.id if number == 0 else f"{last.id}.{number}"
     headers = {**made.headers, **({"event_id": made.id} if made.id else {})}

@@ -1,0 +1,1 @@
+"""PostgreSQL's words: names, LSNs, relations."""

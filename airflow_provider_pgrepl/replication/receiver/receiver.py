@@ -52,7 +52,7 @@ _MENDABLE = (SourceConnectionError, UnsendableError)
 """Errors after which one connects again."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-_RECONNECTING_POLL_S = 0.1
+_FAILED_POLL_S = 0.1
 _STOP_LIMIT_S = 60.0
 
 
@@ -451,7 +451,7 @@ class ReconnectingReceiver:
         began = 0.0
         while not self._stopping.is_set():
             started, durable, changes = time.monotonic(), self.progress.durable_lsn, self.progress.changes
-            while not self._receiver.failed.wait(_RECONNECTING_POLL_S):
+            while not self._receiver.failed.wait(_FAILED_POLL_S):
                 if self._stopping.is_set():
                     return
             self._receiver.stop(is_replaced=True)

@@ -1,0 +1,1 @@
+"""Spark: sessions and their settings, connectors, executors."""

@@ -29,9 +29,9 @@ _LINES = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
 TEXT = pa.large_string()
 _QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
 _TRUE, _FALSE = pa.scalar("true", TEXT), pa.scalar("false", TEXT)
-_JSON_TEXT_LINES = r"\x{85}\x{2028}\x{2029}"
-_TO_ESCAPE = rf'["\\\x00-\x1f{_JSON_TEXT_LINES}]'
-_TO_EMBED = rf"[\r\n{_JSON_TEXT_LINES}]"
+_LINE_ENDS = r"\x{85}\x{2028}\x{2029}"
+_TO_ESCAPE = rf'["\\\x00-\x1f{_LINE_ENDS}]'
+_TO_EMBED = rf"[\r\n{_LINE_ENDS}]"
 _LARGEST_PLAIN_SCALE = 6
 """Above it Arrow writes numbers near 0 with an exponent (Decimal128::ToString), as Java does."""
 _DAYS = (-719_162, 2_932_896)

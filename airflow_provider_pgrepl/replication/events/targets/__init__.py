@@ -1,0 +1,1 @@
+"""Brokers: RabbitMQ, NATS, Kafka."""

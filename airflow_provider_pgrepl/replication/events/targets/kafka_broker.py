@@ -79,7 +79,7 @@ _OF_THE_PRODUCER = (
 ) - {"socket.timeout.ms"}
 _OVERHEAD = 1024
 """Of a message, beside its body: key, headers, and what Kafka adds."""
-_KAFKA_PROPERTIES_HINT = (
+_URI_HINT = (
     "give it as kafka://host:9092,host:9092, or kafkas://user:password@host:9093?sasl.mechanism=SCRAM-SHA-512;"
     " what is special in a password is percent-encoded"
 )
@@ -278,7 +278,7 @@ def _is_server(text: str) -> bool:
 
 
 def _unreadable() -> TargetError:
-    return TargetError("the URI of Kafka cannot be read", _KAFKA_PROPERTIES_HINT)
+    return TargetError("the URI of Kafka cannot be read", _URI_HINT)
 
 
 class KafkaTransactions:
