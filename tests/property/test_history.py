@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
@@ -27,6 +27,7 @@ from tests.support.model import Change, Row
 from tests.support.version_model import VersionModel
 
 APP = app_id("p", Epoch(1))
+ROW = ("1", None, "1", None)
 EXPORTED = datetime(2024, 5, 1, tzinfo=UTC)
 
 
@@ -130,11 +131,27 @@ def rows_of(uri: str, columns: str, where: str = "") -> list[tuple]:
     st.sampled_from(["apply", "apply", "ignore"]),
     st.sampled_from(["rewrite", "merge_on_read"]),
 )
+@example(
+    drawn=(
+        [ROW],
+        [
+            Change("T", new=("0",), commit_lsn=110),
+            Change("I", new=ROW, commit_lsn=120),
+            Change("T", new=("0",), commit_lsn=120),
+        ],
+        [],
+        relation(*COLUMNS),
+    ),
+    deaths=[],
+    deletes="hard",
+    truncate="ignore",
+    merge="rewrite",
+)
 @examples(60)
 def test_history_and_table_are_the_model_however_cut_and_whenever_a_writer_died(
-    example, deaths, deletes: str, truncate: str, merge: str
+    drawn, deaths, deletes: str, truncate: str, merge: str
 ) -> None:
-    snapshot, changes, cuts, of = example
+    snapshot, changes, cuts, of = drawn
     full = of.replica_identity == "f"
     model = VersionModel(KEY, full=full, rows=snapshot, made_at=2, ignoring=truncate == "ignore")
     model.apply(changes)

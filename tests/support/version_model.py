@@ -40,11 +40,12 @@ class VersionModel:
         before = self.rows | self._left
         held_by = {self._key_of(row): number for number, (row, _) in self.rows.items()}
         touched: set[int] = set()
+        displaced: set[int] = set()
         truncated = False
         for change in changes:
             if change.op == "T":
                 if self._ignoring:
-                    self._left |= self.rows
+                    displaced |= self._leave()
                 truncated = not self._ignoring
                 self.rows.clear()
                 held_by.clear()
@@ -62,15 +63,26 @@ class VersionModel:
             touched.add(number)
             if change.op != "D":
                 self.rows[number] = (row, lsn)
-        taken = {self._key_of(row) for row, _ in self.rows.values()}
-        displaced = {number for number, (row, _) in self._left.items() if self._key_of(row) in taken}
-        for number in displaced:
-            del self._left[number]
+        displaced |= self._give_way()
         for number, (row, made_at) in before.items():
             if truncated or number in touched | displaced:
                 there = number in self.rows or number in self._left
                 how = "T" if truncated or number in displaced else "U" if there else "D"
                 self.ended.append((row, made_at, lsn, how))
+
+    def _leave(self) -> set[int]:
+        """Pass a TRUNCATE over: the rows stay, and what an earlier one left under their keys does not."""
+        displaced = self._give_way()
+        self._left |= self.rows
+        return displaced
+
+    def _give_way(self) -> set[int]:
+        """Drop what was left under keys that rows now have; the ids of it."""
+        taken = {self._key_of(row) for row, _ in self.rows.values()}
+        displaced = {number for number, (row, _) in self._left.items() if self._key_of(row) in taken}
+        for number in displaced:
+            del self._left[number]
+        return displaced
 
     def _find(self, image: Row) -> int:
         found = [

@@ -42,25 +42,35 @@ def _settle(begin, entry, ended, present, deleted):  # type: ignore[no-untyped-d
 
 @inner
 def _displace(  # type: ignore[no-untyped-def]
+    entry, row, now, born, touched, entry_of, origin, held, version, leftover, settled, ended
+):
+    """End what ignored TRUNCATEs left under the key that a row of the transaction has at its end."""
+    code = held[row]
+    left = leftover[code]
+    if left != NONE:
+        leftover[code] = NONE
+        if touched[left] == now:
+            ended[5][entry_of[left]] = _TRUNCATED
+        elif born[left] < now:
+            entry = _end(entry, left, now, _TRUNCATED, origin, held, version, ended)
+    if not settled[code]:
+        settled[code] = True
+        entry = _end_leftover(entry, code, now, ended)
+    return entry
+
+
+@inner
+def _displace_all(  # type: ignore[no-untyped-def]
     entry, first, i, now, row_of, alive, born, touched, entry_of, origin, held, version, leftover, settled,
     ended,
 ):  # fmt: skip
-    """End what ignored TRUNCATEs left under the keys that rows of the transaction now have."""
+    """Do so for the rows that the changes from `first` until `i` inserted or updated."""
     for at in range(first, i):
         row = row_of[at]
-        if row == NONE or not alive[row]:
-            continue
-        code = held[row]
-        left = leftover[code]
-        if left != NONE:
-            leftover[code] = NONE
-            if touched[left] == now:
-                ended[5][entry_of[left]] = _TRUNCATED
-            elif born[left] < now:
-                entry = _end(entry, left, now, _TRUNCATED, origin, held, version, ended)
-        if not settled[code]:
-            settled[code] = True
-            entry = _end_leftover(entry, code, now, ended)
+        if row != NONE and alive[row]:
+            entry = _displace(
+                entry, row, now, born, touched, entry_of, origin, held, version, leftover, settled, ended
+            )
     return entry
 
 
@@ -115,7 +125,7 @@ def end_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept 
             by = truncate_by[truncates] if truncating else transaction[i]
             if by != now:
                 if ignoring:
-                    entries = _displace(
+                    entries = _displace_all(
                         entries, first, i, now, row_of, alive, born, touched, entry_of, origin, held, version,
                         leftover, settled, ended,
                     )  # fmt: skip
@@ -135,6 +145,11 @@ def end_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept 
                     continue
                 alive[row], present[row] = False, ignoring
                 if ignoring:
+                    # It stays to the transaction's end at least, so what had its key before does not.
+                    entries = _displace(
+                        entries, row, now, born, touched, entry_of, origin, held, version, leftover,
+                        settled, ended,
+                    )  # fmt: skip
                     leftover[held[row]] = row
                 elif born[row] < now and touched[row] != now:
                     entries = _end(entries, row, now, _TRUNCATED, origin, held, version, ended)
@@ -165,7 +180,7 @@ def end_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept 
         if ignoring:
             row_of[i] = row
     if ignoring:
-        entries = _displace(
+        entries = _displace_all(
             entries, first, changes, now, row_of, alive, born, touched, entry_of, origin, held, version,
             leftover, settled, ended,
         )  # fmt: skip
