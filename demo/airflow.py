@@ -20,7 +20,7 @@ from demo.errors import DemoError
 from demo.folder import ROOT, Folder
 from demo.postgres import free_port
 
-_READY_WAIT_S = 240
+_READY_WAIT_S = 600
 
 
 class Airflow:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from demo.events import Events
 
 STATUS_EVERY_S = 3.0
-WAIT_S = 300.0
+WAIT_S = 600.0
 
 
 class Show:

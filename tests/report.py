@@ -56,6 +56,7 @@ class Report:
         self.tests: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
         self.unstable: list[tuple[str, str]] = []
+        self.failed: list[tuple[str, str]] = []
         self.measured: dict[str, dict[str, Any]] = defaultdict(dict)
         self.programs: Counter[str] = Counter()
 
@@ -68,6 +69,8 @@ class Report:
             self.missing[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]
             self.unstable.append((test, str(report.longrepr)))
+        if report.outcome == "failed":
+            self.failed.append((f"{test} ({report.when})", _shortened(report.longreprtext)))
         measured = self.measured[test]
         measured[report.when or ""] = report.duration
         measured.update(dict(report.user_properties))
@@ -105,8 +108,22 @@ class Report:
         if len(self.unstable) > MOST_UNSTABLE:
             write(f"failed: more than {MOST_UNSTABLE} tests were unstable", red=True)
 
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Say last of all what failed: of a long output often only the end is kept."""
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            for test, failure in self.failed:
+                reporter.write_line(f"failed: {test}\n{failure}")
+
     def _elapsed(self) -> float:
         return time.monotonic() - self.began
+
+
+def _shortened(failure: str) -> str:
+    """Return the lines of a failure that say what was wrong, or else its last lines, none of them long."""
+    lines = failure.splitlines()
+    said = [line for line in lines if line.startswith("E  ")] or lines
+    return "\n".join(line[:200] for line in (said if len(said) <= 12 else [*said[:4], "  ...", *said[-7:]]))
 
 
 def _without_group(nodeid: str) -> str:

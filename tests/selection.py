@@ -122,6 +122,9 @@ def _group(item: pytest.Item) -> str:
         return f"spark-{zlib.crc32(item.path.name.encode()) % SPARK_SESSIONS}"
     if "broker" in _fixtures(item) and ring(item) == "integration":
         return "rabbitmq"
+    if ring(item) == "end_to_end":
+        # Each has an Airflow: several at once wait for one another until they give up on a slow machine.
+        return item.path.name
     definitions = item._fixtureinfo.name2fixturedefs.values()
     shares = any(found and found[-1].scope == "module" for found in definitions)
     return f"{item.path.name}-{_major(item)}" if shares or ring(item) not in STARTS_SPARK else item.nodeid

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from demo import kafka, nats, rabbitmq
+from demo import kafka, nats, processes, rabbitmq
 from demo.postgres import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,14 +29,27 @@ def test_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
         command = [sys.executable, "-m", "demo", *options, *events, *ports]
         # Other tests of this process have an Airflow of their own.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
-        result = subprocess.run(
-            command, cwd=ROOT, check=False, capture_output=True, text=True, env=environment
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert "EQUAL: every row of every table" in result.stdout
-        assert "balanced at" in result.stdout
-        assert not events or "pgbench_accounts: " in result.stdout.split("rebuilt from events, equal")[0]
+        code, output = ended(command, environment, Path(folder) / "demo" / "logs")
+        assert code == 0, output
+        assert "EQUAL: every row of every table" in output
+        assert "balanced at" in output
+        assert not events or "pgbench_accounts: " in output.split("rebuilt from events, equal")[0]
         assert running_with(f"PGREPL_DEMO={folder}/demo") == []
+
+
+def ended(command: list[str], environment: dict[str, str], logs: Path) -> tuple[int, str]:
+    """Return exit code and output; one that takes too long is ended as by Ctrl-C, for nothing may go on."""
+    demo = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        output, _ = demo.communicate(timeout=780)
+    except subprocess.TimeoutExpired:
+        demo.terminate()
+        output, _ = demo.communicate(timeout=100)
+    if demo.returncode != 0:
+        output += f"\nAirflow's log ends with\n{processes.tail(logs / 'airflow.log')}"
+    return demo.returncode, output
 
 
 def running_with(variable: str) -> list[str]:

@@ -40,6 +40,7 @@ def reported(node: str, seconds: float = 1.0, outcome: str = "passed", why: str 
         outcome="skipped" if skipped else outcome,
         skipped=skipped,
         longrepr=("file", 1, f"Skipped: {why}") if skipped else "assert 1 == 2",
+        longreprtext="\n".join(["def test_a():", *(f"E   {'x' * 300}{n}" for n in range(20)), "test_a.py:1"]),
         user_properties=[("cpu", 2.0), ("fixtures", {"spark": 3.0})],
     )
 
@@ -82,6 +83,18 @@ def test_run_fails_when_more_tests_were_unstable_than_allowed(report, tmp_path, 
     assert len(unstable) == MOST_UNSTABLE + more
     assert lines_of(report).count("assert 1 == 2") == len(unstable)
     assert finish(report, tmp_path) == (pytest.ExitCode.TESTS_FAILED if more else pytest.ExitCode.OK)
+
+
+def test_last_lines_of_a_run_say_what_failed(report):
+    report.pytest_runtest_logreport(reported("tests/unit/test_a.py::test_a"))
+    report.pytest_runtest_logreport(reported("tests/unit/test_a.py::test_b", outcome="failed"))
+    terminal = Written()
+    report.pytest_unconfigure(SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda _: terminal)))
+    lines = "\n".join(terminal.lines).splitlines()
+    assert lines[0] == "failed: tests/unit/test_a.py::test_b (call)"
+    assert len(lines) == 13
+    assert all(line == "  ..." or line.startswith("E  ") for line in lines[1:])
+    assert max(map(len, lines)) == 200
 
 
 def test_measured_runs_become_tables(report, tmp_path):
