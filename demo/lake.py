@@ -54,7 +54,7 @@ class Lake:
             return self._checked
         rows, totals = 0, {}
         for table, column in _SUMS.items():
-            found = view.query(f'select count(*) as n, coalesce(sum({column}), 0) as total from "{table}"')
+            found = view.sql(f"select count(*) as n, coalesce(sum({column}), 0) as total from {table}")
             rows += found["n"][0].as_py()
             totals[f"sum({column})"] = found["total"][0].as_py()
         if len(set(totals.values())) != 1:
@@ -68,7 +68,7 @@ class Lake:
         view = self._view()
         if view is None:
             raise DemoError("The lake has no consistent point with all tables.")
-        found = view.query(f'select {columns} from "{table}" order by {order}')
+        found = view.sql(f"select {columns} from {table} order by {order}")
         for batch in found.to_batches(max_chunksize=20_000):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 

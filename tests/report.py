@@ -41,6 +41,8 @@ BUDGETS_S = {
 }
 """Seconds of all workers together, on two idle cores."""
 _SAMPLE_S = 2.0
+MOST_LISTED = 20
+"""Failures that the end of the output repeats."""
 MOST_UNSTABLE = 3
 """A run with more tests that passed only when run again has failed."""
 
@@ -112,7 +114,7 @@ class Report:
         """Say last of all what failed: of a long output often only the end is kept."""
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            for test, failure in self.failed:
+            for test, failure in self.failed[:MOST_LISTED]:
                 reporter.write_line(f"failed: {test}\n{failure}")
 
     def _elapsed(self) -> float:

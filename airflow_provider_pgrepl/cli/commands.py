@@ -93,6 +93,15 @@ AFTER = Option(
     },
 )
 FOLLOW = Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
+QUERY = Option(
+    "query", {"metavar": "SQL", "help": "as 'select count(*) from public.orders', in DataFusion's SQL"}
+)
+AS_OF = Option(
+    "--as-of", {"metavar": "PLACE", "help": "an LSN or a moment; else the newest consistent point"}
+)
+FORMAT = Option(
+    "--format", {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "of the rows"}
+)
 UNITY = Option(
     "--unity",
     {
@@ -298,6 +307,14 @@ def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
     return process.DONE
 
 
+def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app import query
+    from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
+
+    refuse_without_lake(pipeline, "sql", "there is nothing to read")
+    return query.run(pipeline, arguments)
+
+
 def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
@@ -347,6 +364,12 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[Option, ...]], ...] = (
         "print changes as lines of JSON",
         _changes,
         (SOME_TABLES, AFTER, FOLLOW),
+    ),
+    (
+        "sql",
+        "read the lake's tables by a query, all of them as of one moment",
+        _sql,
+        (QUERY, AS_OF, FORMAT),
     ),
     ("drift", "compare the tables with the catalog as it is now", _drift, (LOOK_ONLY, JSON)),
     (

@@ -49,7 +49,7 @@ def test_a_transaction_of_many_parts_is_whole_at_every_point(in_small_steps, dsn
     replicated.receive()
     assert max(count_parts(replicated)) >= 3
     replicated.catch_up()
-    sql = 'select (select count(*) from "public.t") as t, (select count(*) from "public.u") as u'
+    sql = "select (select count(*) from public.t) as t, (select count(*) from public.u) as u"
     seen = [(row["t"], row["u"]) for row in replicated.at_every_point(sql, *BOTH)]
     assert set(seen) <= {(3, 3), (40_003, 5), (20_003, 6)}
     assert seen[-1] == (20_003, 6)

@@ -82,11 +82,11 @@ def pgbench(server: Server, dsn: str, *options: str) -> subprocess.Popen[bytes]:
 
 
 SUMS = f"""
-select (select sum(bbalance) from "{BRANCHES}") as branches,
-    (select sum(tbalance) from "{TELLERS}") as tellers,
-    (select sum(abalance) from "{ACCOUNTS}") as accounts,
-    (select coalesce(sum(delta), 0) from "{HISTORY}") as history,
-    (select count(*) from "{HISTORY}") as transactions
+select (select sum(bbalance) from {BRANCHES}) as branches,
+    (select sum(tbalance) from {TELLERS}) as tellers,
+    (select sum(abalance) from {ACCOUNTS}) as accounts,
+    (select coalesce(sum(delta), 0) from {HISTORY}) as history,
+    (select count(*) from {HISTORY}) as transactions
 """
 
 
@@ -107,7 +107,7 @@ def test_the_sums_of_tpc_b_are_equal_at_every_point(spark, server, dsn, tmp_path
     commits = [lsn for lsn, _ in committed_at(replicated, dsn, HISTORY)]
     rows = []
     for point, view in points_of(replicated, TPC_B):
-        (row,) = view.query(SUMS).to_pylist()
+        (row,) = view.sql(SUMS).to_pylist()
         assert row["branches"] == row["tellers"] == row["accounts"] == row["history"], row
         assert row["transactions"] == 40 + sum(lsn <= point.lsn for lsn in commits)
         rows.append(row)

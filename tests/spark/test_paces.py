@@ -22,7 +22,7 @@ from tests.support.replicated import execute, wait_until
 SLOW, QUICK, OTHER = "public.slow", "public.quick", "public.other"
 TABLES = (SLOW, QUICK, OTHER)
 NEVER_S = 3600.0
-SUM = 'select (select sum(v) from "public.slow") + (select sum(v) from "public.quick") as total'
+SUM = "select (select sum(v) from public.slow) + (select sum(v) from public.quick) as total"
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ class InProcess(Received):
 def at_every_point(lake_root: str, sql: str, *tables: str) -> list[dict[str, Any]]:
     """The one row that a query gives at each recorded consistent point of these tables, oldest first."""
     return [
-        ArrowView(point, lake_root).query(sql).to_pylist()[0]
+        ArrowView(point, lake_root).sql(sql).to_pylist()[0]
         for point in Points(lake_root).all()
         if set(tables) <= set(point.tables)
     ]

@@ -29,11 +29,11 @@ SETUP = (
     "insert into savings select chr(65 + g % 5), g, 0 from generate_series(1, 100) g",
 )
 SUMS = """
-select (select sum(balance) from "public.accounts") + (select sum(balance) from "public.savings") as total,
-    (select sum(balance) from "public.savings")
-        - (select coalesce(sum(amount), 0) from "public.ledger") as gap,
+select (select sum(balance) from public.accounts) + (select sum(balance) from public.savings) as total,
+    (select sum(balance) from public.savings)
+        - (select coalesce(sum(amount), 0) from public.ledger) as gap,
     (select count(*) from (
-        select tx from "public.ledger" group by tx, steps having count(*) <> steps)) as torn
+        select tx from public.ledger group by tx, steps having count(*) <> steps)) as torn
 """
 """At every moment between transactions: total 300000, gap 0, torn 0."""
 WHOLE = {"total": 300_000, "gap": 0, "torn": 0}

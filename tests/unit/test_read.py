@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.time_travel.views import view_names
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
@@ -45,8 +45,8 @@ def test_every_table_is_read_at_the_version_that_the_point_names(tmp_path: Path)
     assert view.point.lsn == 10
     assert view.tables == ("public.a", "public.b")
     assert view.table("public.a")["n"].to_pylist() == [1]
-    both = 'select (select sum(n) from "public.a") + (select sum(n) from "public.b") as total'
-    assert view.query(both).to_pylist() == [{"total": 0}]
+    both = "select (select sum(n) from public.a) + (select sum(n) from public.b) as total"
+    assert view.sql(both).to_pylist() == [{"total": 0}]
 
 
 def test_an_earlier_point_shows_the_earlier_state(tmp_path: Path) -> None:
@@ -54,9 +54,7 @@ def test_an_earlier_point_shows_the_earlier_state(tmp_path: Path) -> None:
         pin(tmp_path, lsn, a=write(tmp_path, "public.a", numbers(lsn)))
     earlier = consistent_arrow(str(tmp_path), lsn=25)
     assert sorted(earlier.table("public.a")["n"].to_pylist()) == [10, 20]
-    assert consistent_arrow(str(tmp_path)).query('select count(*) as n from "public.a"')["n"].to_pylist() == [
-        3
-    ]
+    assert consistent_arrow(str(tmp_path)).sql("select count(*) as n from public.a")["n"].to_pylist() == [3]
 
 
 def test_a_point_of_an_older_epoch_is_read_only_when_asked_for(tmp_path: Path) -> None:
@@ -83,18 +81,19 @@ def test_types_come_back_as_the_lake_table_has_them(tmp_path: Path) -> None:
     pin(tmp_path, 1, a=write(tmp_path, "public.a", data))
     view = consistent_arrow(str(tmp_path))
     assert view.table("public.a").equals(data)
-    assert view.query('select "Text" from "public.a" where "Text" is not null').schema.types == [pa.string()]
+    assert view.sql('select "Text" from public.a where "Text" is not null').schema.types == [pa.string()]
 
 
 @pytest.mark.parametrize("name", ['"My Schema"."a.b/c%d"', '_hidden."quote""d"', "public.ünïcode"])
 def test_odd_names_are_found_and_can_be_queried(tmp_path: Path, name: str) -> None:
-    key = str(TableName.parse(name))
+    table = TableName.parse(name)
+    key = str(table)
     version = write(tmp_path, name, numbers(4))
     write(tmp_path, name, numbers(5))
     Points(str(tmp_path)).append(ConsistentPoint(1, LSN(1), None, {key: version}))
     view = consistent_arrow(str(tmp_path))
     assert view.table(name)["n"].to_pylist() == [4]
-    assert view.query(f"select sum(n) as n from {quote_identifier(key)}")["n"].to_pylist() == [4]
+    assert view.sql(f"select sum(n) as n from {table.sql}")["n"].to_pylist() == [4]
 
 
 def test_a_table_that_the_point_does_not_name_raises_though_it_is_there(tmp_path: Path) -> None:
@@ -103,8 +102,8 @@ def test_a_table_that_the_point_does_not_name_raises_though_it_is_there(tmp_path
     view = consistent_arrow(str(tmp_path))
     with pytest.raises(LakeError, match=r"0/1 does not hold public\.b"):
         view.table("public.b")
-    with pytest.raises(LakeError, match=r"public\.b"):
-        view.query('select * from "public.b"')
+    with pytest.raises(ConfigError, match=r"public\.b"):
+        view.sql("select * from public.b")
     with pytest.raises(LakeError, match="schema-qualified"):
         view.table("b")
 
@@ -120,7 +119,7 @@ def test_a_failing_query_never_shows_a_value(tmp_path: Path) -> None:
     data = pa.table({"secret": ["do-not-show"]})
     pin(tmp_path, 1, a=write(tmp_path, "public.a", data))
     with pytest.raises(LakeError) as raised:
-        consistent_arrow(str(tmp_path)).query('select cast(secret as int) from "public.a"')
+        consistent_arrow(str(tmp_path)).sql("select cast(secret as int) from public.a")
     assert "do-not-show" not in repr(raised.value)
     assert raised.value.__cause__ is None
     assert raised.value.__context__ is None
@@ -128,8 +127,8 @@ def test_a_failing_query_never_shows_a_value(tmp_path: Path) -> None:
 
 def test_wrong_sql_is_said_to_be_wrong(tmp_path: Path) -> None:
     pin(tmp_path, 1, a=write(tmp_path, "public.a", numbers(1)))
-    with pytest.raises(LakeError, match="No field named nope"):
-        consistent_arrow(str(tmp_path)).query('select nope from "public.a"')
+    with pytest.raises(ConfigError, match="No field named nope"):
+        consistent_arrow(str(tmp_path)).sql("select nope from public.a")
 
 
 def test_a_lake_without_points_says_so(tmp_path: Path) -> None:

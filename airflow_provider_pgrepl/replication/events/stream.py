@@ -47,7 +47,7 @@ def stream(
 
 
 class ChangeStream:
-    """An asynchronous iterator over changes; may be waited for with a time limit, and gone on with."""
+    """Changes for `for` and `async for`; may be waited for with a time limit, and gone on with."""
 
     def __init__(
         self,
@@ -72,6 +72,20 @@ class ChangeStream:
         older than what is kept. None before the first change was waited for."""
         return self._last
 
+    def __iter__(self) -> Iterator[Change]:
+        while True:
+            while self._waiting:
+                yield self._given()
+            if not self._fill() and not self._waiting:
+                if not self._follow:
+                    return
+                time.sleep(self._poll_s)
+
+    def _given(self) -> Change:
+        change = self._waiting.popleft()
+        self._last = change.position
+        return change
+
     def __aiter__(self) -> ChangeStream:
         return self
 
@@ -89,9 +103,7 @@ class ChangeStream:
                 if not self._follow:
                     raise StopAsyncIteration
                 await asyncio.sleep(self._poll_s)
-        change = self._waiting.popleft()
-        self._last = change.position
-        return change
+        return self._given()
 
     def _fill(self) -> bool:
         """Whether there was anything to read."""

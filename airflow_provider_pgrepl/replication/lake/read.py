@@ -7,13 +7,12 @@ as of a transaction can be imported from here, too.
 
 from __future__ import annotations
 
-import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
@@ -21,6 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
+from airflow_provider_pgrepl.replication.lake.sql import sql_reader
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     ArrowAsOf,
     HistoryAt,
@@ -35,15 +35,12 @@ from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVer
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.session import check_delta
-from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-log = logging.getLogger(__name__)
 
 __all__ = [
     "ArrowAsOf",
@@ -74,8 +71,7 @@ def consistent_read(
     Raises ToolError when the session has no Delta, LakeError when there is no such point.
     """
     check_delta(spark)
-    root = _root(pipeline)
-    return ConsistentView(_point(root, lsn, epoch), root, spark)
+    return consistent_arrow(pipeline, lsn, epoch).for_spark(spark)
 
 
 def consistent_arrow(
@@ -96,14 +92,24 @@ class _View:
     lake_root: str
 
     @property
+    def lsn(self) -> LSN:
+        """All that committed at or before it is shown, and nothing later."""
+        return LSN(self.point.lsn)
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch to which the LSN belongs."""
+        return Epoch(self.point.epoch)
+
+    @property
     def tables(self) -> tuple[str, ...]:
         """The tables that the point names, in order."""
         return tuple(sorted(key for key in self.point.tables if not is_history(key)))
 
     def _history(self, table: str) -> HistoryAt:
-        pinned, epoch, lsn = self._pinned(table), Epoch(self.point.epoch), LSN(self.point.lsn)
+        pinned = self._pinned(table)
         current = pa.schema(pinned.open().schema().to_arrow())
-        return HistoryAt.find(self.lake_root, pinned.name, current, epoch, lsn)
+        return HistoryAt.find(self.lake_root, pinned.name, current, self.epoch, self.lsn)
 
     def _parsed(self, table: str) -> TableName:
         try:
@@ -117,7 +123,7 @@ class _View:
         version = self.point.tables.get(str(name))
         if version is None:
             raise LakeError(
-                f"the consistent point at {LSN(self.point.lsn)} does not hold {name}",
+                f"the consistent point at {self.lsn} does not hold {name}",
                 "it is being copied, errored, or not replicated; `pgrepl status`"
                 f" says which. The point holds: {', '.join(self.tables)}",
             )
@@ -156,40 +162,21 @@ class ArrowView(_View):
         null. Raises LakeError also when the table keeps no history."""
         return self._history(name).arrow(self.table(name))
 
-    def query(self, sql: str) -> pa.Table:
-        """DataFusion SQL; a table is named as in `select count(*) from "public.orders"`, in double quotes.
+    def sql(self, query: str) -> pa.Table:
+        """Return the rows of a query, as `sql_reader` gives them."""
+        with self.sql_reader(query) as rows:
+            return rows.read_all()
 
-        Raises LakeError for a table that the point does not name, and for SQL that cannot be run.
-        """
-        named = {table: quote_identifier(table) for table in self.tables}
-        return self._run(
-            sql, {quoted: self._pinned(key).open() for key, quoted in named.items() if quoted in sql}
-        )
+    def sql_reader(self, sql: str) -> AbstractContextManager[pa.RecordBatchReader]:
+        """Run a query of DataFusion's SQL over the tables, named as in `public.orders`; yields its rows,
+        read as they are asked for. Raises ConfigError for what is no query, LakeError for what fails."""
+        moment = f"the consistent point {self.lsn}"
+        return sql_reader(sql, self.tables, lambda table: self._pinned(table).open(), moment)
 
-    def _run(self, sql: str, tables: dict[str, DeltaTable]) -> pa.Table:
-        builder = QueryBuilder()
-        for quoted, table in tables.items():
-            builder.register(quoted, table)
-        is_planned = False
-        try:
-            found = builder.execute(sql)
-            is_planned = True
-            return _plain(pa.table(found))
-        except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
-            # DataFusion raises plain Exception. What it says of data may hold values, so only its first words
-            # about the statement go on; a chained error would carry the rest.
-            doing = f"the query at the consistent point {LSN(self.point.lsn)} failed"
-            said = type(error).__name__ if is_planned else str(error).partition("\n")[0]
-            if is_planned:
-                log_unexpected(log, doing, error)
-            failed = traced(
-                LakeError(
-                    f"{doing}: {said}",
-                    f"tables are written in double quotes; the point holds: {', '.join(self.tables)}",
-                ),
-                error,
-            )
-        raise failed
+    def for_spark(self, spark: SparkSession) -> ConsistentView:
+        """Return the same for Spark. Raises ToolError when the session has no Delta."""
+        check_delta(spark)
+        return ConsistentView(self.point, self.lake_root, spark)
 
 
 def _app(lake_root: str, epoch: int) -> str | None:
@@ -219,10 +206,3 @@ def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> Consiste
             "points_keep_h of the pipeline says how long they are",
         )
     return found
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """View types, DataFusion's own, as the types that everybody reads."""
-    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
-    return table.cast(pa.schema(fields, metadata=table.schema.metadata))

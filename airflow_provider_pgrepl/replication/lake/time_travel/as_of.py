@@ -11,12 +11,14 @@ ended before a column was added has null there.
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import errors
@@ -32,6 +34,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     aligned,
     history_uri,
 )
+from airflow_provider_pgrepl.replication.lake.sql import sql_reader
 from airflow_provider_pgrepl.replication.lake.time_travel import spark_overlay
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import Moment, TableVersion, find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import (
@@ -291,6 +294,24 @@ class ArrowAsOf(_AsOf):
         null. Raises LakeError also when the table keeps no history."""
         plan = self._plan(name)
         return self._history(plan).arrow(plan.rows(), plan)
+
+    def sql_reader(self, sql: str) -> AbstractContextManager[pa.RecordBatchReader]:
+        """Run a query of DataFusion's SQL over the tables, named as in `public.orders`; yields its rows.
+
+        A table with changes since the nearest version of it is read into memory, and lies in a temporary
+        folder meanwhile. Raises ConfigError for what is no query, LakeError for what fails, and
+        what `table` raises.
+        """
+        return sql_reader(sql, self.tables, self._source, str(self.lsn))
+
+    def _source(self, table: str) -> DeltaTable | pa.Table:
+        plan = self._plan(table)
+        return plan.rows() if plan.overlays else plan.version.open()
+
+    def for_spark(self, spark: SparkSession) -> SparkAsOf:
+        """Return the same for Spark. Raises ToolError when the session has no Delta."""
+        check_delta(spark)
+        return SparkAsOf(self.moment, self.planner, spark)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""`pgrepl sql`: a query over the lake as of one moment, without Spark, as text or as Parquet."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from airflow_provider_pgrepl.errors import ConfigError, one_line
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.events.changes import python_values
+from airflow_provider_pgrepl.replication.events.formats.json_text import JsonRows, json_texts, json_value
+from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+MOST_SHOWN = 1_000
+"""Rows that the format `table` shows: it needs all of them for the widths of its columns."""
+_WIDEST = 80
+"""Characters of a value that the format `table` shows."""
+
+_AS_THEY_ARE = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_date32,
+)
+
+
+def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    """Print what a query finds. Raises what `Lake.at` and `Lake.sql` of `airflow_provider_pgrepl.lake` do."""
+    write = FORMATS[arguments.format]
+    if write is _write_parquet and sys.stdout.isatty():
+        raise ConfigError("Parquet is not for a terminal", "send it to a file, with > orders.parquet")
+    try:
+        with _reader(pipeline, arguments.query, arguments.as_of) as rows:
+            write(rows, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Whoever read has enough; Python's own flush at the end must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return process.DONE
+
+
+def _reader(pipeline: Pipeline, sql: str, as_of: str | None) -> AbstractContextManager[pa.RecordBatchReader]:
+    if as_of is None:
+        return consistent_arrow(pipeline).sql_reader(sql)
+    if "/" in as_of:
+        return arrow_view_as_of(pipeline, lsn=as_of).sql_reader(sql)
+    return arrow_view_as_of(pipeline, timestamp=_moment(as_of)).sql_reader(sql)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--as-of: {text!r} is no LSN and no moment", "give it as 0/16B3748 or 2026-01-31T12:00:00Z"
+        ) from None
+
+
+def _write_table(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
+    """As psql does: numbers to the right, NULL as nothing, and how many rows there are."""
+    names = [one_line(name) for name in rows.schema.names]
+    to_right = [pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in rows.schema.types]
+    lines: list[tuple[str, ...]] = []
+    is_all = True
+    for batch in rows:
+        texts = [[_cell(text) for text in _texts(column).to_pylist()] for column in batch.columns]
+        lines += zip(*texts, strict=True)
+        if len(lines) > MOST_SHOWN:
+            del lines[MOST_SHOWN:]
+            is_all = False
+            break
+    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    out.write(f" {' | '.join(map(str.center, names, widths))}\n".encode())
+    out.write(f"{'-+-'.join('-' * width for width in widths).join('--')}\n".encode())
+    for line in lines:
+        cells = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, to_right, strict=True)
+        )
+        out.write(f" {' | '.join(cells)}\n".encode())
+    count = f"{len(lines):,} row{'' if len(lines) == 1 else 's'}"
+    more = "" if is_all else " of more: --format csv, json and parquet give all"
+    out.write(f"({count}{more})\n".encode())
+
+
+def _cell(text: str | None) -> str:
+    shown = one_line(text or "")
+    return shown if len(shown) <= _WIDEST else f"{shown[: _WIDEST - 1]}…"
+
+
+def _write_csv(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
+    """With a head; NULL is nothing, and texts are in quotes."""
+    schema = _with_texts(rows.schema, _is_plain)
+    with pyarrow.csv.CSVWriter(out, schema) as writer:
+        for batch in rows:
+            writer.write_batch(_in_schema(batch, schema))
+
+
+def _write_json(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
+    """An object a line, with the values that `pgrepl changes` writes."""
+    lines = JsonRows(rows.schema.names)
+    for batch in rows:
+        columns = [json_texts(_known(column), is_json=False) for column in batch.columns]
+        for line in lines.of(columns, batch.num_rows).to_pylist():
+            out.write(f"{line}\n".encode())
+
+
+def _write_parquet(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
+    schema = _with_texts(rows.schema, lambda kind: not pa.types.is_interval(kind))
+    with pyarrow.parquet.ParquetWriter(_Counted(out), schema) as writer:
+        for batch in rows:
+            writer.write_batch(_in_schema(batch, schema))
+
+
+class _Counted:
+    """A pipe that knows its place, for which pyarrow asks."""
+
+    closed = False
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._place = out, 0
+
+    def write(self, data: bytes) -> int:
+        self._place += len(data)
+        return self._out.write(data)
+
+    def tell(self) -> int:
+        return self._place
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+FORMATS: dict[str, Callable[[pa.RecordBatchReader, BinaryIO], None]] = {
+    "table": _write_table,
+    "csv": _write_csv,
+    "json": _write_json,
+    "parquet": _write_parquet,
+}
+
+
+def _with_texts(schema: pa.Schema, is_kept: Callable[[pa.DataType], bool]) -> pa.Schema:
+    return pa.schema([field if is_kept(field.type) else field.with_type(pa.string()) for field in schema])
+
+
+def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with its values as texts where the schema has texts in their place."""
+    pairs = zip(batch.columns, schema.types, strict=True)
+    return pa.record_batch([one if one.type == kind else _texts(one) for one, kind in pairs], schema=schema)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return any(is_one(kind) for is_one in _AS_THEY_ARE)
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Values as texts: what has parts as JSON, bytes as PostgreSQL writes them."""
+    kind = values.type
+    if pa.types.is_nested(kind):
+        return pa.array(_each(values, json_value), pa.string())
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.array(_each(values, lambda value: f"\\x{value.hex()}"), pa.string())
+    # Arrow has no text of an interval.
+    return (
+        pa.array(_each(values, str), pa.string()) if pa.types.is_interval(kind) else values.cast(pa.string())
+    )
+
+
+def _each(values: pa.Array, text_of: Callable[[Any], str]) -> Iterator[str | None]:
+    return (None if value is None else text_of(value) for value in python_values(values))
+
+
+def _known(values: pa.Array) -> pa.Array:
+    """A type that no lake table has, as of an interval that SQL made, as text."""
+    kind = values.type
+    is_known = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
+    return _texts(values) if pa.types.is_temporal(kind) and not is_known else values

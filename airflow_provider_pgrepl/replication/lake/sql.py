@@ -1,0 +1,104 @@
+"""SQL over the lake's tables as they were at one moment, by DataFusion. It reads, and writes nothing."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+log = logging.getLogger(__name__)
+
+_PLAIN_TYPES = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_READING = ("select", "with", "values", "describe")
+_BEFORE_FIRST_WORD = re.compile(r"(\s|\(|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
+_WORD = re.compile(r"\w*")
+
+Source = Callable[[str], DeltaTable | pa.Table]
+"""Returns a table's rows at the moment, by its name as in `public.orders`."""
+
+
+@contextmanager
+def sql_reader(
+    sql: str, tables: Sequence[str], source: Source, moment: str
+) -> Iterator[pa.RecordBatchReader]:
+    """Run one statement of DataFusion's SQL over `tables`; yields its rows, read as they are asked for.
+
+    A table is named as in PostgreSQL: `sales.items`, `orders` or `public.orders`, and what has capitals in
+    double quotes. Only tables whose name is in the statement are opened.
+
+    Raises ConfigError for a statement that does not read, or cannot be planned, LakeError when it fails
+    while rows are read.
+    """
+    check_reads(sql)
+    hint = f"the lake has at this moment: {', '.join(tables) or 'no table'}"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="pgrepl-sql-")))
+        builder = QueryBuilder()
+        schemas = {"public"}
+        for number, name in enumerate(_named(sql, tables)):
+            if name.schema not in schemas:
+                schemas.add(name.schema)
+                builder.execute(f"create schema {quote_identifier(name.schema)}").read_all()
+            rows = source(str(name))
+            if isinstance(rows, pa.Table):
+                uri = str(folder / str(number))
+                write_deltalake(uri, rows)
+                rows = DeltaTable(uri)
+            builder.register(name.sql, rows)
+        yield _reader(builder, sql, f"the query at {moment} failed", hint)
+
+
+def check_reads(sql: str) -> None:
+    """Raise ConfigError unless the statement is a query: DataFusion's `copy` would write files."""
+    first = _WORD.match(sql, _BEFORE_FIRST_WORD.match(sql).end()).group().lower()  # type: ignore[union-attr]
+    if first not in _READING:
+        raise ConfigError(
+            f"the statement begins with {first or 'no word'}, which is no query",
+            f"give one that begins with {', '.join(_READING[:-1])} or {_READING[-1]}",
+        )
+
+
+def _named(sql: str, tables: Sequence[str]) -> list[TableName]:
+    """Tables whose name is somewhere in a statement."""
+    text = sql.casefold()
+    parsed = map(TableName.parse, tables)
+    return [table for table in parsed if quote_identifier(table.name)[1:-1].casefold() in text]
+
+
+def _reader(builder: QueryBuilder, sql: str, doing: str, hint: str) -> pa.RecordBatchReader:
+    failed: ConfigError | None = None
+    try:
+        found = pa.RecordBatchReader.from_stream(builder.execute(sql))
+    except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
+        # Before any row was read it speaks of the statement alone.
+        failed = traced(ConfigError(f"{doing}: {str(error).partition(chr(10))[0]}", hint), error)
+    if failed is not None:
+        raise failed
+    fields = [field.with_type(_PLAIN_TYPES.get(field.type, field.type)) for field in found.schema]
+    schema = pa.schema(fields, metadata=found.schema.metadata)
+    return pa.RecordBatchReader.from_batches(schema, _batches(found, schema, doing, hint))
+
+
+def _batches(
+    found: pa.RecordBatchReader, schema: pa.Schema, doing: str, hint: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches in types that everybody reads. What DataFusion says of rows may hold values of theirs."""
+    failed: LakeError | None = None
+    try:
+        for batch in found:
+            yield batch.cast(schema)
+    except Exception as error:  # noqa: BLE001
+        log_unexpected(log, doing, error)
+        failed = traced(LakeError(f"{doing}: {type(error).__name__}", hint), error)
+    if failed is not None:
+        raise failed
