@@ -54,8 +54,17 @@ USER pgrepl
 VOLUME /data
 CMD ["versitygw", "--port", ":7070", "posix", "/data"]
 
-FROM pgrepl AS creek
-ENV PGREPL_LAKE=/lake
+# Events alone need neither Airflow nor Java nor Spark. With lake tables: the image pgrepl, and `pgrepl creek` as its command.
+FROM ${PYTHON} AS creek
+RUN pip install --no-cache-dir uv==0.13.8
+WORKDIR /opt/pgrepl
+COPY pyproject.toml uv.lock ./
+RUN uv sync --frozen --no-dev --no-install-project --extra nats --no-cache
+COPY --from=wheel /wheel/ /wheel/
+RUN uv pip install --no-cache --no-deps /wheel/*.whl && .venv/bin/pgrepl warm-up
+RUN useradd --uid 50000 --create-home pgrepl && mkdir /lake && chown pgrepl /lake
+USER pgrepl
+ENV PATH=/opt/pgrepl/.venv/bin:$PATH PGREPL_LAKE=/lake
 VOLUME /lake
 ENTRYPOINT ["pgrepl", "creek"]
 

@@ -117,9 +117,17 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 
 .PHONY: test
 # Its tests wait for servers more than they compute.
-test test-fast: WORKERS = 5
+mechanisms test-fast: WORKERS = 5
 test: setup ## The checks, and a test of each mechanism: about 13 minutes on two cores
-	@$(MAKE) -j 3 --output-sync=target classes oldest check
+	@$(MAKE) -j 2 --output-sync=target classes oldest
+	@$(MAKE) -j 2 checked mechanisms
+
+# What fails is shown at once, and the tests go on.
+.PHONY: checked mechanisms
+checked:
+	@mkdir -p .pytest_cache; $(MAKE) check >.pytest_cache/check.log 2>&1 && echo "the checks passed" || { cat .pytest_cache/check.log; exit 1; }
+
+mechanisms:
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=93)
 
 .PHONY: test-fast

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -78,12 +78,16 @@ def _opened(lake: str | Path) -> Pipeline | str:
     return str(lake)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lake:
     """A lake as of one moment: the same rows whenever they are read, the same transactions in all tables."""
 
     _pipeline: Pipeline | str
     _find: Callable[[], _View]
+
+    def __repr__(self) -> str:
+        opened = self._pipeline
+        return f"Lake({opened.lake_root if isinstance(opened, Pipeline) else opened})"
 
     @cached_property
     def _view(self) -> _View:
@@ -220,8 +224,8 @@ class LakeTable:
     """A table of a lake as of the lake's moment."""
 
     name: str
-    _pipeline: Pipeline | str
-    _view: _View
+    _pipeline: Pipeline | str = field(repr=False)
+    _view: _View = field(repr=False)
 
     def to_arrow(self) -> pa.Table:
         """Return the whole table. Raises LakeError for a table that the lake does not have at the moment;

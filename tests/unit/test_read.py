@@ -131,8 +131,8 @@ def test_wrong_sql_is_said_to_be_wrong(tmp_path: Path) -> None:
         consistent_arrow(str(tmp_path)).sql("select nope from public.a")
 
 
-def test_a_lake_without_points_says_so(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match="no consistent point yet"):
+def test_folder_that_is_no_lake_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LakeError, match=f"there is no lake at {tmp_path}"):
         consistent_arrow(str(tmp_path))
 
 

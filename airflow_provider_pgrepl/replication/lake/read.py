@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
@@ -187,10 +187,20 @@ def _app(lake_root: str, epoch: int) -> str | None:
         return None
 
 
+def _check_is_lake(lake_root: str) -> None:
+    try:
+        read_epoch(changelog_uri(lake_root))
+    except NoChangelogError:
+        raise LakeError(
+            f"there is no lake at {lake_root}", "give the pipeline's file, or the place that its lake names"
+        ) from None
+
+
 def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> ConsistentPoint:
     points = Points(lake_root)
     latest = points.latest()
     if latest is None:
+        _check_is_lake(lake_root)
         raise LakeError(
             f"the lake {lake_root} has no consistent point yet",
             "the replication app writes the first one when the tables have caught up",
