@@ -31,6 +31,7 @@ FIGURES = (
     "many_tables",
     "partition_ddl",
     "idle",
+    "idle_events",
     "receive_s3",
     "apply_s3",
     "snapshot_s3",

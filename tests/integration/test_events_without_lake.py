@@ -30,7 +30,9 @@ from demo.nats import NatsServer
 from tests.conftest import fresh_database
 from tests.support.events_only import EventsOnly
 from tests.support.jetstream import creek_applied
+from tests.support.kafka import KafkaTopics
 from tests.support.kept import A, B, kept_tables
+from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute, kill, wait_until
 
 IDLE_BYTES = 250 << 20
@@ -270,6 +272,31 @@ def test_an_update_that_lacks_a_value_stops_its_table_and_sends_no_null(events):
     assert events.seen() == [("other", "c", 1)]
     record = read_record(events.pipeline.lake_root, "events")
     assert [one.table for one in record.stopped.values()] == ["public.t"]
+
+
+def supplied(events: EventsOnly, target: str, arrived: Callable[[], list[dict[str, Any] | None]]) -> None:
+    """Changes arrive at a broker, also those of a second run."""
+    events.configure(publishers={"events": {"target": target}})
+    events.take()
+    execute(events.dsn, "insert into t values (2, 'a')", "delete from t where id = 1")
+    events.catch_up()
+    execute(events.dsn, "insert into other values (3, 'b')")
+    events.catch_up()
+    found = [(change["op"], (change["data"] or change["old"])["id"]) for change in arrived() if change]
+    assert sorted(found) == [("delete", 1), ("insert", 2), ("insert", 3)]
+
+
+def test_rabbitmq_is_supplied_without_a_lake(events, broker, monkeypatch):
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
+    name = events.pipeline.name
+    queue = Queue(broker.uri, f"pgrepl.{name}", f"q-{name}")
+    supplied(events, "rabbitmq", lambda: [message.event for message in queue.take()])
+
+
+def test_kafka_is_supplied_without_a_lake(events, kafka, monkeypatch):
+    monkeypatch.setenv(TARGET_VARIABLE, kafka.uri)
+    topics = KafkaTopics(kafka.servers, events.pipeline.name)
+    supplied(events, "kafka", lambda: [message.value for message in topics.messages()])
 
 
 def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):

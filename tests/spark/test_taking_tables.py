@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, SnapshotError, TableError
+from airflow_provider_pgrepl.lake import open_lake
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -113,6 +114,27 @@ def test_tables_that_are_added_and_taken_anew_under_traffic_equal_the_source(rep
     replicated.snapshot()  # neither retires what was added, nor takes it once more
     assert set(states(replicated).values()) == {"streaming"}
     replicated.assert_equal("public.a", "public.b", "public.c", 'public."D ""x"')
+
+
+def test_events_alone_get_lake_tables_lose_them_and_get_them_back(replicated):
+    def received(*statements: str) -> None:
+        execute(replicated.dsn, *statements)
+        assert replicated.run("replicate", "--until", "caught-up") == 0, replicated.log_tail()
+
+    replicated.configure(lake_tables="none")
+    replicated.snapshot()
+    received("insert into a values (10, 'before')", "delete from b where id = 1")
+    for number in (20, 30):
+        replicated.configure(lake_tables="all")
+        assert replicated.run("replicate", "--until", "caught-up") == 78
+        assert "they were taken with none: public.a, public.b" in replicated.log_tail()
+        replicated.snapshot()
+        received(f"insert into a values ({number}, 'after')", "update b set v = v || '!'")
+        replicated.assert_equal("public.a", "public.b")
+        replicated.configure(lake_tables="none")
+        replicated.snapshot()
+        assert open_lake(replicated.pipeline).tables == ()
+        received(f"insert into a values ({number + 1}, 'between')", "delete from b where id = 2")
 
 
 def test_a_removed_table_is_not_taken_again_until_somebody_asks(replicated):

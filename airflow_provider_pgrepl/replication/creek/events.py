@@ -118,5 +118,6 @@ class _Shape:
                 f"{self._table}: an update left {', '.join(unknown)} as it was: the server did not send it,"
                 " and neither the changelog nor the lake can tell its value",
                 "give the table REPLICA IDENTITY FULL; or set on_error to skip_and_record, and the change is"
-                " not sent; or unchanged to look_up, and NULL is sent, named in the header Creek-Unchanged",
+                " not sent; or, of a pipeline with lake tables, unchanged to look_up, and NULL is sent, named"
+                " in the header Creek-Unchanged",
             )
