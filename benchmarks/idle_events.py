@@ -30,7 +30,6 @@ _PATIENCE_S = 120
 def run(folder: Path, scale: float) -> Figure:
     """All tables have changed once, and the changes were sent to NATS."""
     server = NatsServer(folder / "nats")
-    given = {_EVENTS: {"target": "nats", "database": "idle"}}
     with running_source() as source:
         for table in _TABLES:
             workload.make_table(source, _ROWS, table)
@@ -38,11 +37,9 @@ def run(folder: Path, scale: float) -> Figure:
         dsn = source.replicator_dsn()
         os.environ[TARGET_VARIABLE] = server.uri
         try:
-            alone = pipelines.make_pipeline(
-                folder, "events_alone", *_TABLES, lake_tables="none", publishers=given
-            )
+            alone = _pipeline(folder, "events_alone", lake_tables="none")
             ours, cpu = _idle(source, dsn, alone, scale, ("replicate", "--publish", _EVENTS))
-            with_tables = pipelines.make_pipeline(folder, "with_tables", *_TABLES, publishers=given)
+            with_tables = _pipeline(folder, "with_tables")
             others, _ = _idle(
                 source, dsn, with_tables, scale, ("replicate",), ("publish", "--publisher", _EVENTS)
             )
@@ -59,6 +56,11 @@ def run(folder: Path, scale: float) -> Figure:
         memory <= _LIMIT_MB,
         {"MB": {kind: round(size) for kind, size in others.items()}},
     )
+
+
+def _pipeline(folder: Path, name: str, **options: str) -> Pipeline:
+    given = {_EVENTS: {"target": "nats", "database": name}}
+    return pipelines.make_pipeline(folder, name, *_TABLES, publishers=given, **options)
 
 
 def _idle(

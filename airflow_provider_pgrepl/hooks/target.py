@@ -9,29 +9,22 @@ from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app.process import REGISTRY_VARIABLE, SALT_VARIABLE, TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, TargetKind
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS, TargetName
 
-_SCHEMES: dict[TargetKind, tuple[str, str]] = {
-    "rabbitmq": ("amqp", "amqps"),
-    "nats": ("nats", "tls"),
-    "kafka": ("kafka", "kafkas"),
-}
-"""Without TLS, and with it."""
 _SECRET = ("password", "secret", "pem", "oauthbearer.config")
 """In names of librdkafka's properties."""
-_ANYBODY = "guest"
-"""Login and password of a RabbitMQ that nobody has set up."""
 
 
 def target_secrets(settings: PublisherSettings) -> dict[str, str]:
     """What a publisher needs of connections, for the environment of its process alone. Raises ConfigError."""
     secrets = {TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
-    if settings.format == "avro":
+    if FORMATS[settings.format].has_registry:
         secrets[REGISTRY_VARIABLE] = registry_uri(settings)
     return secrets | ({SALT_VARIABLE: hash_salt(settings)} if settings.hash_columns else {})
 
 
-def target_uri(conn_id: str, target: TargetKind) -> str:
+def target_uri(conn_id: str, target: TargetName) -> str:
     """The URI of a connection, as `amqp://user:password@host:port/vhost`; masked in logs from here on.
 
     The connection's schema is RabbitMQ's virtual host, `/` unless given. Kafka's host may be several with
@@ -41,24 +34,24 @@ def target_uri(conn_id: str, target: TargetKind) -> str:
     connection = BaseHook.get_connection(conn_id)
     if not connection.host:
         raise ConfigError(f"connection {conn_id}: has no host", "give the broker's host, login and password")
-    plain, secure = _SCHEMES[target]
+    kind = TARGETS[target]
+    plain, secure = kind.schemes
     extra = connection.extra_dejson
     is_tls = connection.conn_type == secure or bool(extra.get("tls"))
-    is_rabbitmq, is_kafka = target == "rabbitmq", target == "kafka"
-    login = connection.login or (_ANYBODY if is_rabbitmq else "")
-    given = connection.password or (_ANYBODY if is_rabbitmq else "")
+    login = connection.login or kind.anybody
+    given = connection.password or kind.anybody
     password = quote(given, safe="")
     user = quote(login, safe="") + (f":{password}" if password else "")
     port = f":{connection.port}" if connection.port else ""
     # An address of IPv6 stands in brackets, but where hosts carry their ports.
-    host = f"[{connection.host}]" if ":" in connection.host and not is_kafka else connection.host
-    path = f"/{quote(connection.schema or '/', safe='')}" if is_rabbitmq else ""
-    properties = {name: str(value) for name, value in extra.items() if is_kafka and "." in name}
+    host = f"[{connection.host}]" if ":" in connection.host and not kind.has_hosts else connection.host
+    path = f"/{quote(connection.schema or '/', safe='')}" if kind.has_virtual_hosts else ""
+    properties = {name: str(value) for name, value in extra.items() if kind.has_hosts and "." in name}
     query = f"?{urlencode(properties)}" if properties else ""
     uri = f"{secure if is_tls else plain}://{f'{user}@' if user else ''}{host}{port}{path}{query}"
     hidden = [value for name, value in properties.items() if any(word in name for word in _SECRET)]
     for secret in (connection.password, password, uri, *hidden):
-        if secret and secret != _ANYBODY:
+        if secret and secret != kind.anybody:
             mask_secret(secret)
     return uri
 

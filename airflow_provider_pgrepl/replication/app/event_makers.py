@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, 
 from airflow_provider_pgrepl.replication.events.publish.publisher import Maker
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import TARGETS, FormatName
 
 
 def maker_of(
@@ -39,7 +40,7 @@ def maker_of(
 
     if settings.transform_transaction:
         return _of_transactions(settings, published_of, wrapped)
-    kind: Callable[..., ByRelation[Any]] = _kind_of(settings)
+    kind: Callable[..., ByRelation[Any]] = _MAKERS[settings.format](settings)
     transforms = {table: transform_of(rule) for table, rule in settings.rules.items()}
     if wrapped is not None:
         transforms = {table: wrapped(transform) for table, transform in transforms.items()}
@@ -49,7 +50,7 @@ def maker_of(
         plain = kind(relations, choices_of, wanted, published)
         if not transforms and not settings.messages:
             return plain
-        typed = KeyedEvents if settings.target == "kafka" else JsonEvents
+        typed = _json(settings)
         return BusinessEvents(plain, typed(relations, choices_of, wanted, published), transforms)
 
     return make
@@ -71,13 +72,26 @@ def _of_transactions(
     return make
 
 
-def _kind_of(settings: PublisherSettings) -> Callable[..., Any]:
-    if settings.format == "creek":
-        return partial(CreekEvents, settings.database, settings.wire == "v1", settings.unchanged == "require")
-    if settings.format == "avro":
-        return partial(AvroEvents, settings.source)
-    json_events = KeyedEvents if settings.target == "kafka" else JsonEvents
-    if settings.format == "json":
-        return json_events
+def _json(settings: PublisherSettings) -> type[JsonEvents]:
+    return KeyedEvents if TARGETS[settings.target].is_keyed else JsonEvents
+
+
+def _debezium(settings: PublisherSettings) -> Callable[..., Any]:
     made = DebeziumFormat(settings.source, settings.database, with_schemas=settings.schemas)
-    return partial(json_events, enveloped=made)
+    return partial(_json(settings), enveloped=made)
+
+
+def _avro(settings: PublisherSettings) -> Callable[..., Any]:
+    return partial(AvroEvents, settings.source)
+
+
+def _creek(settings: PublisherSettings) -> Callable[..., Any]:
+    return partial(CreekEvents, settings.database, settings.wire == "v1", settings.unchanged == "require")
+
+
+_MAKERS: Mapping[FormatName, Callable[[PublisherSettings], Callable[..., Any]]] = {
+    "json": _json,
+    "debezium": _debezium,
+    "avro": _avro,
+    "creek": _creek,
+}

@@ -49,6 +49,7 @@ from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_com
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.store import Store
 
@@ -61,12 +62,6 @@ DurableWith = Callable[[LSN], LSN | None]
 """Given an LSN: the changelog's durable LSN once all that committed at or before it is durable; None before,
 and where nobody knows. Of an idle source the changelog itself says that late."""
 _PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
-_TARGETS = {
-    "rabbitmq": ("rabbitmq", "RabbitMQ", "pika"),
-    "nats": ("jetstream", "JetStream", "nats-py"),
-    "kafka": ("kafka", "Kafka", "confluent-kafka"),
-}
-"""Module, class and client of each."""
 _WAIT_S = 1.0
 
 
@@ -184,15 +179,15 @@ def check_publishing(pipeline: Pipeline) -> None:
 
 def open_target(settings: PublisherSettings, uri: str) -> Target:
     """The target of a publisher, not yet connected. Raises ToolError without its client, TargetError."""
-    module, name, client = _TARGETS[settings.target]
+    kind = TARGETS[settings.target]
     try:
-        target = getattr(importlib.import_module(f"{_PUBLISHING}.{module}"), name)
+        target = getattr(importlib.import_module(f"{_PUBLISHING}.{kind.module}"), kind.title)
     except ImportError:
         raise ToolError(
-            f"the client of {name} ({client}) is missing",
+            f"the client of {kind.title} ({kind.client}) is missing",
             f"pip install 'airflow-provider-pgrepl[{settings.target}]'",
         ) from None
-    given = {"registry": process.registry_uri()} if settings.format == "avro" else {}
+    given = {"registry": process.registry_uri()} if FORMATS[settings.format].has_registry else {}
     found: Target = target(uri, settings, **given)
     return found
 
@@ -250,7 +245,7 @@ def publish(
     begin_compiling()
     settings = pipeline.publisher(name)
     # Each attempt to connect would be an error in the log, with a trace of the client's own.
-    for client in ("pika", "nats", "confluent_kafka", "httpx2"):
+    for client in (*(kind.logger for kind in TARGETS.values()), "httpx2"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target = open_target(settings, process.target_uri())
     salt = process.hash_salt(settings)
@@ -271,7 +266,7 @@ def publish(
             return False
         make = maker_of(settings, salt, begun_with=record.columns)
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, make)
-        if settings.format == "creek":
+        if FORMATS[settings.format].has_snapshots:
             # With a client that is known to be there.
             from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
 
@@ -307,7 +302,7 @@ def _metrics(
     from airflow_provider_pgrepl.replication.events.publish.metrics import serve_metrics
 
     more = []
-    if settings.format == "creek":
+    if FORMATS[settings.format].has_snapshots:
         from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
 
         more.append(CreekMetrics(cast("JetStream", target), lambda: publisher.progress))

@@ -22,12 +22,11 @@ from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
 from airflow_provider_pgrepl.replication.events.publish.record import read_columns
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
-from airflow_provider_pgrepl.replication.events.targets.routing import routing_key, subject, topic
+from airflow_provider_pgrepl.replication.events.targets import routing
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-
-_PLACE_OF = {"kafka": topic, "rabbitmq": routing_key, "nats": subject}
+from airflow_provider_pgrepl.replication.settings.targets import TARGETS
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
@@ -103,10 +102,10 @@ def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
     if isinstance(event, CreekEvent):
         return _of_creek(event, settings)
     said = event.business
-    is_kafka = settings.target == "kafka"
-    place = _PLACE_OF[settings.target](event, settings)
+    kind = TARGETS[settings.target]
+    place = getattr(routing, kind.place)(event, settings)
     found: dict[str, Any] = {"id": event.id, "table": event.table, "to": place}
-    if is_kafka:
+    if kind.is_keyed:
         found["key"] = _readable(event.key)
     if said is not None:
         found |= {"type": said.type, "content_type": said.content_type, "headers": dict(said.headers)}

@@ -14,53 +14,21 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.business_events import FUNCTION, Rule, parse_rules
 from airflow_provider_pgrepl.replication.settings.fields import describe, is_of
 from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter
+from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS, FormatName, TargetName
 
-TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
 NewColumns = Literal["publish", "stop"]
 Unchanged = Literal["mark", "fill", "look_up", "require"]
 """What becomes of a large value that an update left alone and the server did not send: it is said to be
 missing; is filled from the change before; or else looked up in the lake."""
-Format = Literal["json", "debezium", "avro", "creek"]
 SubjectNames = Literal["topic", "record", "topic_record"]
 """Of Confluent's strategies: by the topic, by the record's name, or by both."""
 
-SHORT_TEXT_BYTES = 255
-"""Bytes that an AMQP name may have (AMQP 0-9-1, 4.2.5.3)."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
 _SOME_TEXTS = tuple[str, ...] | None
 _REFERENCE = errors.reference("publishers")
-_ONLY_OF = {
-    "exchange": "rabbitmq",
-    "unrouted": "rabbitmq",
-    "namespace": "nats",
-    "wire": "nats",
-    "topic": "kafka",
-    "tombstones": "kafka",
-    "transactions": "kafka",
-    "registry_conn_id": "kafka",
-    "subject_names": "kafka",
-    "stream": "nats",
-}
-"""Which target a setting is of, where it is not of all."""
-_FORMATS = {
-    "rabbitmq": ("json", "debezium"),
-    "nats": ("creek", "json", "debezium"),
-    "kafka": ("json", "debezium", "avro"),
-}
-"""Of each target; the first unless named."""
-_OF_CREEK = ("namespace", "wire")
-_NOT_OF_CREEK = (
-    *("stream", "outbox", "transform", "transform_transaction", "transaction_changes", "messages", "route"),
-    *("source", "schemas", "cloudevents", "row_filter"),
-)
-"""Which settings are, and are not, of creek's format."""
-_STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
-"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
-_STREAM_RULE = "may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
 _PLACES = re.compile(r"\{route\}|\{type\}")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +62,7 @@ class PublisherSettings:
     """
 
     name: str
-    target: TargetKind
+    target: TargetName
     conn_id: str = ""
     tables: tuple[str, ...] | None = None
     exchange: str = ""
@@ -125,7 +93,7 @@ class PublisherSettings:
     transaction_changes: int = 100_000
     messages: tuple[str, ...] = ()
     route: str = ""
-    format: Format = "json"
+    format: FormatName = "json"
     registry_conn_id: str = ""
     subject_names: SubjectNames = "topic"
     source: str = ""
@@ -140,15 +108,7 @@ class PublisherSettings:
     @property
     def place(self) -> str:
         """Where at its target it sends events: no two publishers to one place."""
-        if self.target == "nats" and self.format != "creek":
-            return f"the stream {self.stream}"
-        if self.target == "nats":
-            if self.wire == "v1":
-                return f"the subjects {self.namespace}.{self.database}.*"
-            return f"the streams {self.namespace}_*_{self.database}"
-        if self.target == "kafka":
-            return f"the topics {self.topic}"
-        return f"exchange {self.exchange}"
+        return (FORMATS[self.format].place_of or TARGETS[self.target].place_of)(self)
 
     @property
     def full_place(self) -> str:
@@ -200,14 +160,14 @@ def parse_publisher(
             f"{where} has unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, known)
         )
     if "target" not in given:
-        raise ConfigError(f"{where} has no target", f"one of {', '.join(map(repr, get_args(TargetKind)))}")
+        raise ConfigError(f"{where} has no target", f"one of {', '.join(map(repr, get_args(TargetName)))}")
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
     }
     for key, value in values.items():
         _check(f"{where}: {key}", value, types[key])
     target = values["target"]
-    formats = _FORMATS[target]
+    formats = TARGETS[target].formats
     body = values.setdefault("format", formats[0])
     if body not in formats:
         raise ConfigError(
@@ -216,14 +176,9 @@ def parse_publisher(
         )
     _check_kinds(where, values)
     _settle_unchanged(where, values, has_lake_tables=has_lake_tables)
-    defaults = {"conn_id": f"pgrepl_{target}", "source": pipeline}
-    if target == "rabbitmq":
-        defaults |= {"exchange": f"pgrepl.{pipeline}", "route": "{route}.{type}"}
-    if target == "nats" and body != "creek":
-        defaults |= {"stream": pipeline, "route": "{route}.{type}"}
-    if target == "kafka":
-        defaults |= {"topic": f"{pipeline}.{{schema}}.{{table}}", "route": f"{pipeline}.{{route}}"}
-        defaults["registry_conn_id"] = "pgrepl_registry"
+    defaults = {"conn_id": f"pgrepl_{target}", "source": pipeline, **TARGETS[target].defaults(pipeline)}
+    for key in FORMATS[body].excludes:
+        defaults.pop(key, None)
     named = {key: value for key, value in values.items() if value != "" or key not in defaults}
     fields: dict[str, Any] = {**defaults, **named, "name": name}
     found = PublisherSettings(**fields)
@@ -233,20 +188,25 @@ def parse_publisher(
 
 def _check_kinds(where: str, values: dict[str, Any]) -> None:
     """Raise ConfigError for settings of another target, or of another format."""
-    for key, target in _ONLY_OF.items():
-        if key in values and values["target"] != target:
-            raise ConfigError(f"{where}: {key}: is of target {target!r} alone", _REFERENCE)
-    is_creek = values["format"] == "creek"
-    if values.get("unchanged") == "require" and not is_creek:
-        raise ConfigError(
-            f"{where}: unchanged: 'require' is of creek's format",
-            "set it to look_up: other formats name the values that are missing",
-        )
-    for key in _NOT_OF_CREEK if is_creek else _OF_CREEK:
+    for target, kind in TARGETS.items():
+        for key in kind.settings:
+            if key in values and values["target"] != target:
+                raise ConfigError(f"{where}: {key}: is of target {target!r} alone", _REFERENCE)
+    own = FORMATS[values["format"]]
+    for name, body in FORMATS.items():
+        if own is not body and body.unsent and values.get("unchanged") == body.unsent:
+            raise ConfigError(
+                f"{where}: unchanged: {body.unsent!r} is of {name}'s format",
+                "set it to look_up: other formats name the values that are missing",
+            )
+        for key in body.settings:
+            if key in values and own is not body:
+                raise ConfigError(f"{where}: {key}: is of {name}'s format", _REFERENCE)
+    for key in own.excludes:
         if key in values:
-            which = "not of" if is_creek else "of"
-            hint = "set format to json, or debezium" if is_creek else _REFERENCE
-            raise ConfigError(f"{where}: {key}: is {which} creek's format", hint)
+            raise ConfigError(
+                f"{where}: {key}: is not of {values['format']}'s format", "set format to json, or debezium"
+            )
 
 
 def _settle_unchanged(where: str, values: dict[str, Any], *, has_lake_tables: bool) -> None:
@@ -254,16 +214,15 @@ def _settle_unchanged(where: str, values: dict[str, Any], *, has_lake_tables: bo
     NULL, which is not sent; other formats name what is missing. Raises ConfigError."""
     if has_lake_tables:
         return
-    if values["format"] == "creek":
-        values.setdefault("unchanged", "require")
-    given = values.get("unchanged", "fill")
-    fits = given == "require" if values["format"] == "creek" else given != "look_up"
+    unsent = FORMATS[values["format"]].unsent
+    given = values.setdefault("unchanged", unsent) if unsent else values.get("unchanged", "fill")
+    fits = given == unsent if unsent else given != "look_up"
     if not fits:
         raise ConfigError(
             f"{where}: unchanged: {given!r} does not go with lake_tables: none",
             "set it to require: an event that lacks a value stops its table, or is recorded and not sent"
             " (on_error); a NULL would be taken for the value"
-            if values["format"] == "creek"
+            if unsent
             else "there is no lake to look into: set it to fill",
         )
 
@@ -274,22 +233,10 @@ def _check_values(settings: PublisherSettings, where: str) -> None:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}", error.hint) from None
     _check_numbers(settings, where)
-    if len(settings.exchange.encode()) > SHORT_TEXT_BYTES:
-        raise ConfigError(f"{where}: exchange: is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows")
-    if settings.exchange.startswith("amq."):
-        raise ConfigError(f"{where}: exchange: names that begin with amq. are the broker's own")
     if settings.metrics:
         settings.metrics_address()
-    if settings.stream and not _STREAM_WORD.fullmatch(settings.stream):
-        raise ConfigError(f"{where}: stream: {_STREAM_RULE}")
-    if settings.format == "creek":
-        _check_streams(settings, where)
-    elif settings.format == "debezium" and not settings.database:
-        raise ConfigError(f"{where} has no database", "name that of the source: it is part of each event")
-    elif settings.format != "debezium" and (settings.database or settings.schemas):
-        raise ConfigError(f"{where}: database and schemas are of format debezium", _REFERENCE)
-    if settings.target == "kafka":
-        _check_topic(settings, where)
+    FORMATS[settings.format].check(settings, where)
+    TARGETS[settings.target].check(settings, where)
     _check_business(settings, where)
 
 
@@ -324,37 +271,12 @@ def _check_alone(settings: PublisherSettings, where: str) -> None:
             'give it as "package.module:function"',
         )
     given = [name for name in ("outbox", "transform", "messages", "schemas") if getattr(settings, name)]
-    if settings.format != "json":
+    if not FORMATS[settings.format].takes_transactions:
         given.append("format")
     if given:
         raise ConfigError(
             f"{where}: transform_transaction makes all events, and {', '.join(given)} would make others",
             "have the function do it, or give it another publisher",
-        )
-
-
-def _check_streams(settings: PublisherSettings, where: str) -> None:
-    if not settings.database:
-        raise ConfigError(
-            f"{where} has no database",
-            "give the name by which consumers know the source; it is part of the streams' names",
-        )
-    for key in ("namespace", "database"):
-        if not _STREAM_WORD.fullmatch(getattr(settings, key)):
-            raise ConfigError(f"{where}: {key}: {_STREAM_RULE}")
-
-
-def _check_topic(settings: PublisherSettings, where: str) -> None:
-    rest = settings.topic.replace("{schema}", "s").replace("{table}", "t")
-    if not _TOPIC.fullmatch(rest):
-        raise ConfigError(
-            f"{where}: topic: {settings.topic!r} may hold A-Z, a-z, 0-9, ., _, -, {{schema}} and {{table}}",
-            'as "shop.{schema}.{table}"',
-        )
-    if settings.tombstones and not ("{schema}" in settings.topic and "{table}" in settings.topic):
-        raise ConfigError(
-            f"{where}: tombstones: several tables would share a topic, and rows of one delete another's",
-            "have topic hold {schema} and {table}",
         )
 
 

@@ -45,6 +45,7 @@ from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_com
 from airflow_provider_pgrepl.replication.runtime.memory import release_unused_memory
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import FORMATS
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace
@@ -141,7 +142,7 @@ def _published_up_to(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN) 
 
 def _wanted(settings: PublisherSettings, given: str) -> TableName:
     """Raises ConfigError for a table, or a publisher, that has no snapshots."""
-    if settings.format != "creek":
+    if not FORMATS[settings.format].has_snapshots:
         raise ConfigError(
             f"publisher {settings.name} is not of creek's format, and others have no snapshots",
             "read the table from the lake at a consistent point, and publish --after that",

@@ -38,6 +38,7 @@ from airflow_provider_pgrepl.replication.events.targets.schema_registry import (
     SchemaRegistry,
 )
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import FORMATS
 from airflow_provider_pgrepl.trace import log_unexpected
 
 Headers = list[tuple[str, str | bytes | None]]
@@ -73,7 +74,7 @@ def messages_of(
     one = Message(event.key or table_key(event.table), prefix + event.body, _headers(event, settings))
     if event.business is not None:
         return [one]
-    if event.key is None and settings.format == "debezium":
+    if event.key is None and FORMATS[settings.format].has_debezium_keys:
         # Whose sinks take no key that has no schema; one partition keeps the order.
         one = one._replace(key=None, partition=0)
     if event.op == "truncate":
@@ -82,7 +83,7 @@ def messages_of(
     if event.left is not None:
         gone, body = event.left
         left = _headers(replace(event, id=f"{event.id}:old", op="delete"), settings)
-        if settings.format == "debezium":
+        if FORMATS[settings.format].has_debezium_keys:
             left.append((_NEW_KEY, event.key))
             one.headers.append((_OLD_KEY, gone))
         found.insert(0, Message(gone, prefix + body, left))

@@ -34,7 +34,8 @@ from airflow_provider_pgrepl.replication.events.targets.routing import (
     attributes,
     routing_key,
 )
-from airflow_provider_pgrepl.replication.settings.publisher import SHORT_TEXT_BYTES, PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import SHORT_TEXT_BYTES
 from airflow_provider_pgrepl.trace import log_unexpected
 
 _CHUNK_BYTES = 64 << 10

@@ -1,0 +1,201 @@
+"""TARGETS and FORMATS: what differs between the brokers, and the formats, that a publisher can have.
+
+To add a broker or a format is an entry here and its module: no other code compares their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+
+TargetName = Literal["rabbitmq", "nats", "kafka"]
+FormatName = Literal["json", "debezium", "avro", "creek"]
+SHORT_TEXT_BYTES = 255
+"""Bytes that an AMQP name may have (AMQP 0-9-1, 4.2.5.3)."""
+_REFERENCE = errors.reference("publishers")
+_STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+_STREAM_RULE = "may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True)
+class TargetKind:
+    """A kind of broker, which is also the extra of this package that brings its client.
+
+    `title`: its class in `module` below `events/targets`; `client`: the package that has to be installed, and
+    `logger` the name under which that logs. `place`: the function of `events/targets/routing` that says where
+    an event goes. `schemes`: of URIs and connections, without TLS and with it. `anybody`: login and password
+    of a broker that nobody has set up. `formats`: the first unless named. `settings`: those that no other
+    target has. `defaults`: of settings, given the pipeline's name. `place_of`: where it sends events, as
+    people call it; no two publishers send to one place. `is_keyed`: its messages have keys; `has_hosts`: a
+    connection's host may be several, and keys of its extra that have a dot are properties of the client;
+    `has_virtual_hosts`: the connection's schema is one.
+    """
+
+    title: str
+    module: str
+    client: str
+    logger: str
+    place: str
+    schemes: tuple[str, str]
+    formats: tuple[FormatName, ...]
+    settings: tuple[str, ...]
+    defaults: Callable[[str], Mapping[str, str]]
+    place_of: Callable[[PublisherSettings], str]
+    check: Callable[[PublisherSettings, str], None]
+    anybody: str = ""
+    is_keyed: bool = False
+    has_hosts: bool = False
+    has_virtual_hosts: bool = False
+
+
+@dataclass(frozen=True)
+class FormatKind:
+    """What messages of changes say.
+
+    `settings`: those that no other format has; `excludes`: settings that it has not, of those that others
+    have. `place_of`: as TargetKind has it, where the format decides. `has_registry`: its schemas are in a
+    schema registry. `has_snapshots`: consumers may ask for snapshots. `has_debezium_keys`: a key
+    that changes is told as Debezium does, and there is none where a row has none. `takes_transactions`: goes
+    with `transform_transaction`. `unsent`: what `unchanged` has to be without lake tables, if it is not free.
+    """
+
+    check: Callable[[PublisherSettings, str], None]
+    settings: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    place_of: Callable[[PublisherSettings], str] | None = None
+    has_registry: bool = False
+    has_snapshots: bool = False
+    has_debezium_keys: bool = False
+    takes_transactions: bool = False
+    unsent: str = ""
+
+
+def _check_exchange(settings: PublisherSettings, where: str) -> None:
+    if len(settings.exchange.encode()) > SHORT_TEXT_BYTES:
+        raise ConfigError(f"{where}: exchange: is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows")
+    if settings.exchange.startswith("amq."):
+        raise ConfigError(f"{where}: exchange: names that begin with amq. are the broker's own")
+
+
+def _check_stream(settings: PublisherSettings, where: str) -> None:
+    if settings.stream and not _STREAM_WORD.fullmatch(settings.stream):
+        raise ConfigError(f"{where}: stream: {_STREAM_RULE}")
+
+
+def _check_topic(settings: PublisherSettings, where: str) -> None:
+    rest = settings.topic.replace("{schema}", "s").replace("{table}", "t")
+    if not _TOPIC.fullmatch(rest):
+        raise ConfigError(
+            f"{where}: topic: {settings.topic!r} may hold A-Z, a-z, 0-9, ., _, -, {{schema}} and {{table}}",
+            'as "shop.{schema}.{table}"',
+        )
+    if settings.tombstones and not ("{schema}" in settings.topic and "{table}" in settings.topic):
+        raise ConfigError(
+            f"{where}: tombstones: several tables would share a topic, and rows of one delete another's",
+            "have topic hold {schema} and {table}",
+        )
+
+
+def _check_no_database(settings: PublisherSettings, where: str) -> None:
+    if settings.database or settings.schemas:
+        raise ConfigError(f"{where}: database and schemas are of format debezium", _REFERENCE)
+
+
+def _check_debezium(settings: PublisherSettings, where: str) -> None:
+    if not settings.database:
+        raise ConfigError(f"{where} has no database", "name that of the source: it is part of each event")
+
+
+def _check_creek(settings: PublisherSettings, where: str) -> None:
+    if not settings.database:
+        raise ConfigError(
+            f"{where} has no database",
+            "give the name by which consumers know the source; it is part of the streams' names",
+        )
+    for key in ("namespace", "database"):
+        if not _STREAM_WORD.fullmatch(getattr(settings, key)):
+            raise ConfigError(f"{where}: {key}: {_STREAM_RULE}")
+
+
+def _creek_place(settings: PublisherSettings) -> str:
+    if settings.wire == "v1":
+        return f"the subjects {settings.namespace}.{settings.database}.*"
+    return f"the streams {settings.namespace}_*_{settings.database}"
+
+
+_ROUTE = "{route}.{type}"
+TARGETS: Mapping[TargetName, TargetKind] = {
+    "rabbitmq": TargetKind(
+        title="RabbitMQ",
+        module="rabbitmq",
+        client="pika",
+        logger="pika",
+        place="routing_key",
+        schemes=("amqp", "amqps"),
+        anybody="guest",
+        formats=("json", "debezium"),
+        settings=("exchange", "unrouted"),
+        defaults=lambda pipeline: {"exchange": f"pgrepl.{pipeline}", "route": _ROUTE},
+        place_of=lambda settings: f"exchange {settings.exchange}",
+        check=_check_exchange,
+        has_virtual_hosts=True,
+    ),
+    "nats": TargetKind(
+        title="JetStream",
+        module="jetstream",
+        client="nats-py",
+        logger="nats",
+        place="subject",
+        schemes=("nats", "tls"),
+        formats=("creek", "json", "debezium"),
+        settings=("namespace", "wire", "stream"),
+        defaults=lambda pipeline: {"stream": pipeline, "route": _ROUTE},
+        place_of=lambda settings: f"the stream {settings.stream}",
+        check=_check_stream,
+    ),
+    "kafka": TargetKind(
+        title="Kafka",
+        module="kafka",
+        client="confluent-kafka",
+        logger="confluent_kafka",
+        place="topic",
+        schemes=("kafka", "kafkas"),
+        formats=("json", "debezium", "avro"),
+        settings=("topic", "tombstones", "transactions", "registry_conn_id", "subject_names"),
+        defaults=lambda pipeline: {
+            "topic": f"{pipeline}.{{schema}}.{{table}}",
+            "route": f"{pipeline}.{{route}}",
+            "registry_conn_id": "pgrepl_registry",
+        },
+        place_of=lambda settings: f"the topics {settings.topic}",
+        check=_check_topic,
+        is_keyed=True,
+        has_hosts=True,
+    ),
+}
+FORMATS: Mapping[FormatName, FormatKind] = {
+    "json": FormatKind(check=_check_no_database, takes_transactions=True),
+    "debezium": FormatKind(check=_check_debezium, has_debezium_keys=True),
+    "avro": FormatKind(check=_check_no_database, has_registry=True),
+    "creek": FormatKind(
+        check=_check_creek,
+        settings=("namespace", "wire"),
+        excludes=(
+            *("stream", "outbox", "transform", "transform_transaction", "transaction_changes", "messages"),
+            *("route", "source", "schemas", "cloudevents", "row_filter"),
+        ),
+        place_of=_creek_place,
+        has_snapshots=True,
+        unsent="require",
+    ),
+}
