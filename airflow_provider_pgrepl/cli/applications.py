@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from airflow_provider_pgrepl.cli.command import Command, Option
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app.process import (
     AddArguments,
@@ -23,31 +24,13 @@ from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import supervisor
 
-_APPLICATIONS: tuple[tuple[str, str, AddArguments], ...] = (
-    ("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
-    ("replicate", "keep the lake current, until stopped or caught up", of_replicate),
-    ("publish", "supply a broker with change events, until stopped or caught up", of_publish),
-)
 _EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://host:7077"
 
 
-def add_commands(commands: Any) -> None:
-    """The commands `snapshot`, `replicate`, `publish` and `dags`, each with its `work`."""
-    for name, purpose, add_arguments in _APPLICATIONS:
-        command = commands.add_parser(name, help=purpose, description=purpose, epilog=_EPILOG)
-        command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
-        add_arguments(command)
-        command.set_defaults(work=_run, application=name)
-    purpose = "copy the example DAGs of this version to where Airflow finds them"
-    command = commands.add_parser("dags", help=purpose, description=purpose)
-    command.add_argument("--copy-to", type=Path, required=True, metavar="DIR", help="a folder of DAGs")
-    command.set_defaults(pipeline=None, work=_copy)
-
-
 def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
-    ours = ("application", "pipeline", "work", "spark")
+    ours = ("command", "pipeline", "spark")
     own = as_given({name: value for name, value in vars(arguments).items() if name not in ours})
-    run_application(arguments.application, arguments.pipeline, own, arguments.spark)
+    run_application(arguments.command.name, arguments.pipeline, own, arguments.spark)
 
 
 def _copy(arguments: argparse.Namespace) -> int:
@@ -163,3 +146,27 @@ def copy_dags(folder: Path) -> list[Path]:
         with target.open("xb") as copy:  # neither through a link, nor over what came meanwhile
             copy.write(source.read_bytes())
     return targets
+
+
+def _application(name: str, purpose: str, add: AddArguments) -> Command:
+    return Command(name, purpose, _run, add=add, is_application=True, epilog=_EPILOG)
+
+
+APPLICATIONS = (
+    _application(
+        "snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot
+    ),
+    _application("replicate", "keep the lake current, until stopped or caught up", of_replicate),
+    _application("publish", "supply a broker with change events, until stopped or caught up", of_publish),
+    Command(
+        "dags",
+        "copy the example DAGs of this version to where Airflow finds them",
+        _copy,
+        (
+            Option(
+                "--copy-to", {"type": Path, "required": True, "metavar": "DIR", "help": "a folder of DAGs"}
+            ),
+        ),
+        has_pipeline=False,
+    ),
+)

@@ -6,16 +6,16 @@ when it runs.
 
 from __future__ import annotations
 
-import argparse
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgrepl.cli.applications import APPLICATIONS
+from airflow_provider_pgrepl.cli.command import Arguments, Command, Option
 from airflow_provider_pgrepl.errors import ConfigError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
@@ -25,21 +25,6 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
-
-Arguments = argparse.Namespace
-Work = Callable[[Pipeline, Arguments], int]
-
-
-@dataclass(frozen=True)
-class Option:
-    """An argument of a command: what argparse is told."""
-
-    name: str
-    how: dict[str, object]
-
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(self.name, **self.how)  # type: ignore[arg-type]
-
 
 JSON = Option("--json", {"action": "store_true", "help": "for programs"})
 YES = Option("--yes", {"action": "store_true", "help": "do it; without, it is only said"})
@@ -330,76 +315,142 @@ def _report(report: DriftReport, arguments: Arguments) -> int:
     return process.WILL_NOT_HELP if report.is_unsafe else process.DONE
 
 
-COMMANDS: tuple[tuple[str, str, Work, tuple[Option, ...]], ...] = (
-    ("status", "tables, states, positions and lag of a pipeline", _status, (JSON,)),
-    ("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
-    ("resume", "have paused tables catch up", _resume, (TABLES,)),
-    ("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),
-    (
+def _try_events(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app import try_events
+
+    return try_events.run(pipeline, arguments)
+
+
+def _publish_snapshot(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.creek import publish_snapshot
+
+    return publish_snapshot.run(pipeline, arguments)
+
+
+def _consume(arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.creek import consume
+
+    return consume.run(arguments)
+
+
+def _creek(arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.creek import service
+
+    return service.run(arguments)
+
+
+def _warm_up(_: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.runtime import compiled_loops
+
+    logging.getLogger(compiled_loops.__name__).setLevel(logging.INFO)
+    compiled_loops.ensure_compiled()
+    sys.stdout.write(f"all loops are compiled, in {compiled_loops.folder()}\n")
+    return process.DONE
+
+
+COMMANDS: tuple[Command, ...] = (
+    *APPLICATIONS,
+    Command("status", "tables, states, positions and lag of a pipeline", _status, (JSON,)),
+    Command("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
+    Command("resume", "have paused tables catch up", _resume, (TABLES,)),
+    Command("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),
+    Command(
         "remove",
         "take tables out of the pipeline",
         _remove,
         (TABLES, DROP_TABLES, TIMEOUT, YES_TO_DROP),
     ),
-    (
+    Command(
         "maintain",
         "compact lake tables and changelog, let old points go, delete what nobody needs",
         _maintain,
         (TABLES_TO_COMPACT, LIMIT, JSON),
     ),
-    (
+    Command(
         "teardown",
         "drop slot, publication and records",
         _teardown,
         (DROP_LAKE, GIVE_UP, TIMEOUT, YES),
     ),
-    (
+    Command(
         "skip",
         "go on without a transaction that the server cannot send",
         _skip,
         (LSN, UNTOUCHED, YES),
     ),
-    (
+    Command(
         "changes",
         "print changes as lines of JSON",
         _changes,
         (SOME_TABLES, AFTER, FOLLOW),
     ),
-    (
+    Command(
         "sql",
         "read the lake's tables by a query, all of them as of one moment",
         _sql,
         (QUERY, AS_OF, FORMAT),
     ),
-    ("drift", "compare the tables with the catalog as it is now", _drift, (LOOK_ONLY, JSON)),
-    (
+    Command("drift", "compare the tables with the catalog as it is now", _drift, (LOOK_ONLY, JSON)),
+    Command(
         "check-migration",
         "say what SQL would do to a pipeline",
         _check_migration,
         (MIGRATION, JSON),
     ),
-    (
+    Command(
         "catalog",
         "print the SQL that registers lake tables where readers look, or register them in Unity Catalog",
         _catalog,
         (UNITY, UNITY_CATALOG),
     ),
-    (
+    Command(
         "accept-source",
         "go on with a source whose schema _pgrepl was lost or restored",
         _accept_source,
         (SOURCE_NAME,),
     ),
-    (
+    Command(
         "accept-missing",
         "go on without consistent points, or an index of relations, that the lake has lost",
         _accept_missing,
         (YES,),
     ),
-    (
+    Command(
         "event-trigger-sql",
         "print what a superuser runs once",
         _event_trigger_sql,
         (REMOVE,),
     ),
+    Command(
+        "events try",
+        "print the events that a publisher would send, from recorded changes, without its target",
+        _try_events,
+        add=process.of_try_events,
+    ),
+    Command(
+        "publish-snapshot",
+        "send a table's rows to NATS, as a snapshot on creek's wire",
+        _publish_snapshot,
+        add=process.of_publish_snapshot,
+    ),
+    Command(
+        "consume",
+        "keep tables of other databases in PostgreSQL, by what comes over NATS",
+        _consume,
+        add=process.of_consume,
+        has_pipeline=False,
+    ),
+    Command(
+        "creek",
+        "stand in for creek: all that its environment variables ask for, in one process",
+        _creek,
+        has_pipeline=False,
+    ),
+    Command(
+        "warm-up",
+        "compile what this host will run, before the first start waits for it",
+        _warm_up,
+        has_pipeline=False,
+    ),
 )
+GROUPS = {"events": "what a publisher makes of changes"}

@@ -1,0 +1,76 @@
+"""Command: all that the parser and the start of one command of `pgrepl` need."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import AddArguments
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+Arguments = argparse.Namespace
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument of a command: what argparse is told."""
+
+    name: str
+    how: dict[str, object]
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(self.name, **self.how)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command by its name; `events try` is `try` below `events`.
+
+    `work`: returns the exit code, given the pipeline, unless it `has_pipeline` not, and the arguments. `add`:
+    adds arguments that a program declares itself. `is_application`: what follows `--` is for spark-submit.
+    """
+
+    name: str
+    purpose: str
+    work: Callable[..., int]
+    options: tuple[Option, ...] = ()
+    add: AddArguments | None = None
+    has_pipeline: bool = True
+    is_application: bool = False
+    epilog: str | None = None
+
+    def add_to(self, parent: Any) -> None:
+        """Add a parser of its arguments, which are then parsed with the command itself as `command`."""
+        *_, name = self.name.split()
+        parser = parent.add_parser(name, help=self.purpose, description=self.purpose, epilog=self.epilog)
+        if self.has_pipeline:
+            parser.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
+        if self.add is not None:
+            self.add(parser)
+        for option in self.options:
+            option.add_to(parser)
+        parser.set_defaults(command=self)
+
+    def run(self, arguments: Arguments) -> int:
+        """Do its work; returns the exit code. Raises PgReplError."""
+        if not self.has_pipeline:
+            return self.work(arguments)
+        return self.work(Pipeline.read(arguments.pipeline), arguments)
+
+
+def add_commands(
+    parser: argparse.ArgumentParser, commands: tuple[Command, ...], groups: dict[str, str]
+) -> None:
+    """Add parsers of all commands. `groups`: by the first word of names that have two, what it is about."""
+    parents = {"": parser.add_subparsers(required=True, metavar="COMMAND", parser_class=process.Parser)}
+    for command in commands:
+        group = command.name.rpartition(" ")[0]
+        if group not in parents:
+            inner = parents[""].add_parser(group, help=groups[group], description=groups[group])
+            parents[group] = inner.add_subparsers(
+                required=True, metavar="COMMAND", parser_class=process.Parser
+            )
+        command.add_to(parents[group])
