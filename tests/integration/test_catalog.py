@@ -4,6 +4,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -393,3 +394,14 @@ def test_waiting_for_a_wal_position_leaves_no_message_in_the_stream(pg, dsn, run
 )
 def test_the_end_of_the_last_record_is_not_behind_a_page_header(insert_lsn, end):
     assert end_of_last_record(insert_lsn, 16 << 20) == end
+
+
+def test_oids_of_built_in_types_are_those_of_the_server(pg):
+    ours = {name.lower(): oid for name, oid in vars(oids).items() if name.isupper()}
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "select typname::text, oid::int from pg_type"
+            " where typnamespace = 'pg_catalog'::regnamespace and typname = any(%s)",
+            (list(ours),),
+        )
+        assert dict(cursor.fetchall()) == ours

@@ -12,6 +12,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.avro import codec
 from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder, Schema
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
@@ -24,28 +25,27 @@ _SYMBOLS = ["infinity", "negative_infinity_ca5991f51367e3e4"]
 INFINITIES = dict(zip(_SYMBOLS, ("infinity", "-infinity"), strict=True))
 """What the enum's symbols stand for."""
 _MOMENTS = {
-    1082: ("date", "int", "date"),
-    1114: ("timestamp", "long", "timestamp-micros"),
-    1184: ("timestamptz", "long", "timestamp-micros"),
+    oids.DATE: ("date", "int", "date"),
+    oids.TIMESTAMP: ("timestamp", "long", "timestamp-micros"),
+    oids.TIMESTAMPTZ: ("timestamptz", "long", "timestamp-micros"),
 }
-_TIME, _NUMERIC, _UUID = 1083, 1700, 2950
 _PLAIN: Mapping[int, tuple[str, Schema, Encoder]] = {
-    16: ("bool", "boolean", codec.booleans),
-    18: ("char", "string", codec.strings),
-    20: ("int8", "long", codec.integers),
-    21: ("int2", "int", codec.integers),
-    23: ("int4", "int", codec.integers),
-    25: ("text", "string", codec.strings),
-    114: ("json", "bytes", codec.strings),
-    700: ("float4", "float", codec.floats),
-    701: ("float8", "double", codec.doubles),
-    1042: ("bpchar", "string", codec.strings),
-    1043: ("varchar", "string", codec.strings),
-    _UUID: ("uuid", {"type": "string", "logicalType": "uuid"}, codec.strings),
-    3802: ("jsonb", "bytes", codec.strings),
+    oids.BOOL: ("bool", "boolean", codec.booleans),
+    oids.CHAR: ("char", "string", codec.strings),
+    oids.INT8: ("int8", "long", codec.integers),
+    oids.INT2: ("int2", "int", codec.integers),
+    oids.INT4: ("int4", "int", codec.integers),
+    oids.TEXT: ("text", "string", codec.strings),
+    oids.JSON: ("json", "bytes", codec.strings),
+    oids.FLOAT4: ("float4", "float", codec.floats),
+    oids.FLOAT8: ("float8", "double", codec.doubles),
+    oids.BPCHAR: ("bpchar", "string", codec.strings),
+    oids.VARCHAR: ("varchar", "string", codec.strings),
+    oids.UUID: ("uuid", {"type": "string", "logicalType": "uuid"}, codec.strings),
+    oids.JSONB: ("jsonb", "bytes", codec.strings),
 }
-_TEXT = _PLAIN[25]
-_VECTORS = (22, 30)
+_TEXT = _PLAIN[oids.TEXT]
+_VECTORS = (oids.INT2VECTOR, oids.OIDVECTOR)
 """int2vector and oidvector, which pg_type calls arrays and does not write as such."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]")
 
@@ -187,11 +187,11 @@ def _scalar(oid: int, typmod: int) -> _Type | None:
         name, kind, logical = _MOMENTS[oid]
         moment = {"type": kind, "logicalType": logical}
         return _Type(name, moment, lambda branch: codec.moments(oid, branch), has_infinity=True)
-    if oid == _TIME:
+    if oid == oids.TIME:
         # creek's times have the enum too, though a time of day is never infinite.
         time = {"type": "long", "logicalType": "time-micros"}
         return _Type("time", time, lambda branch: codec.in_branch(codec.times, branch), has_infinity=True)
-    return _numeric(typmod) if oid == _NUMERIC else None
+    return _numeric(typmod) if oid == oids.NUMERIC else None
 
 
 def _numeric(typmod: int) -> _Type:

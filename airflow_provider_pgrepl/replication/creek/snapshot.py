@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.avro.columns import (
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.formats.avro import avro_column
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
@@ -33,7 +34,7 @@ END = b"EOF"
 _LIKE_END = b"\xc5\x00OF"
 """A row whose bytes would be those of the end: -35, -40 and 35. A number may be written longer (Avro 1.12,
 "Binary Encoding": a variable length)."""
-_NUMERIC, _NOTHING = 1700, "n"
+_NOTHING = "n"
 """The replica identity of a table of which none is sent."""
 
 
@@ -74,7 +75,7 @@ class SnapshotRows:
     def _needs_text(self, of: PublishedColumn, column: CreekColumn) -> bool:
         """Whether it counts how a number was written, as 1.50, which the lake does not have."""
         source = of.source
-        is_free = source.type_oid == _NUMERIC and source.typmod < 0
+        is_free = source.type_oid == oids.NUMERIC and source.typmod < 0
         if not is_free or not (column.is_key or of.hide is not None):
             return False
         typed = typed_column(source, self.relation.table, self.choices)

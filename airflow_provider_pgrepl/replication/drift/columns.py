@@ -11,6 +11,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, Remedy, one_line
 from airflow_provider_pgrepl.replication.drift.matching import MatchedColumn
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
@@ -32,10 +33,8 @@ _WORDS = {
 }
 # Once rows of another shape are in the changelog, setting the source back does not help them.
 _ONCE_SENT = {Remedy.UNDO: Remedy.RESNAPSHOT, Remedy.MOVED: Remedy.ADDED}
-_INTEGERS = {21: 0, 23: 1, 20: 2}
-_REAL, _DOUBLE = 700, 701
-_TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
-_WITH_FRACTIONS = frozenset({1083, 1114, 1184, 1266})  # time, timestamp, both also with time zone
+_INTEGERS = {oids.INT2: 0, oids.INT4: 1, oids.INT8: 2}
+_WITH_FRACTIONS = frozenset({oids.TIME, oids.TIMETZ, oids.TIMESTAMP, oids.TIMESTAMPTZ})
 _ALL_FRACTIONS = 6
 _EXACT_CASTS = frozenset(
     {
@@ -45,7 +44,7 @@ _EXACT_CASTS = frozenset(
         (pa.float32(), pa.float64()),
     }
 )
-_COUNTED, _HEADER = frozenset({1042, 1043}), 4
+_COUNTED, _HEADER = frozenset({oids.BPCHAR, oids.VARCHAR}), 4
 """char(n) and varchar(n), whose modifier is n and the size of a header."""
 
 
@@ -134,9 +133,9 @@ def _of_types(before: PgType, now: PgType) -> Widening | None:
         return None
     if before.oid in _INTEGERS and now.oid in _INTEGERS:
         return Widening(True, True) if _INTEGERS[before.oid] < _INTEGERS[now.oid] else None
-    if (before.oid, now.oid) == (_REAL, _DOUBLE):
+    if (before.oid, now.oid) == (oids.FLOAT4, oids.FLOAT8):
         return Widening(True, False)
-    if before.oid == now.oid == _NUMERIC:
+    if before.oid == now.oid == oids.NUMERIC:
         return _of_numerics(before.typmod, now.typmod)
     return Widening(False, True) if _holds_more(before, now) else None
 
@@ -163,12 +162,12 @@ def _of_numerics(before: int, now: int) -> Widening | None:
 
 def _holds_more(before: PgType, now: PgType) -> bool:
     """Whether the type now has only a larger limit than the one before, or none."""
-    if before.oid in (_TEXT, _VARCHAR) and now.oid in (_TEXT, _VARCHAR):
-        unlimited = now.oid == _TEXT or now.typmod < 0
-        return unlimited or (before.oid == _VARCHAR and 0 <= before.typmod <= now.typmod)
+    if before.oid in (oids.TEXT, oids.VARCHAR) and now.oid in (oids.TEXT, oids.VARCHAR):
+        unlimited = now.oid == oids.TEXT or now.typmod < 0
+        return unlimited or (before.oid == oids.VARCHAR and 0 <= before.typmod <= now.typmod)
     if before.oid != now.oid:
         return False
-    if now.oid == _VARBIT:
+    if now.oid == oids.VARBIT:
         return now.typmod < 0 or 0 <= before.typmod <= now.typmod
     if now.oid in _WITH_FRACTIONS:
         return now.typmod < 0 or now.typmod >= _ALL_FRACTIONS or 0 <= before.typmod <= now.typmod
@@ -309,7 +308,7 @@ def _domain(column: Column) -> str:
         return ""
     made_of = column.pg_type.without_domain
     limit = ""
-    if made_of.oid == _NUMERIC and made_of.typmod >= 0:
+    if made_of.oid == oids.NUMERIC and made_of.typmod >= 0:
         limit = "({},{})".format(*precision_and_scale(made_of.typmod))
     elif made_of.typmod >= 0:
         limit = f"({made_of.typmod - _HEADER if made_of.oid in _COUNTED else made_of.typmod})"

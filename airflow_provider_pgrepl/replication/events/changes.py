@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.events.columns import FilteredRows, Pub
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, Tuples, array_of
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 Values = TypeVar("Values")
 Read = Callable[[TypedColumn, pa.Array], Values]
 """Makes something of a typed column; a ValueError or OverflowError says that Python has no such value."""
-_JSON = (114, 3802)
+_JSON = (oids.JSON, oids.JSONB)
 """Oids of json and jsonb."""
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 

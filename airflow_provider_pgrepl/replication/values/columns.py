@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, TableError, ValueRangeError, one_line
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy, TableChoices
@@ -29,15 +30,14 @@ they write such a table, three bytes for one, and a folder's name has 255."""
 _MOST_CONDITIONS = 1000
 # The second is what deltalake and Spark call the folder of those without value.
 _LIKE_NONE = ["", "__HIVE_DEFAULT_PARTITION__"]
-_PLAIN = {16, 20, 21, 23, 25, 1043, 1082, 2950}
-_DATED = {1082, 1114, 1184}
+_PLAIN = {*(oids.BOOL, oids.INT2, oids.INT4, oids.INT8, oids.TEXT, oids.VARCHAR, oids.DATE, oids.UUID)}
+_DATED = {oids.DATE, oids.TIMESTAMP, oids.TIMESTAMPTZ}
 _MICROSECONDS_A_DAY = 86_400_000_000
 _DAY, _MONTH, _YEAR = "datetime64[D]", "datetime64[M]", "datetime64[Y]"
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 COMMIT_LSN = "_pgrepl_commit_lsn"
 COMMIT_TS = "_pgrepl_commit_ts"
 DELETED = "_pgrepl_deleted"
-_NUMERIC = 1700
 RESERVED = f"column {PARTITION} has the name of one that the lake uses itself"
 
 
@@ -372,7 +372,7 @@ def _key_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
 
 
 def _has_free_numeric(pg_type: PgType) -> bool:
-    free = pg_type.oid == _NUMERIC and pg_type.typmod < 0
+    free = pg_type.oid == oids.NUMERIC and pg_type.typmod < 0
     return free or any(_has_free_numeric(part) for _, part in pg_type.parts)
 
 

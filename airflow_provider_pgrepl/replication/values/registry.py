@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values.extensions import hstore, spatial, vector
@@ -25,26 +26,25 @@ from airflow_provider_pgrepl.replication.values.scalars import (
 )
 from airflow_provider_pgrepl.replication.values.temporal import date, timestamp, timestamptz
 
-# By pg_type.oid, which is fixed for built-in types.
 _BUILT_IN: dict[int, Family] = {
-    16: boolean,
-    17: binary,  # bytea
-    20: bigint,
-    21: smallint,
-    22: text,  # int2vector, which pg_type calls an array and does not write as one
-    23: integer,
-    26: oid,
-    28: oid,  # xid
-    29: oid,  # cid
-    30: text,  # oidvector
-    700: real,
-    701: double,
-    790: money,
-    1082: date,
-    1114: timestamp,
-    1184: timestamptz,
-    1700: numeric,
-    5069: xid8,
+    oids.BOOL: boolean,
+    oids.BYTEA: binary,
+    oids.INT8: bigint,
+    oids.INT2: smallint,
+    oids.INT2VECTOR: text,  # int2vector, which pg_type calls an array and does not write as one
+    oids.INT4: integer,
+    oids.OID: oid,
+    oids.XID: oid,
+    oids.CID: oid,
+    oids.OIDVECTOR: text,  # oidvector
+    oids.FLOAT4: real,
+    oids.FLOAT8: double,
+    oids.MONEY: money,
+    oids.DATE: date,
+    oids.TIMESTAMP: timestamp,
+    oids.TIMESTAMPTZ: timestamptz,
+    oids.NUMERIC: numeric,
+    oids.XID8: xid8,
 }
 # By the extension that owns the type, and the type's name.
 _OF_EXTENSIONS: dict[tuple[str, str], Family] = {

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.values.temporal import SECONDS_PER_DAY, date_of
 
 _Texts = list[str | None]
-_MONEY = 790
 _SPATIAL, _VECTORS = ("geometry", "geography"), "vector"
 DAY_US = SECONDS_PER_DAY * 1_000_000
 _ARRAY_SPECIAL = r'["\\{}\s]|^$|^null$'
@@ -64,7 +64,7 @@ def _writer(kind: pa.DataType, pg_type: PgType) -> Callable[..., str]:
     if pa.types.is_boolean(kind):
         return lambda value: "t" if value else "f"
     if pa.types.is_decimal(kind):
-        return _money if pg_type.oid == _MONEY else lambda number: format(number, "f")
+        return _money if pg_type.oid == oids.MONEY else lambda number: format(number, "f")
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _ewkb if pg_type.extension and pg_type.name in _SPATIAL else lambda data: f"\\x{data.hex()}"
     return str

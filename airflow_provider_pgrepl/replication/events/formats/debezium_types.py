@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
 from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT, json_texts
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices
@@ -115,12 +116,12 @@ def strings(texts: pa.Array) -> pa.Array:
 
 def binaries(texts: pa.Array) -> pa.Array:
     """In base64."""
-    return json_texts(_parsed(17, texts), is_json=False)
+    return json_texts(_parsed(oids.BYTEA, texts), is_json=False)
 
 
 def dates(texts: pa.Array) -> pa.Array:
     """Days since 1970."""
-    return _parsed(1082, texts).cast(pa.int32()).cast(TEXT)
+    return _parsed(oids.DATE, texts).cast(pa.int32()).cast(TEXT)
 
 
 def moments(precision: int) -> Encode:
@@ -129,7 +130,7 @@ def moments(precision: int) -> Encode:
     def encode(texts: pa.Array) -> pa.Array:
         infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
         finite = pc.if_else(infinite, pa.scalar(None, texts.type), texts)
-        counts = _in_unit(_parsed(1114, finite).cast(pa.int64()), precision).cast(TEXT)
+        counts = _in_unit(_parsed(oids.TIMESTAMP, finite).cast(pa.int64()), precision).cast(TEXT)
         if not pc.any(infinite).as_py():
             return counts
         found = [_INFINITE_MOMENTS[one] for one in texts.filter(infinite).to_pylist()]
@@ -145,7 +146,7 @@ def zoned_moments(precision: int) -> Encode:
     def encode(texts: pa.Array) -> pa.Array:
         infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
         finite = pc.if_else(infinite, pa.scalar(None, texts.type), texts)
-        moments = _parsed(1184, finite).cast(pa.int64())
+        moments = _parsed(oids.TIMESTAMPTZ, finite).cast(pa.int64())
         is_far = pc.or_(pc.less(moments, _FIRST), pc.greater(moments, _LAST))
         if not pc.any(infinite).as_py() and not pc.any(is_far).as_py():
             return _near_moments(moments, precision)
@@ -485,33 +486,33 @@ def _as_letters(texts: pa.Array) -> pa.Array:
 
 _STRING = _Type({"type": "string"}, strings)
 _PLAIN = {
-    16: _Type({"type": "boolean"}, booleans),
-    17: _Type({"type": "bytes"}, binaries),
-    20: _Type({"type": "int64"}, integers),
-    21: _Type({"type": "int16"}, integers),
-    23: _Type({"type": "int32"}, integers),
-    26: _Type({"type": "int64"}, integers),
-    114: _named("string", "io.debezium.data.Json", strings),
-    142: _named("string", "io.debezium.data.Xml", strings),
-    600: _struct("io.debezium.data.geometry.Point", "Geometry (POINT)", _POINT_FIELDS, points),
-    700: _Type({"type": "float"}, floats),
-    701: _Type({"type": "double"}, floats),
-    790: _Type({"type": "bytes", "name": _DECIMAL, "version": 1, "parameters": {"scale": "2"}}, money),
-    1082: _named("int32", "io.debezium.time.Date", dates),
-    1186: _named("int64", "io.debezium.time.MicroDuration", intervals),
-    1266: _named("string", "io.debezium.time.ZonedTime", zoned_times),
-    2950: _named("string", "io.debezium.data.Uuid", strings),
-    3614: _named("string", "io.debezium.data.Tsvector", strings),
-    3802: _named("string", "io.debezium.data.Json", strings),
+    oids.BOOL: _Type({"type": "boolean"}, booleans),
+    oids.BYTEA: _Type({"type": "bytes"}, binaries),
+    oids.INT8: _Type({"type": "int64"}, integers),
+    oids.INT2: _Type({"type": "int16"}, integers),
+    oids.INT4: _Type({"type": "int32"}, integers),
+    oids.OID: _Type({"type": "int64"}, integers),
+    oids.JSON: _named("string", "io.debezium.data.Json", strings),
+    oids.XML: _named("string", "io.debezium.data.Xml", strings),
+    oids.POINT: _struct("io.debezium.data.geometry.Point", "Geometry (POINT)", _POINT_FIELDS, points),
+    oids.FLOAT4: _Type({"type": "float"}, floats),
+    oids.FLOAT8: _Type({"type": "double"}, floats),
+    oids.MONEY: _Type({"type": "bytes", "name": _DECIMAL, "version": 1, "parameters": {"scale": "2"}}, money),
+    oids.DATE: _named("int32", "io.debezium.time.Date", dates),
+    oids.INTERVAL: _named("int64", "io.debezium.time.MicroDuration", intervals),
+    oids.TIMETZ: _named("string", "io.debezium.time.ZonedTime", zoned_times),
+    oids.UUID: _named("string", "io.debezium.data.Uuid", strings),
+    oids.TSVECTOR: _named("string", "io.debezium.data.Tsvector", strings),
+    oids.JSONB: _named("string", "io.debezium.data.Json", strings),
 }
 """By pg_type.oid. What is in none of these tables is a string."""
 _OF_TYPMOD: dict[int, Callable[[int], _Type]] = {
-    1083: _time,
-    1114: _timestamp,
-    1184: _timestamptz,
-    1560: _bit,
-    1562: _varbit,
-    1700: _numeric,
+    oids.TIME: _time,
+    oids.TIMESTAMP: _timestamp,
+    oids.TIMESTAMPTZ: _timestamptz,
+    oids.BIT: _bit,
+    oids.VARBIT: _varbit,
+    oids.NUMERIC: _numeric,
 }
 
 

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.lake.apply.changelog_source import FORM
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import MergeRounds
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
@@ -56,7 +57,9 @@ def warm_up(spark: SparkSession) -> None:
 
 def merge_a_row() -> None:
     """Load in this process what merging needs."""
-    relation = Relation(0, TableName("none", "none"), (Column("key", 1, 23, -1, "integer", is_key=True),))
+    relation = Relation(
+        0, TableName("none", "none"), (Column("key", 1, oids.INT4, -1, "integer", is_key=True),)
+    )
     change = {"commit_lsn": 1, "ordinal": 0, "relation_id": 0, "op": "I", "new": ["1"]}
     collapse(pa.Table.from_pylist([change], schema=ROW_SCHEMA), relation)
 

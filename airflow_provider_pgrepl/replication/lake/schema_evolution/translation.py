@@ -23,13 +23,13 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import (
     array_of,
     unchanged_pairs,
 )
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
-_REAL, _DOUBLE, _NUMERIC = 700, 701, 1700
 _FINITE = r"^-?\d"
 # From here on double precision is written with an exponent.
 _LARGE = 1e15
@@ -39,9 +39,9 @@ _ROWS = ["I", "U", "D"]
 def widened_text(texts: pa.Array, before: Column, after: Column) -> pa.Array:
     """Texts of a column (`string` or `large_string`) in its new type; most types keep them."""
     was, now = (before.type_oid, before.typmod), (after.type_oid, after.typmod)
-    if was[0] == _REAL and now[0] == _DOUBLE:
+    if was[0] == oids.FLOAT4 and now[0] == oids.FLOAT8:
         return _as_doubles(texts)
-    if was != now and was[0] == now[0] == _NUMERIC and was[1] >= 0 and now[1] >= 0:
+    if was != now and was[0] == now[0] == oids.NUMERIC and was[1] >= 0 and now[1] >= 0:
         return _with_zeros(texts, precision_and_scale(was[1])[1], precision_and_scale(now[1])[1])
     return texts
 

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import SparkAsOf, as_of
 from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import quoted
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEFAULT_SCHEMA = "public"
-_JSON_TYPES = (114, 3802)
+_JSON_TYPES = (oids.JSON, oids.JSONB)
 
 
 def create_views(
