@@ -34,7 +34,7 @@ LARGE_ROW = (
     " decode(string_agg(md5('b' || g), ''), 'hex'), array_agg(md5('a' || g)) from generate_series(1, 300) g"
 )
 COUNTS = "select {} from (values (1)) one".format(
-    ", ".join(f'(select count(*) from "{table}") as {table.partition(".")[2]}' for table in TABLES)
+    ", ".join(f"(select count(*) from {table}) as {table.partition('.')[2]}" for table in TABLES)
 )
 
 
