@@ -14,13 +14,13 @@ from deltalake.exceptions import DeltaError
 from obstore.exceptions import GenericError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError, PgReplError, TableError
+from airflow_provider_pgrepl.replication.lake import sql
 from airflow_provider_pgrepl.replication.lake.apply import table_merge, worker_daemon
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.history import versions as history_rows
-from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeOutcome
 from airflow_provider_pgrepl.replication.lake.time_travel import moment
@@ -194,18 +194,12 @@ def test_history_that_cannot_be_read_leaves_a_trace(monkeypatch, caplog):
     check_log(caplog, " in current_rows")
 
 
-def test_query_that_fails_at_its_rows_leaves_a_trace(monkeypatch, caplog):
-    from airflow_provider_pgrepl.replication.lake import read
-
-    found_rows = stub(__arrow_c_stream__=raise_unexpected)
-    monkeypatch.setattr(read, "QueryBuilder", lambda: stub(execute=lambda _: found_rows))
-    view: Any = bare(ArrowView)
-    object.__setattr__(view, "point", stub(lsn=5, versions={}, tables=()))
-    monkeypatch.setattr(ArrowView, "tables", (), raising=False)
+def test_query_that_fails_at_its_rows_leaves_a_trace(caplog):
+    rows: Any = (raise_unexpected() for _ in range(1))
     with pytest.raises(LakeError, match="failed: UnexpectedError") as found:
-        view._run("select 1", {})
-    check(found.value.trace, "._run")
-    check_log(caplog, "._run")
+        list(sql._batches(rows, pa.schema([]), "the query failed", ""))
+    check(found.value.trace, " in _batches")
+    check_log(caplog, " in _batches")
 
 
 def test_commit_that_fails_leaves_a_trace(caplog):

@@ -10,10 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError
+from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.storage.errors import is_refusal, refusal
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 log = logging.getLogger(__name__)
@@ -52,8 +54,8 @@ def sql_reader(
             rows = source(str(name))
             if isinstance(rows, pa.Table):
                 uri = str(folder / str(number))
-                write_deltalake(uri, rows)
-                rows = DeltaTable(uri)
+                append_delta(uri, rows)
+                rows = open_delta(uri)
             builder.register(name.sql, rows)
         yield _reader(builder, sql, f"the query at {moment} failed", hint)
 
@@ -76,12 +78,14 @@ def _named(sql: str, tables: Sequence[str]) -> list[TableName]:
 
 
 def _reader(builder: QueryBuilder, sql: str, doing: str, hint: str) -> pa.RecordBatchReader:
-    failed: ConfigError | None = None
+    failed: PgReplError | None = None
     try:
         found = pa.RecordBatchReader.from_stream(builder.execute(sql))
     except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
         # Before any row was read it speaks of the statement alone.
-        failed = traced(ConfigError(f"{doing}: {str(error).partition(chr(10))[0]}", hint), error)
+        said = str(error).partition("\n")[0]
+        wrong = refusal(doing, error) if is_refusal(error) else ConfigError(f"{doing}: {said}", hint)
+        failed = traced(wrong, error)
     if failed is not None:
         raise failed
     fields = [field.with_type(_PLAIN_TYPES.get(field.type, field.type)) for field in found.schema]
@@ -93,12 +97,13 @@ def _batches(
     found: pa.RecordBatchReader, schema: pa.Schema, doing: str, hint: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches in types that everybody reads. What DataFusion says of rows may hold values of theirs."""
-    failed: LakeError | None = None
+    failed: PgReplError | None = None
     try:
         for batch in found:
             yield batch.cast(schema)
     except Exception as error:  # noqa: BLE001
         log_unexpected(log, doing, error)
-        failed = traced(LakeError(f"{doing}: {type(error).__name__}", hint), error)
+        wrong = LakeError(f"{doing}: {type(error).__name__}", hint)
+        failed = traced(refusal(doing, error) if is_refusal(error) else wrong, error)
     if failed is not None:
         raise failed
