@@ -39,7 +39,7 @@ def test_form_field_that_may_stay_empty_is_not_marked_as_required(bag: Any, name
 
 
 @pytest.mark.parametrize("name", ["replicate", "publish"])
-def test_what_runs_continuously_gives_up_after_failed_runs(bag: Any, name: str) -> None:
+def test_continuous_dag_gives_up_after_three_failed_runs(bag: Any, name: str) -> None:
     dag = bag.dags[f"pgrepl_{name}"]
     assert dag.schedule == "@continuous"
     assert dag.max_consecutive_failed_dag_runs == 3
@@ -92,7 +92,7 @@ def test_fields_that_cannot_be_are_refused_when_the_dag_is_parsed(choices: dict[
         "/nowhere/pipeline.json",
     ],
 )
-def test_what_only_the_run_knows_is_looked_at_then(pipeline: Any) -> None:
+def test_templated_or_missing_pipeline_is_not_checked_at_parse_time(pipeline: Any) -> None:
     from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
 
     assert PgSnapshotOperator(task_id="t", pipeline=pipeline).pipeline == pipeline

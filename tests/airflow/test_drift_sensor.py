@@ -80,7 +80,9 @@ def test_without_drift_the_report_is_returned(shop: Recorded) -> None:
     assert (report["checked"], report["tables"]) == (2, [])
 
 
-def test_what_cannot_go_on_fails_the_task_and_is_in_xcom_all_the_same(shop: Recorded, execute: Any) -> None:
+def test_unsafe_drift_fails_task_marks_table_errored_and_pushes_report_to_xcom(
+    shop: Recorded, execute: Any
+) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     execute("alter table a rename x to y")

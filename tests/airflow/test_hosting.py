@@ -342,7 +342,7 @@ def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
     ended(second.app)
 
 
-def test_who_wants_a_fresh_application_adopts_none(place: Place, journal: Journal) -> None:
+def test_fresh_start_stops_running_application_and_launches_new_one(place: Place, journal: Journal) -> None:
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
     journal.wait_for("started")
@@ -427,7 +427,9 @@ def test_task_waits_for_its_turn_before_it_launches(place: Place, journal: Journ
         {"environment": {}},
     ],
 )
-def test_whatever_differs_of_an_order_is_seen(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_launch_difference_is_detected_without_storing_environment_values(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
     fields: dict[str, Any] = {"pipeline": SHOP, "application": STAND_IN, "environment": {"PGREPL_DSN": "se"}}
     Order(**fields).write(tmp_path)
     assert Order(**fields).differences(tmp_path) == []
@@ -566,7 +568,9 @@ def test_folder_that_a_process_of_others_names_is_no_application(place: Place, t
         process.wait(120)
 
 
-def test_how_an_application_ended_that_nobody_followed_is_said(place: Place, journal: Journal) -> None:
+def test_new_task_logs_exit_code_and_last_lines_from_unfollowed_application(
+    place: Place, journal: Journal
+) -> None:
     first = Task(place, Launcher(journal, "--exit", "78")).take()
     ended(first.app)
     first.charge.release()

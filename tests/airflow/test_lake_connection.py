@@ -49,7 +49,7 @@ def test_keys_region_and_endpoint_go_to_the_driver_beside_the_dsn(connection, mo
     assert "never shown" not in PIPELINE.to_json()
 
 
-def test_what_runs_in_the_task_itself_reaches_the_store_likewise(connection, monkeypatch):
+def test_lake_connection_replaces_store_variables_in_task_process(connection, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of the worker")
     access_with_lake(PIPELINE)
     assert store_variables() == {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "never shown"}
@@ -71,7 +71,7 @@ def test_an_endpoint_of_s3_alone_comes_first(connection):
         ({"password": None}, "only one of access key id and secret"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_and_no_key_is_told(connection, fields, said):
+def test_unsupported_lake_connection_is_rejected_without_showing_keys(connection, fields, said):
     connection(**fields)
     with pytest.raises(ConfigError, match=said) as caught:
         lake_variables(PIPELINE)
@@ -156,7 +156,9 @@ def test_the_second_kind_of_azures_has_the_account_as_its_host(connection):
         ),
     ],
 )
-def test_what_leads_to_another_store_or_to_none_is_refused(pipeline, fields, said, connection):
+def test_mismatched_google_or_azure_connection_is_rejected_without_showing_keys(
+    pipeline, fields, said, connection
+):
     connection(**fields)
     with pytest.raises(ConfigError, match=said) as caught:
         lake_variables(pipeline)

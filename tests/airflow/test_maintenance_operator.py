@@ -53,7 +53,7 @@ def test_no_tables_are_all_tables(kept: Kept) -> None:
     assert table["table"] == A
 
 
-def test_what_fails_at_a_table_fails_the_task_and_is_in_its_report(kept: Kept) -> None:
+def test_unreadable_lake_table_fails_task_without_retry(kept: Kept) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     for entry in Path(kept.lake_path(A), "_delta_log").iterdir():

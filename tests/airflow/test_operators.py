@@ -126,7 +126,7 @@ def test_the_task_log_keeps_levels_and_one_time_and_the_failure_says_the_last_er
     ("dag_id", "task_id"), [("stand_in", "replicate"), ("stand_in_snapshot", "snapshot")]
 )
 @pytest.mark.thorough("test_publish_operator, test_hosting")
-def test_what_an_application_leaves_is_in_xcom_and_its_links_are_beside_the_task(
+def test_operator_pushes_application_status_and_links_to_xcom(
     behave: Any, journal: Journal, dag_id: str, task_id: str
 ) -> None:
     behave("--exit", "0")

@@ -82,7 +82,7 @@ def record_with_lake(source: Source) -> None:
     create_changelog(changelog_uri(source.lake), replace(epoch_record(), pipeline="shop"))
 
 
-def test_what_can_run_is_started(source: Source) -> None:
+def test_snapshot_operator_submits_application_when_preflight_passes(source: Source) -> None:
     source.run(PgSnapshotOperator)
     assert source.was_submitted
 

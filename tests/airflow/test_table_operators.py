@@ -59,7 +59,9 @@ def test_retrying_without_names_tries_what_is_in_error(shop: Recorded) -> None:
     assert operate("PgRetryTablesOperator", shop) == {"tables": [], "refused": {}}
 
 
-def test_what_stays_in_error_is_named_once(shop: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_operator_names_still_errored_table_once(
+    shop: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     from airflow_provider_pgrepl.operators.tables import PgRetryTablesOperator
@@ -83,7 +85,7 @@ def test_what_stays_in_error_is_named_once(shop: Recorded, monkeypatch: pytest.M
         ("PgRetryTablesOperator", {"tables": ["public.a"]}, "changelog"),
     ],
 )
-def test_what_no_retry_can_mend_is_not_retried(
+def test_permanent_table_operator_error_fails_without_retry_or_state_change(
     shop: Recorded, name: str, options: dict[str, Any], says: str
 ) -> None:
     from airflow.sdk.exceptions import AirflowFailException

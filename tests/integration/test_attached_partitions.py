@@ -190,7 +190,9 @@ def test_a_partition_made_with_defaults_need_not_be_looked_into(source: Connecti
     assert had_rows(source, "bare")["p"] is False
 
 
-def test_what_may_not_be_read_or_is_locked_counts_as_filled(source: Connection, run: Run, dsn: str) -> None:
+def test_locked_or_unreadable_partition_is_assumed_to_have_had_rows(
+    source: Connection, run: Run, dsn: str
+) -> None:
     run(LIKE, ATTACH)
     assert had_rows(source)["p"] is False
     run("begin", "lock table p in access exclusive mode")

@@ -225,7 +225,7 @@ def test_it_can_be_tried_without_either(avro, capsys, monkeypatch):
         (503, TargetUnavailableError, "does not answer: no"),
     ],
 )
-def test_what_a_registry_answers_is_told_apart(status, error, says):
+def test_schema_registry_status_selects_error_class_without_exposing_password(status, error, says):
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))

@@ -158,7 +158,7 @@ def test_a_transaction_of_many_files_comes_in_order(dsn, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_what_is_read_makes_the_tables_what_the_source_shows(received, dsn, seed):
+def test_applied_changes_reproduce_source_tables_across_reader_restarts(received, dsn, seed):
     chance = random.Random(seed)
     reader = ChangeReader(received.pipeline)
     tables: dict[str, dict[int, dict[str, Any]]] = {"public.t": {}, "public.whole": {}}
@@ -264,7 +264,7 @@ def test_one_that_follows_gets_what_comes(received, dsn):
     assert asyncio.run(those_there()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_cannot_be_meant_is_said(received, dsn, tmp_path):
+def test_change_reader_rejects_missing_changelog_unknown_table_and_bad_position(received, dsn, tmp_path):
     with pytest.raises(NoChangelogError):
         ChangeReader(str(tmp_path / "nowhere"))
     execute(dsn, "insert into t(id) values (1)")

@@ -31,7 +31,7 @@ def kinds(report):
     return {table.table: (table.kind, table.marked_errored) for table in report.tables}
 
 
-def test_what_has_not_drifted_is_not_in_the_report(shop):
+def test_check_drift_lists_no_table_without_drift(shop):
     report = check_drift(shop.access)
     assert (report.checked, report.tables, report.found_anything) == (3, (), False)
     assert shop.record("public.a").state is TableState.STREAMING
@@ -104,7 +104,7 @@ def test_a_table_in_error_for_drift_is_said_again_whoever_found_it_first(shop, r
     assert "retry" in third.hint
 
 
-def test_what_was_sent_is_not_said_to_be_mended_by_the_catalog(shop):
+def test_check_drift_keeps_recorded_reason_and_hint_when_catalog_matches(shop):
     shop.set_state(
         "public.a",
         TableState.ERRORED,
@@ -284,7 +284,7 @@ def test_nor_is_one_whose_partitions_came_since(dsn, run):
     assert kinds(check_drift(bare.access)) == {"public.p": ("unsafe", True)}
 
 
-def test_what_is_safe_is_only_reported(shop, run):
+def test_check_drift_reports_safe_change_and_table_stays_streaming(shop, run):
     run("alter table a add extra text")
     report = check_drift(shop.access)
     assert kinds(report) == {"public.a": ("safe", False)}

@@ -140,7 +140,7 @@ def test_table_that_becomes_unlogged_is_to_be_removed_first(copy, run):
     assert "remove the table first: pgrepl remove" in caught.value.hint
 
 
-def test_what_would_end_the_transaction_or_cannot_be_undone_is_refused(copy, run):
+def test_migration_with_commit_or_irreversible_statement_fails_without_changes(copy, run):
     before = run(_EVERYTHING)
     for sql in REFUSED:
         with pytest.raises(ConfigError, match="the migration fails") as caught:

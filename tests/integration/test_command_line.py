@@ -50,7 +50,7 @@ def test_tables_are_paused_and_resumed(line):
     assert line.kept.states() == {A: "catching_up", B: "paused"}
 
 
-def test_what_is_refused_is_said_with_what_to_do_instead(line):
+def test_pausing_unknown_table_exits_78_with_hint(line):
     code, out, err = line("pause", "public.c")
     assert (code, out) == (78, "")
     assert err.startswith(
@@ -123,7 +123,7 @@ def test_teardown_first_says_what_it_would_do(line):
     assert line("teardown", "--drop-lake") == (0, "nothing was left of it\n", "")
 
 
-def test_who_is_in_the_way_may_be_gone_with_the_next_try(line):
+def test_teardown_exits_75_and_names_running_replicate_process(line):
     with line.kept.access.store("replicate") as app:
         app.lock(line.kept.pipeline.name, "replicate")
         code, _, err = line("teardown", "--yes", "--timeout", "0.1")

@@ -144,5 +144,5 @@ def test_a_password_that_libpq_takes_for_something_else_is_not_shown(dsn):
         "postgresql:///shop",
     ],
 )
-def test_what_is_written_rightly_is_read(dsn):
+def test_address_parses_valid_dsn_and_omits_percent_encoded_password(dsn):
     assert "p@s" not in address(dsn)

@@ -182,7 +182,7 @@ def test_a_table_that_refuses_a_change_stops_alone_and_goes_on_with_it(copied):
     copied.assert_equal()
 
 
-def test_who_lost_the_stream_says_so_and_takes_all_whole(copied):
+def test_consumer_exits_78_on_missing_messages_and_resnapshot_repairs_copy(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.send("insert into other values (2, 'b')")
     copied.stream.purge()

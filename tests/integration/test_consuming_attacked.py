@@ -160,7 +160,7 @@ sys.exit(main(sys.argv[1:]))
 """A publisher whose lake takes its time to write down where it is."""
 
 
-def test_what_the_publisher_has_not_written_down_is_not_passed_over(world, tmp_path):
+def test_new_consumer_applies_events_beyond_saved_publisher_position(world, tmp_path):
     """A snapshot is as of what is written down, and the stream is ahead of that."""
     copied = world({"k": "id int primary key"})
     begun(copied, "insert into k values (1)")

@@ -218,7 +218,7 @@ def schema_of(transcript: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "has_last"), [("client", False), ("consumer", True)])
-def test_what_is_sent_is_what_creeks_programs_have_read(name, has_last):
+def test_encoded_events_match_recorded_creek_payloads_byte_for_byte(name, has_last):
     """Byte for byte, from the rows of the changelog that were sent then."""
     transcript = read_transcript(name)
     record = RelationRecord.from_json(transcript["relation"])

@@ -183,7 +183,9 @@ def test_other_tables_that_come_and_go_move_neither_publication_nor_membership(
 
 
 @pytest.mark.parametrize("what", PUBLICATIONS)
-def test_what_is_published_moves_the_publication_alone(source: Connection, run: Run, what: str) -> None:
+def test_publish_option_change_updates_only_publication_catalog_row(
+    source: Connection, run: Run, what: str
+) -> None:
     run(f"create publication q {PUBLICATIONS[what]}")
     before = marks(source)
     run("alter publication q set (publish = 'insert')")

@@ -320,7 +320,7 @@ def test_large_values_that_were_not_sent_are_said_as_debezium_does(compared, deb
         ),
     ],
 )  # fmt: skip
-def test_what_debezium_would_lose_is_an_error_of_the_table(compared, statements, says):
+def test_debezium_format_rejects_values_debezium_would_lose(compared, statements, says):
     execute(compared.dsn, *statements)
     compared.receive()
     with pytest.raises((ValueRangeError, TransformError), match=says):

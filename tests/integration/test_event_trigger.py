@@ -95,7 +95,7 @@ def test_within_a_transaction_the_rows_before_and_after_are_told_apart(watched, 
     ]
 
 
-def test_what_was_rolled_back_says_nothing(watched, dsn):
+def test_rolled_back_ddl_leaves_relation_version_unchanged(watched, dsn):
     before = watched.now()
     execute(dsn, "begin; alter table t drop v; rollback")
     execute(dsn, f"begin; savepoint s; alter table t drop v; rollback to s; {insert(1)}; commit")

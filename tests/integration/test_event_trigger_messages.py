@@ -252,7 +252,7 @@ def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp
         '{"oid": 5, "name": "größe"}'.encode("latin-1"),
     ],
 )
-def test_what_cannot_be_read_says_that_anything_may_have_changed(said):
+def test_unreadable_ddl_message_means_any_table_may_have_changed(said):
     assert parse_ddl_message(said, "publication") == DdlMessage(using=True)
 
 
@@ -278,5 +278,5 @@ def test_a_seal_is_of_key_transaction_and_content(key):
 @pytest.mark.parametrize(
     "content", [b"[" * 100_000, b"\xff", b'{"pipeline": "p", "xid": "x"}', b'{"pipeline": 7}']
 )
-def test_what_is_no_head_is_no_message_of_ours(content):
+def test_read_sealed_returns_none_for_malformed_head(content):
     assert read_sealed(content) is None

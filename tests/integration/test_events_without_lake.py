@@ -227,7 +227,7 @@ def test_nothing_is_sent_from_a_lake_that_was_put_back(events, tmp_path):
     assert events.seen() == [("t", "c", 2)]
 
 
-def test_what_may_be_missing_stops_its_table_and_what_is_safe_goes_on(events):
+def test_temporarily_unpublished_table_stops_but_table_with_safe_ddl_continues(events):
     events.take()
     publication = events.pipeline.publication
     execute(events.dsn, "alter table other add more int", "insert into other values (1, 'x', 5)")

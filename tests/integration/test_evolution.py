@@ -170,9 +170,7 @@ class DiedError(BaseException):
     ("ddl", "history"),
     [("add column b int", False), ("add column b int default 7", True), ("alter n type bigint", True)],
 )
-def test_whoever_dies_in_an_evolution_leaves_what_the_next_one_mends(
-    dsn, tmp_path, monkeypatch, ddl, history
-):
+def test_interrupted_evolution_is_completed_by_next_run(dsn, tmp_path, monkeypatch, ddl, history):
     execute(dsn, *TABLE)
     altered = Altered(dsn, tmp_path, history=history).take()
     execute(

@@ -179,7 +179,7 @@ def test_ddl_that_the_receiver_sees_late_lets_no_secret_through(source: str, tmp
     assert result.error is not None or guarded.values() == guarded.source_values()
 
 
-def test_what_was_not_kept_is_missed_when_the_lake_has_the_column(source: str, tmp_path: Path) -> None:
+def test_column_excluded_from_changelog_but_present_in_lake_stops_table(source: str, tmp_path: Path) -> None:
     """The pipeline file excludes a column that the table was copied with: never null in silence."""
     execute(source, "create table t(id int primary key, v text, secret text)")
     guarded = Guarded(source, tmp_path, exclude_columns=()).take()

@@ -135,7 +135,7 @@ def test_a_reader_that_keeps_no_value_has_every_row_as_the_source_has_it(receive
         assert read(received, after=after) == [one for one in changes if one.position > after]
 
 
-def test_what_may_have_been_rewritten_is_named(received, dsn):
+def test_first_update_after_ddl_lists_toast_value_as_unchanged(received, dsn):
     for ddl in (
         "alter table t alter doc type text using upper(doc)",
         "alter table t add one_more int default 4",
@@ -150,7 +150,7 @@ def test_what_may_have_been_rewritten_is_named(received, dsn):
         execute(dsn, "truncate t")
 
 
-def test_what_changed_while_the_table_was_not_published_is_named(received, dsn):
+def test_value_changed_while_table_unpublished_is_listed_as_unchanged(received, dsn):
     execute(dsn, f"insert into t select 1, 'v', ({LARGE.format(1)}), null, 'a'", "update t set v = 'w'")
     name = received.pipeline.publication
     execute(
@@ -164,7 +164,7 @@ def test_what_changed_while_the_table_was_not_published_is_named(received, dsn):
     assert [change.unchanged for change in read(received)] == [(), (), ("doc",)]
 
 
-def test_what_a_skipped_transaction_may_have_changed_is_named(received, dsn):
+def test_unchanged_value_is_not_filled_in_across_skipped_transaction(received, dsn):
     execute(dsn, f"insert into t select 1, 'v', ({LARGE.format(1)}), null, 'a'")
     received.receive()
     lsn = LSN(received.durable_lsn + 8)
@@ -207,7 +207,7 @@ def _body(event: Any) -> bytes:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 20_000])
-def test_what_is_not_remembered_is_looked_up_in_the_lake(dsn, tmp_path, seed, budget):
+def test_unchanged_values_beyond_memory_budget_are_read_from_lake(dsn, tmp_path, seed, budget):
     """Wherever the lake stands: before the changes, amid them, or beyond."""
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
     landed.begin()
@@ -290,7 +290,7 @@ def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
         pytest.param(
             False,
             marks=pytest.mark.thorough(
-                "test_what_is_not_remembered_is_looked_up_in_the_lake, wherever that is"
+                "test_unchanged_values_beyond_memory_budget_are_read_from_lake, wherever that is"
             ),
         ),
     ],
@@ -314,7 +314,7 @@ def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
         ["begin; update t set doc = upper(doc); alter table t add one_more int; commit"],
     ],
 )
-def test_what_is_looked_up_of_a_table_that_was_altered_is_right_or_not_there(dsn, tmp_path, ddl, is_applied):
+def test_lake_lookup_after_ddl_returns_no_outdated_value(dsn, tmp_path, ddl, is_applied):
     execute(dsn, "alter table t rename more to others", "alter table t alter others type text")
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
     landed.begin()

@@ -96,7 +96,7 @@ def statements() -> Iterator[str]:
 STATEMENTS = sorted({*statements()} - ADVICE.keys())
 
 
-def test_what_is_advice_alone_is_named_by_hints() -> None:
+def test_every_advice_entry_occurs_in_a_hint() -> None:
     assert not ADVICE.keys() - {*statements()}
 
 

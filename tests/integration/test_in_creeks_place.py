@@ -285,7 +285,7 @@ def test_it_ends_with_its_apps_when_it_is_killed(creeks, app):
     wait_until(lambda: not any(lake in one for one in commands().values()), what="its apps to have ended")
 
 
-def test_what_is_missing_is_said(monkeypatch, capsys):
+def test_creek_command_exits_78_and_lists_missing_environment_variables(monkeypatch, capsys):
     for name in ("PG_URI", "NATS_URI", "PGREPL_LAKE"):
         monkeypatch.delenv(name, raising=False)
     assert main(["creek"]) == process.WILL_NOT_HELP

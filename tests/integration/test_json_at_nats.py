@@ -102,7 +102,7 @@ def test_every_change_arrives_in_order_as_the_reader_has_it(published):
     assert (first["Pgrepl-Op"], first["Content-Type"]) == ("insert", "application/json")
 
 
-def test_what_is_sent_again_is_stored_again_and_told_by_its_generation(published):
+def test_republished_json_event_is_stored_again_with_higher_generation(published):
     first = published.changed("insert into t values (1)", "insert into t values (2)")
     again = published.publish("--after", first[0].headers["Pgrepl-Id"])
     assert [body(one) for one in again] == [body(first[1])]

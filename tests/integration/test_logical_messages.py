@@ -130,7 +130,7 @@ def test_no_messages_are_an_empty_table_of_the_same_columns(received, dsn):
     assert (found.num_rows, found.schema) == (0, MESSAGE_SCHEMA)
 
 
-def test_what_retention_has_dropped_is_said_instead_of_passed_over(received, dsn):
+def test_reading_messages_dropped_by_retention_raises_changelog_error(received, dsn):
     execute(dsn, "select pg_logical_emit_message(true, 'p', 'old')")
     received.receive()
     (lsn,) = read_messages(received.pipeline)["lsn"].to_pylist()

@@ -139,7 +139,7 @@ def test_beside_the_app_its_changelog_and_its_histories_are_left_to_it(
     assert asked[1]["reader_version"] >= 0
 
 
-def test_what_a_killed_app_left_behind_is_no_app(kept: Kept) -> None:
+def test_maintain_reports_no_running_app_after_app_session_is_lost(kept: Kept) -> None:
     with kept.access.store("replicate") as app:
         app.lock(kept.pipeline.name, "replicate")
         app._connection.close()
@@ -226,7 +226,7 @@ def test_the_time_is_up(kept: Kept) -> None:
     assert "there is more to do: run it again" in done.tables[0].to_text()
 
 
-def test_who_is_asked_to_end_ends_between_two_tables(kept: Kept) -> None:
+def test_maintain_stops_between_tables_on_request_and_exits_75(kept: Kept) -> None:
     asked = threading.Event()
     before = files(kept, B)
     done = run(kept, wait=asked.wait, tell=lambda _: asked.set())

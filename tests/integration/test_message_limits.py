@@ -30,7 +30,7 @@ def found(received: Received) -> list[tuple[str, int | None, int]]:
     return [(r["prefix"], None if r["content"] is None else len(r["content"]), r["size"]) for r in rows]
 
 
-def test_of_a_large_one_prefix_and_size_are_kept_and_the_log_says_so_once(
+def test_oversized_message_keeps_prefix_and_size_and_warns_once_per_prefix(
     dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     received = begun(dsn, tmp_path, message_bytes=1000)

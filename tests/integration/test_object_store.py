@@ -39,7 +39,7 @@ def race(uri: str, version: int, writers: int) -> list[int]:
     return won
 
 
-def test_of_two_writers_of_a_version_one_wins_hundreds_of_times(s3_lake):
+def test_concurrent_s3_commits_have_exactly_one_winner_per_version(s3_lake):
     uri = f"{s3_lake}/public/t"
     append_delta(uri, pa.table({"a": [1]}))
     for version in range(1, ROUNDS + 1):
@@ -62,7 +62,7 @@ def test_a_commit_whose_put_fails_once_is_the_writers_own(fault, faulty, s3_lake
     assert not put_commit(uri, 1, {"operation": "test"}, [])
 
 
-def test_what_is_asked_of_the_store_for_a_commit_is_one_put(faulty, s3_lake):
+def test_put_commit_sends_a_single_put_request(faulty, s3_lake):
     uri = f"{s3_lake}/public/t"
     append_delta(uri, pa.table({"a": [1]}))
     faulty.asked.clear()

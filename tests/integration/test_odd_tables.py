@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import resol
 from tests.support.handed import Handed
 
 
-def test_of_a_table_without_columns_the_rows_are_counted(dsn, run, tmp_path):
+def test_columnless_table_replicates_row_count_until_replica_identity_changes(dsn, run, tmp_path):
     run("create table columnless ()", "insert into columnless select from generate_series(1, 3)")
     handed = Handed(dsn, tmp_path, ("public.columnless",), insert_only=("public.columnless",))
     relation = handed.copy("public.columnless")

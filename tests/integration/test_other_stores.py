@@ -54,7 +54,7 @@ def faulty(
         yield store
 
 
-def test_of_two_writers_of_a_version_one_wins_every_time(other_lake):
+def test_exactly_one_of_two_concurrent_commits_of_a_version_succeeds(other_lake):
     uri = f"{other_lake}/public/t"
     append_delta(uri, pa.table({"a": [1]}))
     for version in range(1, ROUNDS + 1):
@@ -106,7 +106,7 @@ def test_files_that_are_gone_are_deleted_none_the_less(other_lake):
     assert not filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
 
 
-def test_what_is_dropped_is_gone_with_all_that_is_below_it(other_lake):
+def test_dropping_lake_table_deletes_all_its_objects_and_keeps_similar_name(other_lake):
     for name in ("t", "t2"):
         append_delta(f"{other_lake}/public/{name}", pa.table({"a": [1]}))
     assert drop_lake_tables(other_lake, [TableName("public", "t")]) == [TableName("public", "t")]
@@ -165,7 +165,7 @@ def test_a_key_that_is_not_the_accounts(other_lake, monkeypatch):
     ],
     ids=["azure", "google"],
 )
-def test_what_no_store_can_be_opened_with(variables, said, other_lake, monkeypatch):
+def test_store_with_malformed_credentials_is_rejected(variables, said, other_lake, monkeypatch):
     for name, value in variables.items():
         if name.startswith("AZURE") == other_lake.startswith("abfss"):
             monkeypatch.setenv(name, value)

@@ -295,7 +295,7 @@ def test_one_that_somebody_else_locks_is_copied_whole(house):
     other.close()
 
 
-def test_what_cannot_be_copied_without_a_query_is_refused(house):
+def test_copy_with_row_filter_is_rejected_without_membership_in_owner_role(house):
     house.as_admin("alter publication p set table app.t where (id > 10)")
     with keeper_of(house) as keeper, pytest.raises(TableError, match="row filter"):
         keeper.plan(keeper.relation, WHOLE)
@@ -304,7 +304,7 @@ def test_what_cannot_be_copied_without_a_query_is_refused(house):
         assert copied(house, keeper, keeper.plan(keeper.relation, WHOLE)) == [*range(11, 2001)]
 
 
-def test_who_can_put_another_table_in_its_place_gets_it_copied_whole(house):
+def test_table_replaceable_by_owner_is_copied_whole_and_replacement_is_rejected(house):
     house.member_of_owner()
     house.as_admin(f"grant create on database {house.dsn.split('dbname=')[1].split()[0]} to {house.owner}")
     with keeper_of(house) as keeper:
@@ -378,7 +378,7 @@ def test_a_partition_cannot_lead_to_another_table_by_its_name(house):
     assert part.had_rows is False
 
 
-def test_so_does_one_whose_schema_a_member_of_the_owning_role_can_rename(house):
+def test_table_is_copied_whole_if_owner_role_member_can_rename_schema(house):
     house.member_of_owner()
     member, database = f"member_{house.owner}", house.dsn.split("dbname=")[1].split()[0]
     house.as_admin(

@@ -217,7 +217,7 @@ with_and_without_event_trigger = pytest.mark.parametrize(
 
 
 @with_and_without_event_trigger
-def test_what_hides_rows_of_a_partition_stops_the_table(
+def test_reattached_unlogged_or_truncated_partition_or_key_change_stops_table(
     dsn: str, tmp_path: Path, *, event_trigger: bool
 ) -> None:
     stopping = {
@@ -281,7 +281,9 @@ def test_no_row_is_needed_to_notice_it(
 
 
 @with_and_without_event_trigger
-def test_what_the_stream_tells_in_full_is_followed(dsn: str, tmp_path: Path, *, event_trigger: bool) -> None:
+def test_streamed_partition_ddl_is_followed_and_attach_with_rows_stops_table(
+    dsn: str, tmp_path: Path, *, event_trigger: bool
+) -> None:
     attached = "attached with rows"
     followed = CAME_WHILE_OLDER_ROWS_ARE_TO_COME | TOLD_IN_FULL | {attached: [NEW, "create table q (like t)"]}
     courses = Courses(dsn, tmp_path, followed, TABLE, event_trigger=event_trigger).take()

@@ -119,7 +119,7 @@ def test_changes_need_no_consistent_point(dsn: str, pg: Connection, tmp_path: Pa
         lake.changes()
 
 
-def test_what_needs_the_pipeline_says_so_of_a_lake_root(landed: Landed) -> None:
+def test_lake_opened_by_root_rejects_pipeline_only_calls_with_hint(landed: Landed) -> None:
     lake = open_lake(landed.pipeline.lake_root)
     assert totals(lake) == [Decimal("1.10"), Decimal("-0.50")]
     for use in (lake.at, lake.table("public.orders").is_verified):

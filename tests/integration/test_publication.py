@@ -154,7 +154,7 @@ PUBLICATIONS = (
 
 
 @pytest.mark.parametrize("what", PUBLICATIONS)
-def test_what_is_read_of_a_publication_is_what_the_server_says(pg, tables, what):
+def test_read_publication_returns_tables_listed_by_pg_publication_tables(pg, tables, what):
     with pg.cursor() as cursor:
         cursor.execute(
             "create schema s; create unlogged table s.unlogged (a int); create view s.v as select 1;"

@@ -230,7 +230,7 @@ def test_a_table_that_is_taken_out_while_others_are_written_stops_with_the_first
     assert watched.result("u").error is None
 
 
-def test_what_alters_nothing_of_a_table_does_not_stop_it(source: str, tmp_path: Path) -> None:
+def test_unrelated_ddl_and_publication_maintenance_do_not_stop_tables(source: str, tmp_path: Path) -> None:
     watched = Watched(source, tmp_path).start()
     execute(source, "create table s.w(id int primary key)", "insert into s.w values (1)")
     with watched.receiving() as receiver:
@@ -327,7 +327,7 @@ def _write(watched: Watched) -> None:
     watched.execute("update s.u set v = 'y' where id = 1")
 
 
-def test_what_was_said_is_not_said_again(source: str, tmp_path: Path) -> None:
+def test_restarted_receiver_does_not_record_publication_change_again(source: str, tmp_path: Path) -> None:
     watched = Watched(source, tmp_path).start()
     watched.execute(*FEWER_KINDS[0], *FEWER_KINDS[1])
     with watched.receiving(EAGER) as receiver:

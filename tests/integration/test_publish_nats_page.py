@@ -82,7 +82,7 @@ def _last_stamp(file: Path) -> int:
 
 
 @pytest.mark.thorough("test_snapshots_to_nats.py rebuilds a table from a snapshot and what follows it")
-def test_who_comes_late_by_the_page_has_the_whole_table(
+def test_late_consumer_example_from_page_reads_whole_table(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (program,) = (block for block in blocks(PAGE, "python") if "creek.snapshot" in block)

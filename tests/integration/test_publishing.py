@@ -161,7 +161,7 @@ def test_an_event_that_is_too_large_stops_its_table_whoever_says_so(published, d
     assert "bytes" in stopped.reason or "max size" in stopped.reason
 
 
-def test_what_cannot_be_published_is_skipped_and_recorded_where_that_is_asked_for(published, dsn):
+def test_oversized_event_is_skipped_and_recorded_with_skip_and_record(published, dsn):
     published.publisher(max_event_bytes=50_000, on_error="skip_and_record")
     execute(dsn, "insert into t values (1)")
     execute(dsn, "insert into t select 2, string_agg(md5(g::text), '') from generate_series(1, 4000) g")
@@ -276,7 +276,7 @@ def test_a_gap_stops_the_tables_that_it_may_have_changed(published, dsn, pg):
     assert (published.record.stopped, published.record.skipped) == ({}, 1)
 
 
-def test_what_stops_a_table_first_counts_though_it_is_known_later(published, dsn):
+def test_table_stop_records_earliest_failing_event_even_if_detected_later(published, dsn):
     """The value that no type holds is found while events before it, which nobody takes, are on their way."""
     published.queue.delete()
     execute(
@@ -344,7 +344,7 @@ def test_a_bad_limit_takes_no_publishers_place(published):
     assert read_record(published.pipeline.lake_root, "events") is None
 
 
-def test_who_may_not_write_to_the_exchange_is_told_and_not_tried_again(published, dsn, broker, monkeypatch):
+def test_publisher_without_write_permission_exits_78_and_records_reason(published, dsn, broker, monkeypatch):
     broker.control("add_user", "reader", "canary")
     broker.control("set_permissions", "reader", "", "", ".*")
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri.replace("guest:guest", "reader:canary"))

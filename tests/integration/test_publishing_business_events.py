@@ -293,7 +293,7 @@ def test_events_are_tried_from_recorded_changes(published, capsysbinary, monkeyp
     assert sent["body"]["after"]["price"] == "Arw="
 
 
-def test_who_tries_a_transform_sees_where_it_fails(published, capsys):
+def test_events_try_reports_failing_transform_with_function_and_error(published, capsys):
     published.publisher(transform={"public.t": f"{HERE}:total_of"})
     execute(published.dsn, "insert into t values (1)")
     published.receive()

@@ -59,7 +59,7 @@ def speaks_tls(port: int) -> bool:
         return False
 
 
-def test_who_the_machine_trusts_gets_the_events(published, dsn, trusted, monkeypatch, tls_port):
+def test_publisher_sends_events_to_trusted_amqps_broker(published, dsn, trusted, monkeypatch, tls_port):
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
     monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:guest@localhost:{tls_port}/%2F")
     execute(dsn, "insert into t(id) select generate_series(1, 100)")
@@ -68,7 +68,7 @@ def test_who_the_machine_trusts_gets_the_events(published, dsn, trusted, monkeyp
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_who_it_does_not_trust_or_has_another_name_gets_nothing(
+def test_broker_with_untrusted_or_wrong_name_certificate_gets_no_events(
     published, dsn, trusted, monkeypatch, caplog, tls_port, host
 ):
     """Nor is the password sent there: the certificate is looked at first."""

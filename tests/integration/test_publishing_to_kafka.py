@@ -157,7 +157,7 @@ def test_a_key_that_changes_is_a_delete_and_an_insert(published):
     assert of_other[1].value["old"] == {"id": 1, "v": "a"}
 
 
-def test_who_keeps_each_partition_keeps_the_table(published):
+def test_applying_each_kafka_partition_reproduces_source_tables(published):
     for table in ("public.t", "public.other"):
         published.topics.make(table, 5)
     chance = random.Random(3)
@@ -346,7 +346,7 @@ def test_a_template_may_put_all_tables_into_one_topic(published):
     ]
 
 
-def test_who_is_refused_is_told_and_not_tried_again(published, monkeypatch, tmp_path):
+def test_rejected_kafka_login_exits_78_and_records_reason(published, monkeypatch, tmp_path):
     users = (
         "sasl.enabled.mechanisms=PLAIN\nsasl.mechanism.inter.broker.protocol=PLAIN\n"
         "listener.name.sasl_plaintext.plain.sasl.jaas.config="
@@ -405,7 +405,7 @@ def test_a_uri_that_is_none_is_refused_and_not_shown(uri):
 @pytest.mark.parametrize(
     "name", ["acks", "plugin.library.paths", "enable.idempotence", "delivery.report.only.error", "error_cb"]
 )
-def test_what_keeps_order_or_runs_something_is_not_chosen(name):
+def test_kafka_uri_rejects_reserved_producer_properties(name):
     with pytest.raises(TargetError, match=f"sets {name}"):
         properties_of(f"kafka://a:9092?{name}=geheim")
 

@@ -202,7 +202,7 @@ def test_a_truncate_of_two_tables_is_two_messages(published):
 # --- what goes wrong ---
 
 
-def test_what_avro_cannot_hold_stops_its_table_alone_until_it_is_a_text(published, dsn):
+def test_value_avro_cannot_encode_stops_only_its_table_until_text_column(published, dsn):
     execute(dsn, "alter table other add a int[]")
     execute(dsn, "insert into other values (1, 'x', '{1,NULL}')", "insert into t(id) values (1)")
     published.receive()
@@ -251,7 +251,7 @@ def test_stamps_go_on_growing_whatever_became_of_the_stream(published, last):
     assert_stamps_grow([*messages, message])
 
 
-def test_what_was_refused_comes_before_what_came_after_it_once_it_is_taken(published, dsn):
+def test_oversized_event_accepted_later_does_not_override_newer_value(published, dsn):
     published.publisher(max_event_bytes=5000)
     execute(
         dsn,
@@ -266,7 +266,7 @@ def test_what_was_refused_comes_before_what_came_after_it_once_it_is_taken(publi
     assert last.value["after"]["v"] == "final"
 
 
-def test_what_is_sent_again_on_purpose_is_applied_again(published):
+def test_creek_client_applies_republished_events_again(published):
     published.changed("insert into other select g, 'x' from generate_series(1, 100) g")
     messages = published.publish("--after", "0/1")
     assert len({message.id for message in messages}) == 100
@@ -389,7 +389,7 @@ def guarded(trusted: Path) -> Iterator[NatsServer]:
         yield server
 
 
-def test_who_the_machine_trusts_gets_the_events(published, guarded, trusted, monkeypatch):
+def test_publisher_sends_events_to_trusted_nats_server(published, guarded, trusted, monkeypatch):
     uri = f"tls://someone:geheim@localhost:{guarded.port}"
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
     monkeypatch.setenv(TARGET_VARIABLE, uri)
@@ -405,7 +405,7 @@ def test_who_the_machine_trusts_gets_the_events(published, guarded, trusted, mon
         pytest.param("127.0.0.1", marks=pytest.mark.thorough("with localhost it is refused, too")),
     ],
 )
-def test_who_it_does_not_trust_or_has_another_name_gets_nothing(
+def test_publisher_exits_78_on_untrusted_or_wrong_name_nats_certificate(
     published, guarded, trusted, monkeypatch, caplog, host
 ):
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)

@@ -171,7 +171,7 @@ def test_tables_that_stopped_before_are_not_given_without_the_others(published, 
     assert [one.event["count"] for one in published.publish("--after", after)] == [2]
 
 
-def test_who_begins_amid_a_transaction_is_given_all_of_it(published):
+def test_resuming_inside_transaction_passes_whole_transaction_to_transform(published):
     published.publisher()
     found = changed(published, "begin; insert into t select generate_series(1, 3); commit")
     published.publisher(transform_transaction=f"{HERE}:counted")

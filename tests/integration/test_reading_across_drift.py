@@ -202,7 +202,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("ddl", UNSEEN.values(), ids=UNSEEN.keys())
-def test_what_ddl_without_a_trace_may_have_changed_is_unverified(
+def test_rows_before_untraced_ddl_are_read_as_unverified(
     dsn: str, pg: Connection, tmp_path: Path, ddl: tuple[str, ...]
 ) -> None:
     pg.cursor().execute(CREATE)

@@ -185,7 +185,7 @@ def test_a_table_is_read_as_soon_as_it_was_copied(dsn: str, pg: Connection, tmp_
         ids(replicated, lsn=place - 2)
 
 
-def test_what_is_not_received_yet_is_refused_and_the_newest_named(landed: Landed) -> None:
+def test_read_beyond_durable_lsn_is_rejected_and_hint_names_newest_lsn(landed: Landed) -> None:
     with pytest.raises(LakeError, match="has not been received yet") as raised:
         ids(landed, lsn=landed.durable_lsn + 1)
     assert f"lsn='{landed.durable_lsn}'" in raised.value.hint

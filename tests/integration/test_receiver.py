@@ -224,7 +224,7 @@ def test_nothing_is_told_before_it_is_durable(received, dsn, monkeypatch):
     assert len(received.changelog_rows("I")) == 31_000
 
 
-def test_what_was_durable_and_not_told_is_dropped_when_it_is_sent_again(received, dsn, monkeypatch):
+def test_receiver_drops_redelivered_transactions_already_in_changelog(received, dsn, monkeypatch):
     execute(
         dsn, "insert into t select g, 'a' from generate_series(1, 1000) g", "insert into t values (2000, 'b')"
     )

@@ -120,7 +120,7 @@ def test_a_lost_connection_ends_it_soon_although_the_writer_is_behind(
     assert len(received.changelog_rows("I")) == 1
 
 
-def test_what_fails_in_the_writer_is_said_and_ends_the_reader(
+def test_failed_changelog_writer_ends_receiver_and_closes_connections(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = Receiver(dsn, received.pipeline)
@@ -135,7 +135,7 @@ def test_what_fails_in_the_writer_is_said_and_ends_the_reader(
     wait_until(lambda: backends(dsn) == 0, what="all connections to be closed")
 
 
-def test_what_is_seen_is_durable_at_every_moment(received: Received, dsn: str) -> None:
+def test_visible_changelog_rows_are_below_durable_lsn(received: Received, dsn: str) -> None:
     with received.receiving() as receiver:
         for n in range(5):
             execute(dsn, f"insert into t values ({n}, 'a')")

@@ -202,7 +202,7 @@ def test_a_start_that_is_lost_for_longer_than_an_outage_may_last_ends_it(
         assert isinstance(reception.error, SourceConnectionError)
 
 
-def test_who_cannot_connect_at_the_start_hears_so_at_once(received: Received) -> None:
+def test_start_raises_connection_error_when_first_connection_fails(received: Received) -> None:
     wrong = ReconnectingReceiver(received.dsn.replace("dbname=", "dbname=no_"), received.pipeline)
     with pytest.raises(SourceConnectionError, match="cannot connect"):
         wrong.start()
@@ -243,7 +243,7 @@ def test_without_time_to_connect_again_the_first_loss_ends_it(dsn: str, tmp_path
         assert isinstance(reception.error, SourceConnectionError)
 
 
-def test_what_connecting_again_does_not_mend_ends_it_at_once(
+def test_dropped_publication_ends_reconnecting_receiver(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog_feed, "_IDLE_LOOK_S", 0.1)
@@ -283,7 +283,7 @@ def test_a_new_fence_while_it_connects_again_is_respected(received: Received, ds
     assert ids(received) == []
 
 
-def test_who_took_over_while_it_was_away_has_replaced_it_though_nobody_is_at_work_now(
+def test_receiver_fenced_while_disconnected_fails_with_fenced_error(
     received: Received,
 ) -> None:
     with receiving(received) as reception:

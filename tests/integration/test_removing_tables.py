@@ -69,7 +69,7 @@ def test_a_renamed_table_leaves_the_publication_unless_it_was_taken_under_its_ne
     assert published(kept) == {B, "public.c"}
 
 
-def test_what_is_gone_at_the_source_can_be_removed(kept):
+def test_table_dropped_at_source_can_be_removed(kept):
     kept.fail(A)
     execute(kept.dsn, "drop table a")
     remove_tables(kept.access, [A])

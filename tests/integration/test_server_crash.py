@@ -80,7 +80,9 @@ def test_changes_that_retention_dropped_come_again_and_are_not_missed(
     assert ids(received) == [4, 5, 6]
 
 
-def test_what_is_kept_is_still_compared(own_server: Server, received: Received) -> None:
+def test_missing_transaction_above_retention_floor_raises_rewound_error(
+    own_server: Server, received: Received
+) -> None:
     """Above what retention has dropped, a transaction that is missing is a source that was set back."""
     with closing_connection(received.dsn) as old:
         old.cursor().execute("begin; insert into other values (1)")

@@ -159,7 +159,7 @@ def test_a_temporary_name_that_is_taken_says_to_wait(pg, dsn, name):
 
 
 @pytest.mark.parametrize("loses_connection", [False, True])
-def test_whatever_interrupts_the_making_no_slot_stays(pg, dsn, name, monkeypatch, loses_connection):
+def test_interrupted_slot_creation_leaves_no_slot(pg, dsn, name, monkeypatch, loses_connection):
     def interrupted(*_, **__):
         if loses_connection:
             with pg.cursor() as cursor:

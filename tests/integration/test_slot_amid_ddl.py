@@ -102,7 +102,7 @@ def oid(dsn: str, table: str) -> int:
     "each major builds its view of the catalog in its own way; since 14.18, 15.13, 16.9 and 17.5 open"
     " transactions hear of DDL that commits"
 )
-def test_what_is_written_while_the_slot_is_made_is_decoded_rightly(dsn: str, tmp_path: Path) -> None:
+def test_rows_written_during_slot_creation_and_ddl_are_decoded_correctly(dsn: str, tmp_path: Path) -> None:
     for table in CASES:
         execute(
             dsn, f"create table {table} (a int primary key, b text)", f"insert into {table} values (1, 'x')"

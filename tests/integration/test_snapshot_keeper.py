@@ -306,7 +306,7 @@ def test_a_row_filter_and_a_column_list_hold_for_the_copy(pg, dsn, run, exported
     assert {len(row) for row in rows} == {1}
 
 
-def test_of_a_table_without_columns_the_copy_has_an_empty_line_for_each_row(pg, run):
+def test_columnless_table_copy_has_one_empty_line_per_row(pg, run):
     run("create table nothing ()", "insert into nothing select from generate_series(1, 3)")
     (part,) = plan_ranges(pg, find_relation(pg, TableName("public", "nothing")), 1 << 20)
     assert part.sql == 'COPY (SELECT FROM ONLY "public"."nothing") TO STDOUT (FORMAT csv)'

@@ -147,7 +147,7 @@ def shown(dsn: str, table: str) -> dict[Any, Any]:
     ],
     ids=["v1", "v2"],
 )
-def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(published, wire, at_work):
+def test_snapshot_and_later_changes_rebuild_each_table(published, wire, at_work):
     published.wire = wire
     published.publisher()
     execute(published.dsn, "insert into t select g, 'old' from generate_series(1, 6000) g")

@@ -63,7 +63,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("statement", "said"), FOREIGN.values(), ids=FOREIGN)
-def test_what_somebody_else_has_put_into_ours_is_refused(dsn, run, other, statement, said):
+def test_object_owned_by_another_role_in_state_schema_is_rejected(dsn, run, other, statement, said):
     with Store(dsn, "test") as store:
         store.migrate()
     run(
@@ -105,7 +105,7 @@ def test_nor_is_what_would_run_in_ours_because_of_its_owner(dsn, run, statement,
         Store(dsn, "test")
 
 
-def test_that_of_a_superuser_and_of_a_role_that_we_are_a_member_of_is_ours(dsn, run, other):
+def test_state_schema_owned_by_superuser_or_granted_role_is_accepted(dsn, run, other):
     member = f"{other}_m"
     run(f"create role {member} login in role {other}", f"create schema _pgrepl authorization {other}")
     try:

@@ -355,7 +355,7 @@ def test_a_source_that_cannot_be_reached_is_one_sentence_and_may_be_tried_again(
         (None, {"PGREPL_DSN": "no=such option"}, "cannot be read"),
     ],
 )
-def test_what_trying_again_will_not_mend_ends_with_78(
+def test_status_with_invalid_file_or_dsn_exits_78_without_traceback(
     shop: Shop, content: str | None, environment: dict[str, str], said: str
 ) -> None:
     if content is not None:

@@ -131,7 +131,7 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
         ("ValueRangeError", "mend it, then retry the table", None),
     ],
 )
-def test_what_helps_is_taken_from_the_hints_of_earlier_versions(monkeypatch, pg, dsn, error, hint, remedy):
+def test_migration_derives_remedy_from_hints_in_older_records(monkeypatch, pg, dsn, error, hint, remedy):
     with Store(dsn, "test") as store:
         monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:2])
         store.migrate()
@@ -278,7 +278,7 @@ def test_a_pipeline_is_recorded_with_what_it_owns(store):
 @pytest.mark.parametrize(
     ("field", "value"), [("slot", "pgrepl_shop"), ("publication", "pgrepl_shop"), ("lake", "/lake/shop/")]
 )
-def test_what_belongs_to_another_pipeline_is_refused_by_name(store, field, value):
+def test_register_rejects_slot_publication_or_lake_used_by_another_pipeline(store, field, value):
     with pytest.raises(ConfigError, match=f"{field} .* belongs to pipeline shop"):
         store.register(pipeline("second", **{field: value}), "123", True, True)
     assert store.read_pipeline("second") is None
@@ -504,7 +504,7 @@ def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
     assert len(taken) == 1
 
 
-def test_who_keeps_a_migration_waiting_is_named(pg, dsn, monkeypatch):
+def test_blocked_migration_names_blocking_session(pg, dsn, monkeypatch):
     monkeypatch.setattr(schema, "LOCK_WAIT_MS", 300)
     with monkeypatch.context() as patched, Store(dsn, "test") as older:
         patched.setattr(schema, "_VERSIONS", schema._VERSIONS[:-1])

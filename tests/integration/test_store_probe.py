@@ -61,7 +61,7 @@ def test_a_bucket_that_is_not_there(s3_lake):
         ("InvalidObjectState", "the store refuses, with its code InvalidObjectState"),
     ],
 )
-def test_what_only_amazon_answers(code, said, faulty, s3_lake):
+def test_store_probe_explains_amazon_error_codes(code, said, faulty, s3_lake):
     faulty.next(code, times=100)
     assert refused(s3_lake) == said
 
@@ -88,7 +88,7 @@ def test_a_table_whose_owner_is_not_told_is_not_dropped(faulty, s3_lake):
         check_droppable(s3_lake, [TableName("public", "t")], "p")
 
 
-def test_what_is_dropped_is_gone_with_all_that_is_below_it(s3_lake):
+def test_dropping_lake_table_deletes_all_its_s3_objects(s3_lake):
     append_delta(f"{s3_lake}/public/t", pa.table({"a": [1]}))
     append_delta(f"{s3_lake}/public/t2", pa.table({"a": [1]}))
     assert drop_lake_tables(s3_lake, [TableName("public", "t")]) == [TableName("public", "t")]

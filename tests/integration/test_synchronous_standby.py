@@ -62,7 +62,7 @@ def test_commits_that_wait_for_the_receiver_are_confirmed_at_once(received):
             assert not waiting.is_alive(), sql
 
 
-def test_what_the_setting_does_is_said_with_what_to_set(received):
+def test_synchronous_standby_warning_names_setting_and_value_to_set(received):
     with closing(connect(received.dsn, "test")) as source:
         (problem,) = source_problems(source, received.pipeline, {})
         assert problem in list(server_warnings(source, received.pipeline.slot))

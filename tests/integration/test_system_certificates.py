@@ -48,7 +48,7 @@ def dsn_of(server: Server, **more: str) -> str:
     return f"host=localhost hostaddr=127.0.0.1 port={server.port} dbname=postgres user=postgres {options}"
 
 
-def test_who_the_machine_trusts_is_connected_to_by_both_libraries(secure, monkeypatch):
+def test_both_libraries_connect_to_server_with_trusted_certificate(secure, monkeypatch):
     server, trusted = secure
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
     connection = connect(dsn_of(server), "test")
@@ -60,7 +60,7 @@ def test_who_the_machine_trusts_is_connected_to_by_both_libraries(secure, monkey
         assert stream.pgconn.ssl_in_use
 
 
-def test_who_it_does_not_trust_is_not(secure, monkeypatch):
+def test_connection_to_server_with_untrusted_certificate_fails(secure, monkeypatch):
     server, _ = secure
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with pytest.raises(SourceConnectionError, match="certificate verify failed"):

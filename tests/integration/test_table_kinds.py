@@ -112,7 +112,7 @@ def test_a_partitioned_table_published_by_its_partitions_is_refused(dsn, run):
         check_source(dsn, pipeline("public.leaf", publication="through_root", publication_mode="use"))
 
 
-def test_what_is_no_table_is_refused_by_name_and_left_out_by_patterns(pg, run):
+def test_unsupported_relation_is_rejected_by_name_and_skipped_by_pattern(pg, run):
     run(
         "create schema s",
         "create table s.fine (id int primary key)",
@@ -266,7 +266,7 @@ def test_a_key_with_a_generated_column_that_is_not_published_is_refused(pg, run)
     assert "public.t: its key holds generated column k" in problems
 
 
-def test_what_may_surprise_is_said(pg, run):
+def test_table_warnings_name_generated_columns_and_missing_replica_identity(pg, run):
     run(
         "create table t (id int primary key, a int generated always as (id) stored,"
         " b int generated always as (id) stored, c int generated always as (id) stored)",

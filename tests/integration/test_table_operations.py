@@ -293,7 +293,7 @@ def test_no_table_goes_on_without_its_lake_table_by_being_tried_again(kept):
     assert kept.states()[A] == "errored"
 
 
-def test_what_drifted_safely_goes_on_once_the_policy_lets_it(kept):
+def test_retry_accepts_safe_drift_only_with_on_drift_evolve(kept):
     kept.configure(on_drift="error")
     kept.fail(A, "DriftError")
     execute(kept.dsn, "alter table a add note text")

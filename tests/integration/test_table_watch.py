@@ -52,7 +52,7 @@ def test_a_skipped_transaction_stops_the_tables_that_it_may_have_changed(kept, w
     assert (kept.record(A).error, kept.record(A).lsn) == ("GapError", lsn)
 
 
-def test_what_stands_before_a_transaction_does_not_hide_it(kept, watch):
+def test_publication_status_row_does_not_hide_skipped_transaction(kept, watch):
     relation, lsn = kept.record(A).relation, kept.durable_lsn
     standing = {
         "epoch": 1,

@@ -278,7 +278,7 @@ def test_without_state_the_lake_says_what_is_the_pipelines(kept):
     assert left(kept) == {}
 
 
-def test_what_nothing_shows_to_be_the_pipelines_stays(kept):
+def test_teardown_keeps_slot_and_publication_without_recorded_ownership(kept):
     execute(kept.dsn, "drop schema _pgrepl cascade")
     stranger = replace(kept.access, pipeline=replace(kept.pipeline, lake="/nowhere"))
     done = teardown(stranger)

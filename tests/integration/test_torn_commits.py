@@ -85,7 +85,7 @@ def is_torn(one: Received) -> bool:
     return newest(one.changelog).stat().st_size == 60
 
 
-def test_what_was_torn_comes_again(torn: Received, caplog) -> None:
+def test_torn_unconfirmed_commit_is_set_aside_and_received_again(torn: Received, caplog) -> None:
     settle(torn)
     assert "Set aside: 1 commits" in caplog.text
     assert [point.lsn for point in Points(torn.pipeline.lake_root).all()] == [1]
@@ -191,9 +191,7 @@ def settle(one: Received, give_up: tuple[str, ...] | None = None) -> None:
         settle_idle_lake(store, evidence, one.dsn, give_up)
 
 
-def test_what_the_slot_was_told_of_stays_where_it_is_though_a_file_is_out_of_sight(
-    told: Received, tmp_path: Path
-) -> None:
+def test_confirmed_commit_with_missing_file_is_not_set_aside(told: Received, tmp_path: Path) -> None:
     """As on a network file system that shows a file late, or a copy that is under way."""
     file = max(Path(told.changelog).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (Path(told.changelog) / "_delta_log").iterdir())

@@ -206,7 +206,7 @@ def body(unity: Unity, place: str, column: dict[str, Any], **more: Any) -> dict[
         ("public/orders", "PARQUET", "is no external Delta table: EXTERNAL PARQUET"),
     ],
 )
-def test_what_is_somebody_elses_stays_and_all_others_are_registered(
+def test_register_keeps_conflicting_catalog_entry_and_adds_all_other_tables(
     unity, tmp_path, place, table_format, said
 ):
     pipeline = made(tmp_path / "lake", TABLE, "public.zebras", "public.ants")

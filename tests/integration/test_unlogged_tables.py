@@ -147,7 +147,7 @@ def test_only_an_event_trigger_tells_another_rewrite_from_that(
     ],
 )
 @with_and_without_event_trigger
-def test_what_is_explained_is_followed(
+def test_truncate_new_column_and_reindex_do_not_stop_table(
     dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool, at_once: bool
 ) -> None:
     explained = {

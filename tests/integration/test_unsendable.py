@@ -50,7 +50,7 @@ def insert_with_place(dsn: str, value: bytes) -> tuple[LSN, LSN]:
 
 
 @pytest.mark.parametrize("encoded", NOT_UTF8, indirect=True)
-def test_what_was_committed_before_is_durable_and_the_error_names_the_place_but_no_value(
+def test_unsendable_transaction_error_names_lsn_and_earlier_changes_are_durable(
     encoded: str, tmp_path: Path
 ) -> None:
     received = Received(encoded, tmp_path, ("public.t",))

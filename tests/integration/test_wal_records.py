@@ -74,7 +74,7 @@ def test_tables_that_it_wrote_are_told_from_those_that_others_wrote(source: str)
     assert untouched(source, "insert into t values (1, 'x')") == {"u", "v", "parted"}
 
 
-def test_what_a_savepoint_did_counts_and_values_stored_outside_too(source: str) -> None:
+def test_released_savepoint_and_toast_writes_count_but_rolled_back_writes_do_not(source: str) -> None:
     execute(source, "alter table v alter b set storage external")
     found = untouched(
         source,

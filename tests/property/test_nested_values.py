@@ -130,7 +130,7 @@ def test_values_of_random_types_come_back_as_postgresql_writes_them(source):
     check_tables(source, SCALARS)
 
 
-def test_so_do_those_of_types_that_hold_hstores(debian_source):
+def test_values_containing_hstores_survive_lake_round_trip(debian_source):
     check_tables(debian_source, [hstore(), hstore(), SCALARS[0], SCALARS[2]])
 
 

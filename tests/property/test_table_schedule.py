@@ -154,7 +154,7 @@ def test_a_table_is_never_said_to_hold_another_moment_than_it_does(steps, limit)
 
 @examples(200)
 @given(steps=steps, limit=st.sampled_from([1, 3, 1000]))
-def test_whatever_happened_before_all_tables_catch_up_and_meet(steps, limit):
+def test_all_tables_catch_up_and_reach_common_version_after_any_history(steps, limit):
     world = World(limit)
     for name, *arguments in steps:
         getattr(world, name)(*arguments)

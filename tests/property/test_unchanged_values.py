@@ -217,7 +217,7 @@ def check_true(source: Source, found: list[dict], begin: int = 0) -> None:
 
 @examples(2000)
 @given(sources(), st.data())
-def test_what_is_filled_in_is_true_and_all_that_was_sent_is(source: Source, data: st.DataObject):
+def test_filling_restores_every_sent_value_and_only_correct_values(source: Source, data: st.DataObject):
     rows = source.table()
     found = filled(data.draw, rows, 1 << 30)
     check_true(source, found)
@@ -227,7 +227,7 @@ def test_what_is_filled_in_is_true_and_all_that_was_sent_is(source: Source, data
 
 @examples(200)
 @given(sources(), st.data())
-def test_so_is_who_begins_in_the_midst_with_what_came_before(source: Source, data: st.DataObject):
+def test_filling_from_mid_stream_restores_values_sent_before_the_start(source: Source, data: st.DataObject):
     begin = data.draw(st.integers(0, len(source.rows)))
     found = filled(data.draw, source.table(), 1 << 30, begin)
     check_true(source, found, begin)
@@ -245,7 +245,9 @@ def test_with_little_room_less_is_filled_in_and_nothing_wrong(
 
 @examples(400)
 @given(sources(), st.sampled_from([0, 3_000, 1 << 30]), st.data())
-def test_what_is_looked_up_is_the_rows_own(source: Source, budget: int, data: st.DataObject):
+def test_filling_with_lake_lookup_yields_only_correct_values(
+    source: Source, budget: int, data: st.DataObject
+):
     """`known`: where what is kept of the changelog begins."""
     begin, known = data.draw(st.integers(0, len(source.rows))), data.draw(st.integers(0, len(source.rows)))
     check_true(source, filled(data.draw, source.table(), budget, begin, source.look_up, known), begin)
@@ -279,7 +281,7 @@ def test_all_is_looked_up_of_rows_from_before(parts, size):
     assert made["unchanged"].null_count == 90
 
 
-def test_what_is_remembered_has_an_end():
+def test_remembered_values_stay_within_byte_budget():
     source = Source()
     for number in range(50):
         source.put(16_400, (f"k{number}", _LARGE, "1", None))

@@ -144,7 +144,7 @@ def test_spark_reads_across_safe_ddl_what_arrow_reads(
     assert len(same.history("public.t")) == 6
 
 
-def test_what_the_apps_wrote_is_read_as_soon_as_it_is_received(
+def test_received_changes_are_readable_before_merge(
     spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
 ) -> None:
     pg.cursor().execute("create table t (id int primary key, v text)")

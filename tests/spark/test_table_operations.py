@@ -168,7 +168,7 @@ def test_a_removed_table_is_dropped_under_replication_and_a_teardown_leaves_noth
     replicated.assert_equal(*TABLES)
 
 
-def test_what_befell_a_copy_that_was_replaced_meanwhile_stops_nothing(spark, dsn, tmp_path):
+def test_late_error_for_replaced_copy_does_not_stop_resnapshotted_table(spark, dsn, tmp_path):
     execute(dsn, "create table t(id int primary key)")
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
     replicated.snapshot()

@@ -60,7 +60,7 @@ def changes(one: Replaced) -> list[tuple[str, str, int]]:
     return [(change["table"], change["op"], (change["data"] or change["old"])["id"]) for change in found]
 
 
-def test_what_nobody_has_confirmed_comes_first_and_the_lake_is_equal(replaced: Replaced) -> None:
+def test_take_over_streams_unconfirmed_changes_first_and_lake_equals_source(replaced: Replaced) -> None:
     execute(
         replaced.dsn,
         "insert into a values (3, 'unread')",
@@ -117,7 +117,7 @@ def refused(one: Replaced, slot: str) -> Exception:
     return caught.value
 
 
-def test_what_cannot_be_taken_over_is_said_and_no_slot_is_left(replaced: Replaced) -> None:
+def test_rejected_take_over_names_cause_and_creates_no_slot(replaced: Replaced) -> None:
     execute(replaced.dsn, "insert into a values (3, 'unread')")
     assert "there is no slot nobody" in str(refused(replaced, "nobody"))
     stream = connect_replication(replaced.dsn, "another program")

@@ -515,7 +515,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
     replicated.assert_equal(*replicated.pipeline.tables)
 
 
-def test_of_two_runs_at_once_the_second_says_who_is_at_work(replicated):
+def test_concurrent_snapshot_exits_75_and_names_running_command(replicated):
     replicated.snapshot()
     with Store(replicated.dsn, "first") as first:
         first.lock(replicated.pipeline.name, "snapshot")

@@ -58,7 +58,7 @@ def test_the_tail_of_a_chunk_belongs_to_the_open_transaction(written: Written) -
     assert written.flush() == version
 
 
-def test_what_is_durable_never_reaches_into_the_open_transaction(written: Written) -> None:
+def test_durable_lsn_never_reaches_into_open_transaction(written: Written) -> None:
     """The receiver's idle LSN is that of the last end or keepalive before the open one began."""
     written.take(written.begin(100), *written.insert(7, 1), written.commit(100))
     written.take(written.begin(200), *written.insert(7, 2))

@@ -342,7 +342,7 @@ def test_a_function_that_is_not_there_is_said_at_the_start(place, says):
         maker_of(settings_of(transform={"a.b": place}))
 
 
-def test_what_the_protocol_cannot_carry_is_refused_not_tried_for_ever():
+def test_event_with_too_long_type_or_routing_key_is_reported_as_unsendable():
     rows = rows_of(change("I", OUTBOX, ["e1", "order", "17", "x" * 256, "{}"]))
     (event,) = made(rows, "rabbitmq", outbox={"table": "public.outbox"}, route="{route}")
     settings = settings_of("rabbitmq", route="{route}")
@@ -367,7 +367,7 @@ def test_rows_without_a_key_have_none_with_debeziums_sinks_and_keep_their_order(
     assert (message.key, message.partition) == (b'{"table":"public.heap"}', -1)
 
 
-def test_what_says_that_a_row_left_its_key_has_an_id_and_headers_of_its_own():
+def test_delete_message_for_old_key_has_separate_id_and_headers():
     (event,) = made(rows_of(change("I", HEAP, ["v"])), known=(HEAP,))
     moved = replace(event, key=b"2", left=(b"1", b"{}"))
     left, own = messages_of(moved, settings_of(cloudevents=True), lambda: [0])

@@ -98,7 +98,7 @@ def test_one_that_was_replaced_is_not_continued_in_the_name_of_who_replaced_it(u
         ChangelogWriter(uri, old.sequence)
 
 
-def test_whoever_is_replaced_right_behind_its_commit_has_made_its_last(
+def test_writer_replaced_after_commit_keeps_old_commit_and_is_fenced_at_next(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, put, successors = Written(uri), put_version, list[ChangelogWriter]()
@@ -172,7 +172,7 @@ def test_one_that_slept_until_the_log_was_cleaned_does_not_take_its_place_for_fr
     assert read(uri, 7)["commit_lsn"].to_pylist() == [100, 100, 200, 300]
 
 
-def test_of_writers_that_start_at_the_same_time_only_one_can_write(uri: str) -> None:
+def test_only_one_concurrently_started_writer_can_write(uri: str) -> None:
     for _ in range(5):
         barrier, survivors = threading.Barrier(4), []
 

@@ -66,7 +66,7 @@ def test_an_hour_that_is_over_becomes_one_file_in_one_commit(lake: str) -> None:
     assert [read(lake, relation, above) for relation in (7, 8) for above in (0, 135, 190)] == before
 
 
-def test_what_is_joined_is_left_alone(lake: str) -> None:
+def test_compacted_hour_is_not_compacted_again_until_files_are_added(lake: str) -> None:
     writer = writer_of(lake)
     for lsn in range(100, 200, 10):
         writer.land((7, lsn, 0))
@@ -104,7 +104,7 @@ def added_by(lake: str) -> list[dict[str, Any]]:
     return [action["add"] for action in actions if "add" in action]
 
 
-def test_who_follows_the_commits_has_nothing_to_read(lake: str) -> None:
+def test_compaction_commit_lists_no_files_for_followers(lake: str) -> None:
     writer = writer_of(lake)
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
@@ -172,7 +172,7 @@ def test_epochs_never_share_a_file(lake: str) -> None:
     assert read(lake, 7, epoch=2)["commit_lsn"].to_pylist() == [100, 150]
 
 
-def test_what_stands_at_one_place_keeps_the_order_in_which_it_was_written(lake: str) -> None:
+def test_compaction_keeps_write_order_among_rows_at_same_position(lake: str) -> None:
     """How a table was published, as it was seen by two starts without a change between them."""
     writer = writer_of(lake)
     for text in ("first", "second", "third"):
@@ -260,7 +260,9 @@ def test_a_receiver_may_commit_while_files_are_joined(lake: str, monkeypatch: py
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110, 120, 130]
 
 
-def test_of_two_that_join_the_same_files_one_is_refused(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_compaction_with_same_files_is_rejected(
+    lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Delta by itself lets both pass, and each row would be there twice."""
     writer = writer_of(lake)
     for lsn in (100, 110):
@@ -336,7 +338,7 @@ class Killed(BaseException):
     """Ends a process on the spot."""
 
 
-def test_of_a_run_that_was_killed_before_its_commit_nothing_is_left(
+def test_killed_compaction_keeps_rows_and_maintenance_deletes_orphan_file(
     lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = writer_of(lake)
@@ -410,7 +412,9 @@ def test_a_lake_without_a_changelog_is_nothing_to_do(tmp_path: Path) -> None:
     assert join_closed_hours(str(tmp_path), BEGAN) == Joined()
 
 
-def test_what_was_joined_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changelog_rows_survive_power_cut_before_and_after_compaction_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "disk").mkdir()
     disk = RecordedDisk(tmp_path / "disk").install(monkeypatch)
     lake = new_lake(disk.folder)

@@ -152,7 +152,7 @@ def test_messages_outside_relations_are_no_work(uri: str) -> None:
     assert list(items(source(uri), start, written.flush())) == [MARK]
 
 
-def test_what_a_batch_used_is_forgotten_after_it(uri: str) -> None:
+def test_source_forgets_cached_commits_after_batch_is_committed(uri: str) -> None:
     written = Written(uri)
     start = written.writer.version
     written.transaction(100, r7=1)

@@ -108,7 +108,7 @@ def test_nothing_is_split_into_nothing() -> None:
         ([wire.put_begin(80, 1), wire.put_insert(7, [None] * 40_000)], "malformed row"),
     ],
 )
-def test_what_is_not_pgoutput_is_refused(messages: list[bytes], says: str) -> None:
+def test_splitter_rejects_malformed_or_misplaced_pgoutput_messages(messages: list[bytes], says: str) -> None:
     with pytest.raises(WireError, match=says):
         Splitter().split(messages)
 

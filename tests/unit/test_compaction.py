@@ -76,7 +76,7 @@ def test_a_file_whose_vectors_have_cost_as_much_as_it_has_is_purged_early() -> N
     assert files_to_compact(sizes, 10, 0.25) == [0]
 
 
-def test_what_vectors_have_cost_is_seen_in_the_newest_commit() -> None:
+def test_deletion_vector_cost_is_estimated_from_newest_commit() -> None:
     def vector(rows: int) -> dict[str, object]:
         place = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1}
         return {**place, "sizeInBytes": 2 * rows, "cardinality": rows}

@@ -73,7 +73,7 @@ def test_else_in_a_private_folder_of_the_user(place, tmp_path):
     assert own.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_an_image_compiled_is_taken_from_a_package_that_cannot_be_written(place, tmp_path):
+def test_compiled_functions_are_reused_from_read_only_image_package(place, tmp_path):
     image = tmp_path / "image"
     (image / "wire").mkdir(parents=True)
     (image / "wire" / "scan.nbc").write_text("machine code")

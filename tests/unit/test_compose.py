@@ -72,7 +72,7 @@ def test_every_image_names_a_version(services):
     assert [image for image in images if not re.search(r":\d+\.\d+", image)] == []
 
 
-def test_what_comes_from_elsewhere_is_pinned_by_its_content(services):
+def test_external_images_are_pinned_by_sha256_digest(services):
     theirs = [service["image"] for name, service in services.items() if name not in BUILT]
     theirs += bases()
     assert len(theirs) == 3
@@ -139,7 +139,7 @@ def test_ports_are_published_to_this_machine_alone(services):
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
-def test_what_is_referred_to_is_declared(services, compose):
+def test_services_refer_only_to_declared_services_configs_and_volumes(services, compose):
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
         assert {config["source"] for config in service.get("configs", [])} <= set(compose["configs"])

@@ -77,7 +77,7 @@ def test_lake_at_a_relative_path_is_refused(lake: str) -> None:
         made(lake=lake)
 
 
-def test_whose_home_the_lake_is_in_must_be_known_only_where_it_lies() -> None:
+def test_unknown_home_directory_in_lake_fails_only_when_lake_root_is_read() -> None:
     pipeline = made(lake="~of-nobody-here/lake")
     with pytest.raises(ConfigError, match=r"^lake: '~of-nobody-here/lake' begins with ~"):
         _ = pipeline.lake_root

@@ -53,7 +53,7 @@ def test_four_tables_are_asked_for_at_once_and_one_is_loaded_at_a_time():
     assert sorted(taking._kept) == [name for name in NAMES if name.name != "b"]
 
 
-def test_what_ends_all_ends_those_that_are_waited_for():
+def test_fenced_error_at_one_table_fails_the_whole_load():
     async def take() -> None:
         await Taking({"a": FencedError("another consumer")})._load_missing()
 

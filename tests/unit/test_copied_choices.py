@@ -12,7 +12,7 @@ def pipeline(**options) -> Pipeline:
     return Pipeline(name="p", lake="/nowhere", tables=("public.*",), **options)
 
 
-def test_what_shapes_the_table_is_that_of_its_copy_and_the_rest_that_of_the_file():
+def test_shape_options_come_from_snapshot_and_other_options_from_pipeline_file():
     copied = pipeline(
         types={"public.t.n": "string"},
         infinity="null",
@@ -42,7 +42,7 @@ def test_another_type_for_the_same_column_is_a_change():
     assert changed_choices(running, copied.to_json(), T) == ["types"]
 
 
-def test_what_is_said_of_other_tables_is_no_change():
+def test_options_for_other_tables_are_not_reported_as_changes():
     copied = pipeline()
     running = pipeline(
         text_columns=("public.u.a",), per_table={"public.u": {"deletes": "soft"}}, truncate="ignore"

@@ -34,7 +34,7 @@ def test_creeks_variables_make_a_pipeline_with_one_publisher():
     assert publisher.metrics == "0.0.0.0:9000"
 
 
-def test_what_is_not_given_is_as_with_creek():
+def test_missing_variables_get_creek_defaults():
     deployment = Deployment.of(GIVEN)
     publisher = deployment.pipeline([ORDERS]).publisher("creek")
     assert (publisher.namespace, publisher.metrics, deployment.log_level) == ("CREEK", "0.0.0.0:7779", "info")
@@ -104,7 +104,7 @@ def test_the_endpoint_of_metrics_is_left_out_with_port_0():
         ({"NATS_NAMESPACE": "a.b"}, "namespace"),
     ],
 )
-def test_what_cannot_be_used_is_said_with_the_variable_and_without_secrets(given: dict[str, str], says: str):
+def test_unusable_variable_is_named_in_error_without_secrets(given: dict[str, str], says: str):
     with pytest.raises(ConfigError) as caught:
         Deployment.of({**GIVEN, **given}).pipeline([ORDERS])
     assert says in str(caught.value)

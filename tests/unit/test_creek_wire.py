@@ -245,7 +245,7 @@ def test_values_come_back_exactly(made, text, expected):
         (column("v", 1700, typmod=((6 << 16) | 2) + 4), "NaN"),
     ],
 )
-def test_what_its_type_cannot_hold_is_an_error_without_the_value(made, text):
+def test_value_outside_avro_type_raises_range_error_without_showing_value(made, text):
     with pytest.raises(ValueRangeError, match=r'column "v" of public\.other') as caught:
         made.encode(pa.array([text], pa.large_string()))
     assert text not in str(caught.value)

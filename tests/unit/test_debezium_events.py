@@ -148,7 +148,7 @@ def test_moments_together_are_written_as_each_alone(counts: list[int | None], pr
         (debezium_types.free_decimals, "Infinity"),
     ],
 )
-def test_what_cannot_be_written_is_an_error(encode, text):
+def test_debezium_encoder_rejects_unrepresentable_value(encode, text):
     with pytest.raises(Unholdable):
         encode(pa.array([text]))
 

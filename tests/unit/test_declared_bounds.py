@@ -116,14 +116,14 @@ def test_a_table_of_an_earlier_version_is_made_to_say_it_with_its_next_commit(la
     assert lake.declared() == ["id", "d"]
 
 
-def test_of_an_earlier_versions_table_only_columns_count_that_all_files_have(lake: Lake) -> None:
+def test_table_from_earlier_version_declares_only_columns_bounded_in_all_files(lake: Lake) -> None:
     lake.snapshot(rows(NEAR), rows(FAR))
     lake.as_of_an_earlier_version()
     table = open_table(lake.uri)
     assert bounded_columns(table, APP) == ["id"] == lake.declared()
 
 
-def test_whoever_writes_the_table_meanwhile_is_refused(lake: Lake) -> None:
+def test_stale_handle_cannot_narrow_bounds_or_append_after_narrowing(lake: Lake) -> None:
     lake.snapshot(rows(NEAR))
     stale = DeltaTable(lake.uri)
     lake.append(2, rows(NEAR))

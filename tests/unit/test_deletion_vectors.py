@@ -93,7 +93,7 @@ def test_base_85_is_that_of_zeromq() -> None:
 
 
 @pytest.mark.parametrize("text", ["Hell", "Hello~orld", "%nSc1", "#####"])
-def test_what_is_no_base_85_is_refused(text: str) -> None:
+def test_decoding_invalid_base_85_raises_lake_table_error(text: str) -> None:
     with pytest.raises(LakeTableError, match="not Delta's"):
         from_z85(text)
 

@@ -79,7 +79,7 @@ def event(number: int, key: int) -> Event:
     cut=st.integers(0, 8),
     taken=st.lists(st.sets(st.integers(0, 7)), max_size=3),
 )
-def test_who_applies_by_the_rule_has_the_last_word_of_each_key(
+def test_highest_generation_holds_last_event_for_each_key_after_redelivery(
     keys: list[int], cut: int, taken: list[set[int]]
 ) -> None:
     """A target that takes the events of several keys independently of each other."""

@@ -93,7 +93,7 @@ def test_a_process_whose_first_thread_has_ended_is_ended_and_so_is_what_it_start
     assert not is_running(grandchild)
 
 
-def test_what_a_killed_demo_left_behind_is_found_and_ended(tmp_path):
+def test_process_left_by_killed_demo_is_found_and_ended(tmp_path):
     with parent(tmp_path, "stay") as process:
         orphan = orphan_of(process)
         process.kill()
@@ -103,7 +103,7 @@ def test_what_a_killed_demo_left_behind_is_found_and_ended(tmp_path):
     assert not is_running(orphan)
 
 
-def test_what_other_demos_run_is_left_alone(tmp_path):
+def test_cleanup_leaves_processes_from_other_demo_folders_running(tmp_path):
     with parent(tmp_path / "one", "stay") as process:
         orphan = orphan_of(process)
         try:

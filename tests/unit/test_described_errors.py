@@ -45,7 +45,7 @@ def test_error_of_another_class_is_described_by_its_message() -> None:
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
-def test_what_the_server_rolled_back_for_another_transaction_can_be_tried_again(code: str) -> None:
+def test_rollback_for_another_transaction_becomes_retryable_error(code: str) -> None:
     error = ServerError(code, "canceling statement due to conflict with recovery")
     general = translate(error, "asking")
     assert isinstance(general, BusyError)

@@ -164,7 +164,7 @@ def test_every_table_state_is_listed():
     assert [names(cells[0])[0] for cells in rows(page, "state")] == [state.value for state in TableState]
 
 
-def test_what_may_follow_a_state_is_listed():
+def test_documented_state_transitions_match_code():
     listed = {
         (names(cells[0]) or [""])[0]: set(names(cells[1])) for cells in rows(REFERENCE / "states.md", "from")
     }
@@ -197,7 +197,7 @@ def shown(kind: pa.DataType) -> str:
     return plain.get(kind, str(kind))
 
 
-def test_what_commits_say_of_themselves_is_listed():
+def test_lake_layout_page_lists_commit_record_fields_and_app_ids():
     text = prose(REFERENCE / "lake-layout.md")
     listed = set(names(text))
     for record in (EpochRecord, CommitRecord):

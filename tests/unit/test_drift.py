@@ -136,7 +136,7 @@ def test_a_table_that_is_gone_is_drift() -> None:
         ),
     ],
 )
-def test_how_a_table_was_published_when_the_receiver_looked_is_judged(
+def test_changed_publication_status_is_reported_as_drift(
     standing: PublicationStanding, says: str | None
 ) -> None:
     record = RelationRecord.of_standing(7, standing)
@@ -153,7 +153,7 @@ def test_how_a_table_was_published_when_the_receiver_looked_is_judged(
     ],
     ids=["VACUUM FULL, CLUSTER or TRUNCATE", "SET STATISTICS", "SET NOT NULL"],
 )
-def test_what_leaves_every_value_as_it_was_is_no_drift(change: Callable[[Relation], Relation]) -> None:
+def test_ddl_without_effect_on_values_is_not_drift(change: Callable[[Relation], Relation]) -> None:
     assert find_drift(RECORDED, announced(change(RECORDED))) is None
 
 
@@ -189,9 +189,7 @@ def test_names_that_swap_places_are_drift_although_the_set_of_names_is_the_same(
     ],
     ids=["a column less", "another type", "another name", "another key", "another identity"],
 )
-def test_what_was_changed_and_changed_back_is_in_the_stream_if_not_in_the_catalog(
-    message: dict[str, object], says: str
-) -> None:
+def test_change_reverted_in_catalog_is_detected_from_stream(message: dict[str, object], says: str) -> None:
     record = announced(RECORDED, **message)
     assert find_drift(RECORDED, record) == says
 

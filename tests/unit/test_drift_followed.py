@@ -234,7 +234,7 @@ def test_with_error_every_other_column_stops_the_table_and_nothing_else_does() -
         ),
     ],
 )
-def test_what_may_have_changed_values_unseen_is_not_followed(relation: Relation, says: str) -> None:
+def test_possibly_value_changing_ddl_is_not_followed_and_names_reason(relation: Relation, says: str) -> None:
     verdict = judged(relation)
     assert verdict.reason == says
     assert "--tables 'public.goods'" in verdict.hint
@@ -341,7 +341,7 @@ def test_a_partition_that_is_another_or_sends_nothing_stops_the_table(now: Parti
     assert says in judged(replace(before, partitions=(now,)), before=before).reason
 
 
-def test_what_an_earlier_version_did_not_record_of_partitions_is_taken_over() -> None:
+def test_partition_details_missing_from_earlier_record_are_adopted_without_drift() -> None:
     before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,))
     verdict = judged(replace(before, partitions=(LINKED,)), before=before)
     assert (verdict.kind, verdict.relation.partitions) == (Kind.UNCHANGED, (LINKED,))
@@ -356,7 +356,7 @@ def read_late(catalog: Relation, *columns: Column) -> RelationRecord:
     return replace(record, message=replace(record.message, columns=sent(*columns)))
 
 
-def test_what_the_catalog_has_before_the_stream_is_left_for_later() -> None:
+def test_catalog_change_not_yet_in_stream_is_deferred() -> None:
     wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
     catalog = now(wider, NAME, replace(PRICE, xmin=20), replace(SINCE, missing="x"))
     verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE.choices(BEFORE.table))
@@ -364,7 +364,7 @@ def test_what_the_catalog_has_before_the_stream_is_left_for_later() -> None:
     assert verdict == Verdict(Kind.UNCHANGED, relation=seen)
 
 
-def test_what_the_stream_says_in_part_is_followed_in_part() -> None:
+def test_partially_streamed_ddl_is_followed_step_by_step() -> None:
     wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
     catalog = now(wider, PRICE, SINCE, relfilenode=71)
     verdict = judge(BEFORE, read_late(now(wider, PRICE), wider, NAME, PRICE), TableChoices())
@@ -377,7 +377,7 @@ def test_what_the_stream_says_in_part_is_followed_in_part() -> None:
     assert last.changes == ("column name was dropped", "column since was added")
 
 
-def test_where_two_stories_explain_the_stream_none_is_believed() -> None:
+def test_ambiguous_column_history_is_unsafe() -> None:
     """`name` dropped and `nick` added later, or before, as `name`, and renamed since."""
     catalog = now(ID, PRICE, replace(NAME, name="nick", attnum=4))
     verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE.choices(BEFORE.table))

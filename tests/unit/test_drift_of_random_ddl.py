@@ -118,7 +118,7 @@ ADD_B, DROP_B = ("add", "b", "integer", "none"), ("drop", "b")
     ],
     ids=lambda steps: "; ".join(" ".join(step) if isinstance(step, tuple) else "write" for step in steps),
 )
-def test_what_came_and_went_under_known_names_is_not_taken_for_what_is_there(steps: list[object]) -> None:
+def test_reused_column_name_is_not_followed_from_late_catalog(steps: list[object]) -> None:
     """Random DDL seldom gets there. The catalog is read after all of it."""
     run = run_of([1, *steps])
     lake = ModelLake(run.catalogs[0])

@@ -63,7 +63,7 @@ def copied(lake: Path, *values: int) -> str:
 # The changelog.
 
 
-def test_what_the_writer_calls_durable_is_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None:
+def test_transactions_up_to_durable_lsn_survive_power_cut(disk: RecordedDisk, tmp_path: Path) -> None:
     one = Written(new_changelog(disk.folder), part_bytes=64)
     for number, lsn in enumerate((100, 200, 300)):
         one.transaction(lsn, r7=40)
@@ -134,7 +134,7 @@ def test_a_commit_is_durable_with_all_before_it_whoever_made_them(disk: Recorded
     assert left.version() == one.writer.version == 5
 
 
-def test_what_cannot_be_flushed_is_not_durable_and_is_set_aside(
+def test_failed_commit_fsync_keeps_durable_lsn_and_sets_commit_aside(
     disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache goes on showing a file that the disk has refused, as if all were well."""

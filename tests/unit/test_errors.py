@@ -102,7 +102,7 @@ def test_lines_of_an_error_stay_and_those_of_a_name_do_not():
     assert errors.one_line("a\nb") == "a\\nb"
 
 
-def test_what_is_logged_shows_none_either():
+def test_log_lines_contain_no_control_characters():
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "copied %s", ("\x1b]0;title\x07",), None)
     for name in ("", process_io.JSON):
         assert process_io.formatter(name).format(record).isprintable()

@@ -31,7 +31,9 @@ WANTED = {"ours": "1.0", "pyarrow": "26.0.1", "numba": ""}
         ({"ours": "1.0", "pyarrow": "24.0", "numba": "!"}, "cannot load numba and has pyarrow 24.0"),
     ],
 )
-def test_what_a_host_lacks_is_told_by_name(found: dict[str, str], said: str) -> None:
+def test_version_differences_name_host_and_missing_or_different_packages(
+    found: dict[str, str], said: str
+) -> None:
     told = executors.differences(WANTED, "worker-1", found)
     assert said in told
     assert bool(told) == bool(said)
@@ -52,7 +54,7 @@ def test_a_task_of_another_version_is_refused() -> None:
         executors.result_of(answer)
 
 
-def test_what_is_asked_is_answered_by_a_python_without_this_package() -> None:
+def test_version_probe_runs_in_python_without_this_package() -> None:
     sent = executors._by_value(executors.look)
     program = (
         "import pickle, sys; sys.path = [one for one in sys.path if 'pgrepl' not in one];"
@@ -86,7 +88,7 @@ def test_a_directory_is_known_by_what_the_driver_put_there(tmp_path: Path) -> No
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9", "is not the driver's 3."),
     ],
 )
-def test_what_an_executor_lacks_is_said_and_not_tried_again(trace: str, said: str) -> None:
+def test_missing_module_or_python_mismatch_on_executor_is_never_retried(trace: str, said: str) -> None:
     """Also of one that comes long after all were asked: Spark tells it in words of its own."""
     error = spark_error("applying changes", f"org.apache.spark.SparkException: {trace}")
     assert isinstance(error, ToolError)
@@ -94,7 +96,7 @@ def test_what_an_executor_lacks_is_said_and_not_tried_again(trace: str, said: st
     assert error.retry is Retry.NEVER
 
 
-def test_what_an_executor_fails_with_keeps_its_class_and_hint(tmp_path: Path, monkeypatch: Any) -> None:
+def test_executor_failure_keeps_error_class_and_hint(tmp_path: Path, monkeypatch: Any) -> None:
     """A source with too many connections is not a host without this package: a retry may help."""
     monkeypatch.chdir(tmp_path)
     asked = []
@@ -134,7 +136,7 @@ def test_tasks_that_come_together_reach_once(tmp_path: Path, monkeypatch: Any) -
     assert asked == [1]
 
 
-def test_who_waits_for_executors_may_give_up(monkeypatch: Any) -> None:
+def test_executor_wait_ends_when_stop_check_returns_true_or_raises(monkeypatch: Any) -> None:
     """On a full cluster there is none for hours; a receiver that fails meanwhile ends the app."""
     cancelled = threading.Event()
     context = SimpleNamespace(cancelAllJobs=cancelled.set)

@@ -45,7 +45,7 @@ def assert_same(found: ChangelogTail, uri: str, after: EventPosition) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_followed_is_what_is_opened(uri, tmp_path, seed, monkeypatch):
+def test_followed_changelog_equals_freshly_opened_changelog(uri, tmp_path, seed, monkeypatch):
     chance = random.Random(seed)
     followed, writer, lsn, after = FollowedChangelog(uri), Written(uri), 100, position(0)
     followed.look(after)

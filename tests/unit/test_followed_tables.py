@@ -99,7 +99,7 @@ def test_one_that_cannot_be_taken_keeps_no_other_out_and_is_not_tried_again(remo
     assert tables.added[3:] == ["public.bad"]
 
 
-def test_what_has_left_goes_once_what_has_come_is_there(removed):
+def test_unpublished_table_is_removed_once_new_table_is_added(removed):
     source = Source()
     tables = Followed(source)
     source.tables = {B}

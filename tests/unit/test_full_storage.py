@@ -87,7 +87,7 @@ def test_the_changelog_goes_on_when_there_is_space_again(drive: Disk) -> None:
     assert DeltaTable(one.uri).version() > version
 
 
-def test_what_is_made_first_says_so(drive: Disk) -> None:
+def test_first_writes_fail_on_full_storage_and_succeed_after_space_is_freed(drive: Disk) -> None:
     drive.fill()
     refused(lambda: create_changelog(f"{drive.folder}/changelog", epoch_record()))
     refused(lambda: commit_snapshot(f"{drive.folder}/public/t", TEXTS, [], LSN(9), "p", Epoch(1)))
@@ -139,6 +139,6 @@ def test_full_is_told_from_away(number: int) -> None:
     assert not is_refusal(DeltaError("Generic DeltaTable error: a value of a row"))
 
 
-def test_what_is_no_refusal_passes() -> None:
+def test_delta_error_unrelated_to_storage_is_raised_unchanged() -> None:
     with pytest.raises(DeltaError, match="a value"), delta_errors("it cannot be written"):
         raise DeltaError("a value")

@@ -113,7 +113,7 @@ def test_no_table_can_lie_where_a_history_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "Or ders", "orders~history", 'a"b.c'])
-def test_what_a_point_names_is_found(name: str) -> None:
+def test_consistent_point_keys_resolve_to_table_and_history_paths(name: str) -> None:
     table = TableName("public", name)
     assert path_of(str(table)) == table.path
     assert path_of(history_key(table)) == history_path(table)
@@ -179,7 +179,7 @@ def test_a_snapshot_does_not_end_what_changes_ended_that_never_reached_the_table
     ]
 
 
-def test_what_a_dead_writer_appended_is_not_appended_again(
+def test_retry_after_writer_crash_does_not_append_history_versions_twice(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = insert(105, "2", "x"), update(110, "1", "b"), update(110, "2", "y")

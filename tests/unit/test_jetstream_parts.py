@@ -31,7 +31,7 @@ SERVER = "nats://me:canary@here:4222"
         (nats.errors.Error('nats: permissions violation for publish to "a_wal_b.c.d"'), "lacks a right"),
     ],
 )
-def test_what_somebody_has_to_mend_ends_the_publisher(reason, says):
+def test_nats_authorization_and_permission_errors_become_target_error(reason, says):
     error = JetStreamReasons([SERVER]).error_of(reason)
     assert type(error) is TargetError
     assert says in error.message
@@ -49,14 +49,14 @@ def test_what_somebody_has_to_mend_ends_the_publisher(reason, says):
         RuntimeError("geheim"),
     ],
 )
-def test_what_passes_by_itself_is_tried_again(reason):
+def test_transient_nats_error_becomes_target_unavailable_without_secrets(reason):
     error = JetStreamReasons([SERVER]).error_of(reason)
     assert isinstance(error, TargetUnavailableError)
     assert "geheim" not in str(error)
     assert "canary" not in str(error)
 
 
-def test_of_what_may_be_a_token_nothing_is_said():
+def test_nats_login_error_omits_token_from_server_url():
     said = JetStreamReasons(["nats://token@one:1", "nats://two"]).error_of(
         nats.errors.Error("nats: 'Authorization Violation'")
     )
@@ -73,7 +73,7 @@ def test_stamps_grow_within_a_run_and_over_runs():
 
 
 @pytest.mark.parametrize("packets", [[], [b""], [b"x"], [b"\x00\x00\x00\x00\x00"], [framed(b"ab")[:-1]]])
-def test_what_is_no_packet_is_told(packets):
+def test_unframing_rejects_malformed_packets(packets):
     with pytest.raises(ValueError, match="packet"):
         unframed(packets)
 

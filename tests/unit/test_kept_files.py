@@ -21,7 +21,7 @@ def test_a_relation_finds_its_rows_in_their_order(relations: list[int], wanted: 
     assert found["at"].to_pylist() == [at for at, relation in enumerate(relations) if relation == wanted]
 
 
-def test_those_that_were_read_last_are_kept_as_long_as_they_have_room() -> None:
+def test_full_file_cache_evicts_least_recently_read_file() -> None:
     size = rows([1, 2]).nbytes
     files = KeptFiles(most_bytes=2 * size)
     files.keep("a", rows([1, 2]))

@@ -65,5 +65,5 @@ def test_a_directory_stays_what_it_is():
         ("s3:bucket/lake", "is neither a path nor a URI with a bucket"),
     ],
 )
-def test_what_is_wrong_is_said(lake, fault):
+def test_invalid_lake_uri_is_rejected_with_exact_fault(lake, fault):
     assert fault_of_uri(lake) == fault

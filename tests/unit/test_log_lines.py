@@ -71,7 +71,7 @@ def test_people_see_time_level_and_place() -> None:
         ('{"pgrepl": 1', LogLine(20, "")),
     ],
 )
-def test_what_others_write_keeps_its_level_and_loses_its_time(line: str, expected: LogLine) -> None:
+def test_parsing_foreign_log_line_keeps_level_and_removes_timestamp(line: str, expected: LogLine) -> None:
     read = parse(line)
     assert (read.level, read.text) == (expected.level, expected.text or line)
     assert not is_error(read), "what Spark says is not this package's own error"
@@ -83,7 +83,7 @@ def test_a_level_is_named(name: str, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("form", [JSON, ""])
-def test_what_signs_a_request_is_not_told(form: str) -> None:
+def test_log_formatter_masks_request_signatures(form: str) -> None:
     """A store's client has it in its errors' texts."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)

@@ -181,7 +181,7 @@ def test_a_removed_file_outlives_its_removal_by_the_grace(tmp_path: Path) -> Non
     assert maintenance.run(soon() + timedelta(minutes=16)).files == 1
 
 
-def test_what_a_writer_has_not_committed_yet_stays_until_it_is_an_orphan(tmp_path: Path) -> None:
+def test_maintenance_deletes_uncommitted_file_only_after_24_hours(tmp_path: Path) -> None:
     overwrite(tmp_path, 1)
     (tmp_path / f"public/a/part-{uuid.uuid4()}.zstd.parquet").write_bytes(b"PAR1")
     assert eager(tmp_path).run(soon() + timedelta(hours=23)).files == 0
@@ -189,7 +189,7 @@ def test_what_a_writer_has_not_committed_yet_stays_until_it_is_an_orphan(tmp_pat
     assert DeltaTable(f"{tmp_path}/public/a").to_pandas()["n"].tolist() == [1]
 
 
-def test_what_is_no_data_file_or_hidden_is_never_touched(tmp_path: Path) -> None:
+def test_maintenance_never_deletes_hidden_or_non_data_files(tmp_path: Path) -> None:
     overwrite(tmp_path, 1)
     others = ["notes.txt", "_private.parquet", ".x.parquet", "_dir/y.parquet"]
     for name in others:
@@ -417,7 +417,7 @@ def test_old_files_that_people_put_into_a_tables_folder_stay(tmp_path: Path) -> 
     assert (ours.exists(), [file.exists() for file in theirs]) == (False, [True] * 3)
 
 
-def test_what_lies_behind_a_link_or_in_a_nested_table_stays(tmp_path: Path) -> None:
+def test_maintenance_keeps_files_behind_symlinks_and_in_nested_tables(tmp_path: Path) -> None:
     table = tmp_path / "public" / "a"
     overwrite(tmp_path, 1)
     nested = f"{table}/sales/x"

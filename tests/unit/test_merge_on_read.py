@@ -198,7 +198,7 @@ def test_a_writer_that_was_overtaken_is_fenced(lake: Lake) -> None:
     assert by_datafusion(lake.uri) == lake.expected
 
 
-def test_of_many_writers_of_one_version_one_wins(lake: Lake) -> None:
+def test_exactly_one_concurrent_commit_to_a_version_succeeds(lake: Lake) -> None:
     version = int(open_table(lake.uri).version()) + 1
     won: list[int] = []
     ready = threading.Barrier(8)
@@ -307,7 +307,7 @@ def test_files_that_are_joined_are_ordered_by_the_key_or_by_chosen_columns(lake:
         assert by_duckdb(lake.uri) == lake.expected
 
 
-def test_what_nested_values_cannot_order_is_written_as_it_is() -> None:
+def test_clustering_by_nested_column_keeps_row_order() -> None:
     rows = pa.table({"k": [[3], [1], [2]], "v": [3, 1, 2]})
     batches = clustered([rows.slice(0, 2), rows.slice(2)], ("k",))
     assert pa.Table.from_batches(batches)["v"].to_pylist() == [3, 1, 2]

@@ -77,7 +77,7 @@ def test_a_content_is_left_out_beyond_a_size(content: bytes) -> None:
         assert found == LogicalMessage(False, 80, "ü p", b"", left_out=len(content))
 
 
-def test_what_is_no_message_stays_whole_whatever_its_size() -> None:
+def test_removing_message_content_leaves_large_insert_unchanged() -> None:
     row = memoryview(wire.put_insert(1, ["x" * 100]))
     assert without_content(row, 25, 1) is row
 

@@ -53,7 +53,7 @@ def test_equal_rows_are_counted() -> None:
     assert gained(changes) == [(2, None, 20), (2, None, 30)]
 
 
-def test_of_equal_rows_the_one_that_came_last_goes_first() -> None:
+def test_delete_from_equal_rows_removes_newest_row_first() -> None:
     changes = net(insert(20, "1", "x"), delete(30, "1", "x"), delete(30, "1", "x"), insert(40, "1", "x"))
     assert lost(changes) == [(1, "x", 1)]
     assert gained(changes) == [(1, "x", 40)]

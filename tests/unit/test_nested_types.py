@@ -129,7 +129,7 @@ def test_a_value_is_held_between_nulls(of, text, value):
         (PgType(90_007, name="vector", extension="vector"), "[1,NULL]", "does not write"),
     ],
 )
-def test_what_does_not_fit_is_named_and_never_shown(of, text, said):
+def test_unsupported_nested_value_raises_range_error_without_showing_value(of, text, said):
     with pytest.raises(ValueRangeError, match=said) as caught:
         parse(of, None, text)
     assert caught.value.hint

@@ -74,7 +74,7 @@ def settled_spacing(cadence: Cadence, live: int, written: int, changed: int = 1)
     return now - began
 
 
-def test_what_merges_replace_is_bounded_by_what_the_table_has():
+def test_merge_spacing_bounds_replaced_bytes_by_live_table_size():
     assert settled_spacing(CADENCE, 1000 * MIB, 2 * MIB) == 2.0
     spacing = settled_spacing(CADENCE, 100 * MIB, 2 * MIB)
     assert 2.0 < spacing < 4.0
@@ -84,7 +84,7 @@ def test_what_merges_replace_is_bounded_by_what_the_table_has():
     assert settled_spacing(CADENCE, MIB, 500 * MIB) == 30.0, "it waits as long as it may"
 
 
-def test_what_is_written_of_the_changes_themselves_is_not_merged_less_often():
+def test_merge_spacing_stays_minimal_while_merges_write_only_the_changes():
     """However seldom it is: a table that takes 100,000 changes a second would only be late."""
     assert settled_spacing(CADENCE, 10 * MIB, 20 * MIB, changed=40 * MIB) == 2.0
     assert settled_spacing(CADENCE, 10 * MIB, 21 * MIB, changed=40 * MIB) > 2.0
@@ -98,7 +98,7 @@ def test_bytes_that_make_a_table_larger_replace_nothing():
         assert pace.turn(CADENCE, now, 1, now).reason == "freshness"
 
 
-def test_what_was_written_long_ago_counts_no_more():
+def test_old_writes_do_not_count_toward_write_amplification():
     pace = TablePace()
     pace.end(0.0, 1.0, 1000 * MIB, 1)
     pace.end(4000.0, 1.0, 1, 1)
@@ -221,7 +221,7 @@ def test_shares_are_even_and_keep_the_order():
     assert abs(sum(found[0]) - sum(found[1])) <= 3
 
 
-def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
+def test_job_skipped_by_timed_out_share_starts_in_next_share(monkeypatch):
     monkeypatch.setattr(merge_task, "SHARE_S", -1.0)
     monkeypatch.setattr(merge_task, "bring_forward", lambda work, *_: TableResult(work.relation.oid))
     lanes = MergeLanes(2)

@@ -65,7 +65,7 @@ def test_a_column_or_a_unit_of_one_is_read_and_shown_as_it_was_meant(text: str, 
 @pytest.mark.parametrize(
     "text", ["", "hour(at)", "month()", "month(at", "at)", "month(day(at))", '"at', 'a"b']
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_write(text: str) -> None:
+def test_malformed_partition_by_is_rejected_with_example_in_hint(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^per_table: partition_by of public\.t: ") as caught:
         pipeline(text)
     assert "month(placed_at)" in caught.value.hint
@@ -204,7 +204,7 @@ def test_partitions_are_the_texts_of_whole_values() -> None:
     assert texts("region", held, pa.string()) == [None, None, "a/b=c%2F\n", " ", None]
 
 
-def test_of_a_long_text_the_beginning_counts() -> None:
+def test_long_text_partition_is_truncated_to_64_bytes() -> None:
     long = ["x" * 65, "中" * 30, "é" * 33, "\U0001f600" * 16, "x" * 64]
     assert texts("region", long, pa.string()) == ["x" * 64, "中" * 21, "é" * 32, "\U0001f600" * 16, "x" * 64]
     assert texts("region", long, pa.large_string()) == texts("region", long, pa.string())

@@ -54,7 +54,7 @@ def test_few_files_are_open_at_once_and_little_waits(tmp_path: Path, monkeypatch
     assert sorted(held) == list(range(40_000))
 
 
-def test_what_waits_holds_no_more_memory_than_it_is_counted_for(tmp_path: Path) -> None:
+def test_waiting_partition_rows_hold_less_than_twice_their_counted_memory(tmp_path: Path) -> None:
     """A slice of a batch would hold all of it."""
     with PartitionedFiles(str(tmp_path), "t", SCHEMA) as files:
         files.write(batch_of(range(100_000), 2))
@@ -81,7 +81,7 @@ def test_nothing_is_written_of_nothing(tmp_path: Path) -> None:
         assert files.finish() == []
 
 
-def test_what_was_complete_goes_as_well_when_the_last_file_fails(
+def test_failure_at_last_partition_file_deletes_completed_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish, done = ParquetFiles.finish, []

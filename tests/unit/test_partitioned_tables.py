@@ -171,7 +171,7 @@ def test_a_row_moves_with_its_value(lake: Lake) -> None:
     assert lake.rows() == {1: ("b", "x"), 2: ("a", "x"), 3: (None, "y")}
 
 
-def test_what_was_not_sent_stays_where_it_is(lake: Lake) -> None:
+def test_update_with_unchanged_partition_column_keeps_row_in_partition(lake: Lake) -> None:
     """UNCHANGED is no NULL: the row stays in the partition of the lake's value."""
     lake.insert((1, "a", "x"), (2, "b", "x"))
     lake.apply(Change("U", new=("1", None, "y"), unchanged=(1,), commit_lsn=100))
@@ -248,7 +248,7 @@ def test_rows_without_key_are_looked_for_in_their_partitions(
 
 @pytest.mark.parametrize("of", [OF, KEYED])
 @pytest.mark.parametrize("policy", [{}, {"deletes": "soft"}])
-def test_where_deltalake_has_to_merge_rows_are_right_as_well(
+def test_partitioned_table_merged_by_deltalake_has_correct_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Relation, policy: dict[str, str]
 ) -> None:
     """A protocol that demands more of writers than we do. Its files lie in folders, and lack the column."""
@@ -341,7 +341,7 @@ def test_a_resnapshot_partitions_a_table_otherwise_and_back(tmp_path: Path, merg
     assert pa.table(found.read_all())["v"].to_pylist() == ["n"]
 
 
-def test_how_a_table_is_partitioned_is_not_changed_where_its_protocol_is_beyond_us(
+def test_snapshot_rejects_partitioning_change_on_unsupported_table_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, "rewrite")

@@ -29,7 +29,7 @@ def test_a_lake_without_points_has_none(tmp_path: Path) -> None:
     assert points.thin(NOW, 1, 10, 168) == 0
 
 
-def test_what_was_appended_is_read_by_another_instance(tmp_path: Path) -> None:
+def test_appended_points_are_read_by_another_instance(tmp_path: Path) -> None:
     points = Points(str(tmp_path))
     written = [point(10), point(20, a=2, b=7), ConsistentPoint(1, LSN(30), None, {'"My S"."t.x"': 0})]
     for one in written:
@@ -59,7 +59,7 @@ def test_a_point_before_the_last_one_is_refused_and_not_written(tmp_path: Path) 
     assert [one.lsn for one in Points(str(tmp_path)).all()] == [0x20]
 
 
-def test_of_two_points_at_one_lsn_the_later_counts_and_a_repeat_is_not_written(tmp_path: Path) -> None:
+def test_later_point_at_same_lsn_wins_and_identical_point_is_not_written(tmp_path: Path) -> None:
     points = Points(str(tmp_path))
     points.append(point(10, a=1))
     points.append(point(10, a=1, b=4))

@@ -154,7 +154,7 @@ def test_a_hidden_column_stays_hidden_when_it_or_its_table_is_renamed():
     assert published(after, before, exclude_columns=("public.users.email",)) == {"id": "id"}
 
 
-def test_where_nothing_tells_which_column_it_is_all_are_hidden():
+def test_all_columns_are_hidden_when_column_identity_is_unknown():
     known = users(("id", 1), ("email", 2), ("name", 3))
     odd = replace(users(("a", 1), ("b", 2)), catalog=None)
     columns = {
@@ -175,7 +175,7 @@ def test_where_nothing_tells_which_column_it_is_all_are_hidden():
         ({"rename_columns": {"public.users.email": "id"}}, "two columns of public.users are called id"),
     ],
 )
-def test_what_does_not_fit_the_table_stops_it(rules, says):
+def test_column_rules_incompatible_with_table_raise_drift_error(rules, says):
     with pytest.raises(DriftError, match=says):
         published(users(("id", 1), ("email", 2)), **rules)
 

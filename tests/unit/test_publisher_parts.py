@@ -92,7 +92,7 @@ def confirm(made: RabbitMQLink, kind: Any, tag: int, multiple: bool = False) -> 
     made._confirmed(pika.frame.Method(1, kind(tag, multiple)))
 
 
-def test_what_is_confirmed_after_a_refusal_does_not_count():
+def test_rabbitmq_ack_after_nack_settles_no_event():
     """RabbitMQ confirms several at once, the refused among them, before it reads that the connection ends."""
     made, sending = link(), Sending([event(number) for number in range(1, 5)])
     made.send(sending)
@@ -106,7 +106,7 @@ def test_what_is_confirmed_after_a_refusal_does_not_count():
     assert sending.settled == 1
 
 
-def test_what_is_handed_over_to_a_link_that_has_ended_fails():
+def test_sending_on_ended_link_fails_with_target_unavailable():
     made, sending = link(), Sending([event(1)])
     made._end(OSError("gone"))
     made.send(sending)
@@ -156,7 +156,7 @@ def test_only_a_record_with_columns_has_a_layout_that_earlier_versions_refuse():
         assert PublisherRecord.from_json(text).columns == columns
 
 
-def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):
+def test_replaced_publisher_cannot_save_progress_or_skipped_events(tmp_path: Path):
     first, second = (PublisherLog(str(tmp_path), "events") for _ in range(2))
     record = first.take(PublisherRecord(position(1)), "first")
     second.take(PublisherRecord(position(1)), "second")

@@ -82,7 +82,7 @@ def test_files_of_a_copy_that_fails_are_deleted_and_no_others(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize(("error", "tries"), [(ENDED, 4), (PrivilegeError("denied"), 1)])
-def test_what_fails_without_a_loan_is_tried_a_few_times_if_that_can_help(monkeypatch, error, tries):
+def test_range_copy_tries_lost_connection_four_times_and_missing_privilege_once(monkeypatch, error, tries):
     tried = list[object]()
     monkeypatch.setattr(RangeCopies, "_try", lambda *_: tried.append(1) or error)
     monkeypatch.setattr(time, "sleep", lambda _: None)

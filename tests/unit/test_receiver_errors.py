@@ -34,7 +34,7 @@ UNWRITTEN, FENCED = LakeUnavailableError("not on the disk", "hint"), FencedError
         (FENCED, UNWRITTEN, FENCED),
     ],
 )
-def test_what_connecting_again_does_not_mend_outranks_a_lost_connection(first, later, counts) -> None:
+def test_errors_not_fixed_by_reconnecting_outrank_lost_connection(first, later, counts) -> None:
     found = later if _outranks(later, first) else first
     assert found is counts or type(found) is counts
 
@@ -107,7 +107,7 @@ def test_a_reading_says_that_a_part_of_a_message_came_and_ends() -> None:
     assert chunk.has_heard
 
 
-def test_what_came_before_the_line_was_lost_is_read_first() -> None:
+def test_stream_returns_received_messages_before_raising_lost_connection() -> None:
     stream = Arriving(b"w1", OperationalError("gone")).stream()
     assert stream.read(0.05, 1 << 20).messages == [b"w1"]
     with pytest.raises(SourceConnectionError):

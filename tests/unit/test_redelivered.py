@@ -48,7 +48,7 @@ def shown(rows: pa.Table) -> list[tuple[int, int, str]]:
     return list(zip(*(rows[name].to_pylist() for name in ("commit_lsn", "ordinal", "op")), strict=True))
 
 
-def test_what_the_changelog_holds_is_dropped_and_the_rest_comes_through() -> None:
+def test_redelivered_transactions_are_dropped_and_new_transactions_pass() -> None:
     receiving = Receiving(known(100, 150))
     rows = receiving.take(
         *transaction(100, RELATION, INSERT), *transaction(150, INSERT), *transaction(200, INSERT)
@@ -143,7 +143,7 @@ def test_transactions_out_of_order_are_refused() -> None:
         receiving.take(*transaction(220, INSERT))
 
 
-def test_what_may_come_again_is_read_from_the_changelog(tmp_path: Path) -> None:
+def test_expected_redeliveries_are_loaded_from_changelog(tmp_path: Path) -> None:
     uri = str(tmp_path / "changelog")
     create_changelog(uri, EpochRecord("p", Epoch(1), "7", 1, "s", "p", 5, LSN(50)))
     writer = ChangelogWriter(uri)
@@ -173,7 +173,7 @@ def test_what_may_come_again_is_read_from_the_changelog(tmp_path: Path) -> None:
         Receiving(ResentCheck.load(uri, successor, LSN(60))).take(*transaction(100, RELATION, INSERT, xid=8))
 
 
-def test_what_retention_has_dropped_is_dropped_unseen_and_the_rest_is_compared() -> None:
+def test_redeliveries_are_compared_only_above_changelog_floor() -> None:
     def receiving() -> Receiving:
         us = 5 + wire.PG_EPOCH_US
         return Receiving(ResentCheck(DURABLE, {150: (1, us)}, LSN(100)))

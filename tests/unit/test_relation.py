@@ -34,7 +34,7 @@ def test_a_name_that_is_shown_has_nothing_that_a_terminal_obeys(schema: str, nam
     assert str(TableName(schema, name)).isprintable()
 
 
-def test_what_cannot_be_shown_is_written_as_postgresql_reads_it() -> None:
+def test_unprintable_table_name_is_written_as_unicode_escaped_identifier() -> None:
     assert str(TableName("public", "two\nlines\\")) == 'public.U&"two\\000Alines\\\\"'
     assert str(TableName("public", "\U000e0001")) == 'public.U&"\\+0E0001"'
 
@@ -57,7 +57,7 @@ def test_names_are_quoted_only_where_they_must_be() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "orders", "a.b.c", ".b", "a.", '"a.b', 'a."b', '""."b"', 'a"b.c'])
-def test_what_is_no_qualified_name_is_refused(text: str) -> None:
+def test_parsing_unqualified_or_malformed_table_name_raises_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a schema-qualified table name"):
         TableName.parse(text)
 

@@ -47,7 +47,7 @@ def test_adding_the_same_version_again_writes_nothing(tmp_path):
     assert sorted((tmp_path / "_pgrepl" / "relations" / "_delta_log").iterdir()) == before
 
 
-def test_what_an_index_has_read_it_knows_when_its_folder_is_gone(tmp_path):
+def test_relation_index_answers_from_memory_after_folder_is_deleted(tmp_path):
     index = RelationIndex(relations_uri(str(tmp_path)))
     index.add(Epoch(1), announced("a"))
     shutil.rmtree(tmp_path / "_pgrepl")
@@ -83,14 +83,14 @@ def test_selected_relation_is_added_again_only_under_other_names(tmp_path):
     assert [record.catalog for record in index.records(42)] == [selected("a", "b")]
 
 
-def test_what_others_have_added_since_is_known(tmp_path):
+def test_relation_index_sees_later_additions_by_another_instance(tmp_path):
     index = RelationIndex(relations_uri(str(tmp_path)))
     assert index.relation_ids() == []
     RelationIndex(relations_uri(str(tmp_path))).add(Epoch(1), announced("a"))
     assert index.relation_ids() == [42]
 
 
-def test_what_others_added_between_ones_own_additions_is_known(tmp_path):
+def test_relation_index_sees_additions_interleaved_by_another_instance(tmp_path):
     uri = relations_uri(str(tmp_path))
     index, other = RelationIndex(uri), RelationIndex(uri)
     for own, others in (("a", "b"), ("c", "d")):
@@ -131,7 +131,7 @@ def test_oids_of_an_earlier_server_are_not_this_ones(tmp_path):
     assert index.records(42) == [announced("b")]
 
 
-def test_what_was_effective_is_told_for_any_place_by_a_later_process(tmp_path):
+def test_new_index_instance_finds_effective_version_at_any_lsn(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
     index = RelationIndex(uri)
     index.add(epoch, announced("early"))
@@ -156,7 +156,7 @@ def test_the_same_at_a_place_again_writes_nothing_and_another_trigger_does(tmp_p
     assert index.effective(epoch, 42, 99)[1] == EffectiveFrom(30, "another")
 
 
-def test_what_is_forgotten_is_no_longer_effective_but_still_found(tmp_path):
+def test_forgotten_version_is_not_effective_but_still_found(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
     RelationIndex(uri).add(epoch, announced("a"), EffectiveFrom(10, "trigger"))
     RelationIndex(uri).forget(epoch, 20)

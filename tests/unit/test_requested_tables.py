@@ -28,7 +28,7 @@ def test_the_hint_names_new_tables_as_the_command_takes_them() -> None:
     assert """--add 'public."Order lines",public.z'""" in caught.value.hint
 
 
-def test_what_file_and_records_do_not_both_have_is_named_with_what_settles_it() -> None:
+def test_tables_missing_from_pipeline_file_or_records_are_named_with_remedy() -> None:
     pipeline = Pipeline(name="p", lake="/lake", tables=("public.a", "public.new", "public.left", "s.*"))
     records = {
         one.table: one

@@ -47,7 +47,7 @@ def test_every_nan_is_the_same() -> None:
     assert len(set(row_codes([values], 3).tolist())) == 1
 
 
-def test_what_lies_beneath_a_null_does_not_count() -> None:
+def test_values_beneath_nulls_do_not_affect_row_codes() -> None:
     beneath = pa.StructArray.from_arrays([pa.array([1, 2])], ["x"], mask=pa.array([True, True]))
     assert len(set(row_codes([beneath], 2).tolist())) == 1
     lists = pa.ListArray.from_arrays(

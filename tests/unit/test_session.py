@@ -59,7 +59,7 @@ def test_a_missing_jar_is_named_with_the_command_that_fetches_it(jars: Path) -> 
         delta_jars()
 
 
-def test_what_was_submitted_wins_over_our_settings_and_the_caller_over_both(jars: Path) -> None:
+def test_submitted_settings_override_defaults_and_caller_overrides_both(jars: Path) -> None:
     submitted = {"spark.master": "local[4]", "spark.ui.enabled": "true", "spark.driver.memory": "8g"}
     settings = session_settings(submitted, None, {"spark.driver.memory": "9g"}, delta=True)
     assert settings["spark.master"] == "local[4]"

@@ -193,7 +193,7 @@ def test_a_missing_connection_string_is_said_before_spark_is_started(
         (["--add=", "--", "--name", "--"], ["--add="], ["--name", "--"]),
     ],
 )
-def test_what_follows_two_dashes_is_for_spark(given: list[str], own: list[str], spark: list[str]) -> None:
+def test_arguments_after_two_dashes_go_to_spark(given: list[str], own: list[str], spark: list[str]) -> None:
     assert split(given) == (own, spark)
 
 

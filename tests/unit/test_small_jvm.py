@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.spark.session_settings import session_s
 NAME = "SPARK_SUBMIT_OPTS"
 
 
-def test_what_the_variable_had_comes_behind_ours() -> None:
+def test_existing_spark_submit_opts_are_appended_to_small_jvm_options() -> None:
     assert small_jvm({}) == {NAME: SMALL_JVM}
     assert small_jvm({NAME: "-Xss8m"}) == {NAME: f"{SMALL_JVM} -Xss8m"}
 

@@ -88,7 +88,7 @@ def test_table_that_gave_way_leaves_the_others_alone(handlers):
     assert not copied.failed
 
 
-def test_what_stops_all_tables_ends_the_wait_for_those_in_the_queue(handlers):
+def test_unavailable_lake_cancels_copies_waiting_in_queue(handlers):
     copies = Copies(LakeUnavailableError("the disk is full"))
     assert isinstance(run(copies, **handlers), LakeUnavailableError)
     assert len(copies.begun) < len(TABLES)

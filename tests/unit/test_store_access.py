@@ -110,7 +110,7 @@ def test_arrow_asks_again_for_as_long_as_the_others():
     assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= base.PATIENCE.seconds
 
 
-def test_what_was_given_stands_for_the_whole_environment(monkeypatch):
+def test_use_store_replaces_store_variables_from_environment(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "of another store")
@@ -202,7 +202,7 @@ def test_an_identity_of_the_host_stays_its_own(monkeypatch):
     assert not {*own, "GOOGLE_SERVICE_ACCOUNT"} & os.environ.keys()
 
 
-def test_what_is_given_of_one_kind_of_store_leaves_the_others(monkeypatch):
+def test_use_store_with_azure_key_keeps_aws_profile(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "of the task's log")
     use_store({"AZURE_STORAGE_ACCOUNT_KEY": "hidden"})
     assert os.environ["AWS_PROFILE"] == "of the task's log"

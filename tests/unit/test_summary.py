@@ -34,7 +34,7 @@ def test_tables_in_error_are_named() -> None:
     assert text.startswith("3 tables: 2 streaming, 1 errored (public.b); ")
 
 
-def test_of_very_many_tables_in_error_some_are_named() -> None:
+def test_summary_names_first_errored_tables_and_counts_the_others() -> None:
     errored = tuple(f"public.t{number:03}" for number in range(500))
     text = replace(GOOD, states={TableState.ERRORED: 500}, errored=errored).to_text()
     assert "public.t019 and 480 more)" in text

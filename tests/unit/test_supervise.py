@@ -37,7 +37,7 @@ def test_a_stop_goes_to_the_driver_alone_and_its_exit_code_comes_back(tmp_path: 
         assert parent.wait() == 7
 
 
-def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
+def test_supervisor_exits_127_and_names_missing_command(tmp_path: Path) -> None:
     missing = str(tmp_path / "spark-submit")
     command = [sys.executable, "-P", supervisor.__file__, "--application", "app.py", "--", missing]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)

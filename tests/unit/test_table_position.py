@@ -99,7 +99,9 @@ def test_a_table_of_another_epoch_stands_nowhere(uri: str) -> None:
         (20, 49, ChangelogError),
     ],
 )
-def test_what_a_table_needs_must_be_kept(own: int, whole: int, kind: type | None) -> None:
+def test_table_position_outside_last_copy_or_changelog_range_is_a_problem(
+    own: int, whole: int, kind: type | None
+) -> None:
     found = TablePosition(LSN(own), LSN(whole), 4).problem(LSN(20), LSN(50), LSN(100))
     assert (found and type(found)) == kind
 

@@ -31,7 +31,7 @@ def failing(said: str) -> Any:
         ("/lake/t", "no such version", LakeError, "version 3 of public.t cannot be read any more"),
     ],
 )
-def test_what_spark_cannot_read_is_said(
+def test_spark_read_failure_becomes_tool_or_lake_error_with_cause(
     uri: str, said: str, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TableVersion, "open", lambda _: None)

@@ -95,7 +95,9 @@ def test_a_table_that_is_written_now_and_then_is_compacted(
     assert by_datafusion(lake.uri) == lake.expected
 
 
-def test_what_comes_meanwhile_does_not_keep_it_going(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thorough_compaction_ends_within_two_rounds_despite_new_commits(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds: list[int] = []
 
     def busy(table: DeltaTable, app: str, *how: Any, **more: Any) -> int:

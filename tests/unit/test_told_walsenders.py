@@ -21,5 +21,7 @@ from airflow_provider_pgrepl.replication.source import slot
         (180000, True),
     ],
 )
-def test_which_releases_tell_their_walsenders(version: int, *, told: bool) -> None:
+def test_walsenders_notice_altered_publication_since_fixed_minor_releases(
+    version: int, *, told: bool
+) -> None:
     assert slot.is_told_of_publications(version) is told

@@ -90,7 +90,7 @@ def test_a_torn_last_commit_is_set_aside_and_kept(uri: str, tear: Tear) -> None:
 
 
 @pytest.mark.parametrize("tear", [half, zeros, Path.unlink])
-def test_what_came_after_a_torn_commit_goes_with_it(uri: str, tear: Tear) -> None:
+def test_torn_commit_is_set_aside_together_with_later_commits(uri: str, tear: Tear) -> None:
     tear(commit(uri, 2))
     torn = find_torn(uri)
     torn.set_aside()

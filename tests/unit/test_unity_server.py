@@ -126,7 +126,7 @@ def test_a_server_in_trouble_is_not_taken_for_an_older_one(status, content) -> N
         UnityServer(server.url, TOKEN).has_delta_api("main")
 
 
-def test_what_is_missing_is_none_and_the_name_is_no_path() -> None:
+def test_finding_missing_object_returns_none_and_url_encodes_name() -> None:
     with answering(404, said("TABLE_NOT_FOUND", "Table not found")) as server:
         assert UnityServer(f"{server.url}/api/2.1/unity-catalog/").find("tables", "a b.c?d.e#f") is None
     assert server.sent[0]["path"] == "/api/2.1/unity-catalog/tables/a%20b.c%3Fd.e%23f"
@@ -151,7 +151,7 @@ def test_a_server_that_is_not_there_may_come_back() -> None:
 @pytest.mark.parametrize(
     "url", ["", "localhost:8080", "file:///etc/passwd", "http://", "http://host:port", "http://host/?x=1"]
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_malformed_server_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="no URL of a server"):
         UnityServer(url)
 

@@ -161,7 +161,7 @@ def test_a_number_that_the_chosen_decimal_cannot_hold_is_refused_with_what_to_ch
     assert "pgrepl snapshot FILE.json --tables 'sales.orders'" in caught.value.hint
 
 
-def test_what_is_no_number_is_not_taken_for_one_that_is_too_wide():
+def test_malformed_number_is_not_reported_as_too_wide():
     with pytest.raises(ValueRangeError, match="does not write"):
         with_types(column(NUMERIC), CHOSEN).parse(pa.array(["9" * 60, "98,76"]))
 

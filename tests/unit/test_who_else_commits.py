@@ -74,7 +74,7 @@ def test_a_replaced_writer_that_cannot_flush_leaves_its_successors_commits(
     assert ChangelogWriter(one.uri).durable_lsn == 2008
 
 
-def test_what_cannot_be_flushed_is_set_aside_though_a_marker_was_committed_behind_it(
+def test_unflushable_commit_is_set_aside_despite_later_marker_commit(
     disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Written(new_changelog(disk.folder))
@@ -102,7 +102,7 @@ def test_what_cannot_be_flushed_is_set_aside_though_a_marker_was_committed_behin
     assert ChangelogWriter(one.uri).durable_lsn == lsn
 
 
-def test_what_a_killed_writer_left_is_flushed_however_many_markers_follow(
+def test_commit_from_killed_writer_is_flushed_despite_many_later_markers(
     disk: RecordedDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Written(new_changelog(disk.folder))
