@@ -1,6 +1,6 @@
-"""PostgreSQL into Delta lake tables, driven by Airflow, on Spark.
+"""Replication of PostgreSQL into Delta Lake tables, with Airflow and Spark.
 
-Importing this package imports nothing else, so that Spark hosts need no Airflow.
+Importing this package imports no other module, so that Spark hosts need no Airflow.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def get_provider_info() -> dict[str, object]:
-    """Airflow's entry point; see `airflow_provider_pgrepl.provider_info`."""
+    """Return the provider's declarations for Airflow; see `airflow_provider_pgrepl.provider_info`."""
     from airflow_provider_pgrepl.provider_info import PROVIDER_INFO
 
     return PROVIDER_INFO

@@ -1,9 +1,9 @@
-"""`pgrepl COMMAND FILE.json …`: a pipeline run, looked at and mended, without Airflow.
+"""The command `pgrepl COMMAND FILE.json …`, which runs, inspects and changes a pipeline without Airflow.
 
-The same as `python -m airflow_provider_pgrepl`.
+`python -m airflow_provider_pgrepl` is the same command.
 
-The DSN of the source is taken from PGREPL_DSN, that of the state from PGREPL_STATE_DSN (else the source).
-Exit codes: 0 done, 75 trying again may help, 78 it will not (or `--yes` is missing).
+PGREPL_DSN is the DSN of the source, and PGREPL_STATE_DSN that of the state (default: the source).
+Exit codes: 0 done, 75 a retry may help, 78 a retry does not help (or `--yes` is missing), 1 unexpected error.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from airflow_provider_pgrepl.replication.runtime.host import check_libraries
 from airflow_provider_pgrepl.trace import trace_of
 
 _CRASHED = 1
-"""As Python itself ends a program."""
+"""The exit code of Python for an unhandled exception."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run the command in `argv`, by default the process's arguments, and return its exit code."""
     own, spark = split(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     arguments, more = parser.parse_known_args(own, argparse.Namespace(spark=spark))
-    # Tables may stand after options, too, which argparse takes for more than it knows.
+    # Tables may also follow options. argparse returns those as unknown arguments.
     if isinstance(getattr(arguments, "tables", None), list) and not any(one.startswith("-") for one in more):
         arguments.tables += more
     elif more:

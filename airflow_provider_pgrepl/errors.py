@@ -1,46 +1,46 @@
-"""Every error of this package, in one tree.
+"""The tree of this package's errors.
 
-Each class says whether trying again can help (`retry`) and how much stops (`scope`)::
+Each class declares if a retry can help (`retry`), and if one table or the pipeline stops (`scope`)::
 
     PgReplError
     ├─ ConfigError                 the pipeline file or an argument is wrong
     ├─ SourceError                 PostgreSQL
-    │  ├─ SourceConnectionError    cannot be reached, or the login is refused (retry)
-    │  ├─ ServerSettingError       wal_level, no free slot or sender, version
+    │  ├─ SourceConnectionError    cannot be reached, or rejects the login    (retry)
+    │  ├─ ServerSettingError       wal_level, no free slot or walsender, version
     │  ├─ PrivilegeError           a right is missing
     │  ├─ TableError               missing, not a table, no usable key        (table)
-    │  ├─ SlotError                missing, invalidated, somebody else's
-    │  ├─ BusyError            in use by another process                  (retry)
-    │  ├─ PublicationError         missing, re-made, somebody else's
+    │  ├─ SlotError                missing, invalidated, of another program
+    │  ├─ BusyError                in use by another process                  (retry)
+    │  ├─ PublicationError         missing, recreated, of another program
     │  ├─ SnapshotError            the exported snapshot cannot be used       (retry)
-    │  │  └─ TableSnapshotError    likewise, for one table only               (retry, table)
-    │  ├─ RewoundError             the source is not the one, or not at the point, it was
-    │  └─ UnsendableError          a transaction that the server itself fails to send
+    │  │  └─ TableSnapshotError    it cannot be used for one table            (retry, table)
+    │  ├─ RewoundError             another server, or restored to an earlier state
+    │  └─ UnsendableError          a transaction that the server fails to send
     ├─ WireError                   bytes that are not pgoutput
     ├─ ValueRangeError             a value that its lake type cannot hold     (table)
-    ├─ DriftError                  the table changed its shape                (table)
-    ├─ IdentityError               changes do not tell which row was changed  (table)
+    ├─ DriftError                  the table definition changed               (table)
+    ├─ IdentityError               changes do not identify the changed row    (table)
     ├─ TruncatedError              TRUNCATE, where `truncate` is `error`      (table)
-    ├─ GapError                    a transaction was skipped that may have changed it  (table)
-    ├─ ChangelogError              the changelog is newer, or lacks what is needed
-    │  ├─ NoChangelogError         there is none yet
-    │  └─ ChangelogFileGoneError   a file of it went while it was read        (retry)
-    ├─ FencedError                 another process took this one's place      (retry)
-    ├─ StateError                  the `_pgrepl` schema
-    ├─ LakeError                   the lake cannot be reached or is somebody else's
-    │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
+    ├─ GapError                    a skipped transaction may have changed the table  (table)
+    ├─ ChangelogError              the changelog has a newer layout, or lacks data
+    │  ├─ NoChangelogError         there is no changelog yet
+    │  └─ ChangelogFileGoneError   a file was deleted while it was read       (retry)
+    ├─ FencedError                 another process replaced this one          (retry)
+    ├─ StateError                  the `_pgrepl` schema cannot be used
+    ├─ LakeError                   the lake cannot be reached, or is of another pipeline
+    │  ├─ LakeUnavailableError     temporarily cannot be read or written      (retry)
     │  └─ LakeTableError           one lake table                             (table)
-    │     ├─ LakeChangedError      somebody else has written it               (table)
-    │     └─ OvertakenError        another program committed meanwhile        (retry, table)
-    ├─ TargetError                 a broker refuses a publisher, or what it sends
-    │  ├─ MessageError             a broker delivers what is no message of the wire
-    │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
+    │     ├─ LakeChangedError      another program has written it             (table)
+    │     └─ OvertakenError        another program committed at the same time (retry, table)
+    ├─ TargetError                 a broker rejects a publisher, or its events
+    │  ├─ MessageError             a broker delivers a message that is not creek's
+    │  └─ TargetUnavailableError   temporarily unreachable, full or blocked   (retry)
     ├─ TransformError              a transform of a publisher fails           (table)
-    ├─ SparkError                  Spark failed at running our work           (retry)
-    └─ ToolError                   a program that is needed is missing, or a library too old
+    ├─ SparkError                  Spark failed to run this package's work    (retry)
+    └─ ToolError                   a required program is missing, or a library is too old
 
-Messages carry names, LSNs and counts, never a row's values and never a password.
-All classes survive pickling, because Spark and Airflow carry them between processes.
+Messages have names, LSNs and counts, never values of rows and never a password.
+All classes can be pickled, because Spark and Airflow send them between processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _DOCUMENTS = _PACKAGE / "documents" / "docs"
-"""Where a wheel carries them."""
+"""The folder of the documents in an installed wheel."""
 SNAPSHOT = "run pgrepl snapshot FILE.json, or PgSnapshotOperator"
 NEW_EPOCH = (
     "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch, or"
@@ -66,16 +66,18 @@ EXECUTORS = (
 
 
 def escaped(text: str) -> str:
-    """A text without what a terminal obeys or hides: control characters, and those that turn the direction of
-    writing. Names hold whatever their makers put there. Line breaks and tabs stay; a name has none of its own
-    where it is shown by `names.show_identifier` or `one_line`."""
+    """Return a text with unprintable characters escaped, except line breaks and tabs.
+
+    Object names can hold control characters, and characters that change the writing direction. To escape line
+    breaks and tabs in a name as well, use `names.show_identifier` or `one_line`.
+    """
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in "\n\t" else _escape(letter) for letter in text)
 
 
 def one_line(text: str) -> str:
-    """Likewise, for a text from elsewhere that is to stay within its line."""
+    """Return a text with all unprintable characters escaped, including line breaks and tabs."""
     return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
 
 
@@ -84,54 +86,55 @@ def _escape(letter: str) -> str:
 
 
 class Retry(Enum):
-    """Whether running the same thing again can help."""
+    """The effect of a retry on an error."""
 
     TIMED = "retry may help"
     NEVER = "will not help"
 
 
 class Scope(Enum):
-    """How much an error stops."""
+    """The scope of an error: it stops one table, or the whole pipeline."""
 
     TABLE = "table"
     PIPELINE = "pipeline"
 
 
 class Remedy(StrEnum):
-    """What somebody has to do about a table that stopped. Its record keeps this; a hint says it to people."""
+    """The remedy for a table that stopped. The table's record stores it, and the hint describes it."""
 
     RESNAPSHOT = "resnapshot"
-    """Resnapshot it."""
+    """Resnapshot the table."""
     UNDO = "undo"
-    """Set it back at the source, and retry it."""
+    """Revert the change at the source, and retry the table."""
     MOVED = "moved"
-    """Name it back, and retry it."""
+    """Rename the table back, and retry it."""
     ADDED = "added"
-    """Take it under its new name."""
+    """Add the table under its new name."""
     PUBLISH = "publish"
-    """Put it into the publication again, and resnapshot it."""
+    """Add the table to the publication again, and resnapshot it."""
     GONE = "gone"
-    """Remove it; or create it again, and resnapshot it."""
+    """Remove the table from the pipeline; or create it again, and resnapshot it."""
     POLICY = "policy"
-    """Let its lake table follow, and retry it."""
+    """Set `on_drift` to `evolve` for the table, and retry it."""
     LOGGED = "logged"
     """Make it an ordinary, logged table, and resnapshot it."""
     CHOICE = "choice"
-    """Mend the column or the choice, and retry it."""
+    """Fix the column at the source or its setting in the pipeline file, and retry the table."""
     GRANT = "grant"
-    """Give the role its rights back, and retry it."""
+    """Grant the role its rights again, and retry the table."""
 
     @property
     def allows_retry(self) -> bool:
-        """Whether the table can go on without a new copy once this is done."""
+        """Return True if the table can continue without a new copy after this remedy."""
         return self in (Remedy.UNDO, Remedy.MOVED, Remedy.POLICY, Remedy.CHOICE, Remedy.GRANT)
 
 
 class PgReplError(Exception):
-    """Root of the tree: what happened, and what to do next (`hint`).
+    """The root of the tree.
 
-    `remedy`: what to do next as programs read it, where they go by it. `trace`: classes and frames of the
-    unexpected exception in whose place it is raised, if it is (`trace.traced`).
+    `message`: the problem. `hint`: the next step, as an instruction. `remedy`: the next step as a value for
+    programs, if they need it. `trace`: classes and frames of the unexpected exception that this error
+    replaces, or "" (`trace.traced`).
     """
 
     trace = ""
@@ -153,21 +156,21 @@ class ConfigError(PgReplError, ValueError):
 
 
 class SourceError(PgReplError):
-    """Something about the source database."""
+    """An error of the source database."""
 
 
 class SourceConnectionError(SourceError):
-    """The source cannot be reached, or refused the login."""
+    """The source cannot be reached, or rejected the login."""
 
     retry = Retry.TIMED
 
 
 class ServerSettingError(SourceError):
-    """The server is not set up for logical replication, or is full."""
+    """The server is not set up for logical replication, or has no free slot or walsender."""
 
 
 class PrivilegeError(SourceError):
-    """The role lacks a right; the message lists exactly what."""
+    """The role lacks a right. The message lists the missing rights."""
 
 
 class TableError(SourceError):
@@ -177,27 +180,27 @@ class TableError(SourceError):
 
 
 class SlotError(SourceError):
-    """The slot is missing, invalidated, was moved, or is somebody else's."""
+    """The slot is missing, was invalidated or moved, or belongs to another program or database."""
 
 
 class BusyError(SourceError):
-    """The slot, or the pipeline's lock, is held by another process."""
+    """Another process holds the slot, the pipeline's lock or a lock on a table."""
 
     retry = Retry.TIMED
 
 
 class PublicationError(SourceError):
-    """The publication is missing, was created again, or is somebody else's; or it would send our tables."""
+    """The publication is missing, was recreated, is another program's, or would publish `_pgrepl` tables."""
 
 
 class SnapshotError(SourceError):
-    """The exported snapshot cannot be used; a new one may."""
+    """The exported snapshot cannot be used. A retry exports a new one."""
 
     retry = Retry.TIMED
 
 
 class TableSnapshotError(SnapshotError):
-    """The exported snapshot cannot be used for one table, which a statement needs or has altered."""
+    """The exported snapshot cannot be used for one table, which another statement locks or has altered."""
 
     scope = Scope.TABLE
 
@@ -207,21 +210,21 @@ class RewoundError(SourceError):
 
 
 class UnsendableError(SourceError):
-    """The server itself fails to send a transaction; it stands in the WAL, and fails again each time."""
+    """The server fails to send a transaction. The transaction is in the WAL, so every retry fails again."""
 
 
 class WireError(PgReplError):
-    """Bytes that are not what pgoutput sends."""
+    """Received bytes are not valid pgoutput."""
 
 
 class ValueRangeError(PgReplError):
-    """A value that its lake type cannot hold; names column and type, never the value."""
+    """A lake type cannot hold a value. The message has column and type, never the value."""
 
     scope = Scope.TABLE
 
 
 class DriftError(PgReplError):
-    """The table's shape is no longer the recorded one."""
+    """The table's definition is no longer the recorded one."""
 
     scope = Scope.TABLE
 
@@ -230,13 +233,13 @@ class DriftError(PgReplError):
 
 
 class IdentityError(PgReplError):
-    """Changes of the table do not tell which row was changed."""
+    """Changes of the table do not identify the row that was changed."""
 
     scope = Scope.TABLE
 
 
 class TruncatedError(PgReplError):
-    """The table was truncated, and its policy is to stop then."""
+    """The table was truncated, and its `truncate` setting is `error`."""
 
     scope = Scope.TABLE
 
@@ -248,7 +251,7 @@ class GapError(PgReplError):
 
 
 class ChangelogError(PgReplError):
-    """The changelog is missing, of a newer layout, or lacks something that is needed."""
+    """The changelog is missing, has a newer layout, or lacks required data."""
 
 
 class NoChangelogError(ChangelogError):
@@ -256,13 +259,13 @@ class NoChangelogError(ChangelogError):
 
 
 class ChangelogFileGoneError(ChangelogError):
-    """A changelog file is not there: its hour was dropped or joined since it was listed, or it is lost."""
+    """A listed changelog file no longer exists: its hour was dropped or compacted, or the file is lost."""
 
     retry = Retry.TIMED
 
 
 class FencedError(PgReplError):
-    """Another process took this one's place; this one must end at once."""
+    """Another process replaced this one, which must end at once."""
 
     retry = Retry.TIMED
 
@@ -276,7 +279,7 @@ class LakeError(PgReplError):
 
 
 class LakeUnavailableError(LakeError):
-    """The lake's storage, or a catalog of its tables, refuses just now: full, or out of reach."""
+    """The lake's storage, or a catalog of its tables, is temporarily full or unreachable."""
 
     retry = Retry.TIMED
 
@@ -288,69 +291,71 @@ class LakeTableError(LakeError):
 
 
 class LakeChangedError(LakeTableError):
-    """Somebody else has written a lake table: its version or its columns are not this pipeline's."""
+    """Another program has written a lake table: its version or its columns are not this pipeline's."""
 
 
 class OvertakenError(LakeTableError):
-    """Another program committed to a lake table while this one did, and did not move the position."""
+    """Another program committed to a lake table at the same time, and did not change the position."""
 
     retry = Retry.TIMED
 
 
 class TargetError(PgReplError):
-    """A broker refuses a publisher of events: its login, its rights, its exchange."""
+    """A broker rejects a publisher's login, its rights, its exchange or an event."""
 
 
 class MessageError(TargetError):
-    """What a broker delivers is none of creek's messages, or of another schema than it says."""
+    """A broker delivers a message that is not creek's, or that does not match its schema."""
 
 
 class TargetUnavailableError(TargetError):
-    """A broker is away, or takes nothing just now."""
+    """A broker is unreachable, or temporarily accepts no events."""
 
     retry = Retry.TIMED
 
 
 class TransformError(PgReplError):
-    """A transform of a publisher fails, or makes of a change what cannot be sent."""
+    """A transform of a publisher fails, or returns something that cannot be sent."""
 
     scope = Scope.TABLE
 
 
 class SparkError(PgReplError):
-    """Spark itself failed: no table is at fault, and nothing in the lake has changed."""
+    """Spark failed. No table caused the failure, and nothing in the lake has changed."""
 
     retry = Retry.TIMED
 
 
 class ToolError(PgReplError):
-    """A program that is needed (Java, Spark, jars; on executors this package) is missing, or a library is
-    older than the first version that is right."""
+    """A required program is missing, or a library is older than the first supported version.
+
+    Required are Java, Spark and jars, and on executors this package.
+    """
 
 
 def resnapshot(table: object) -> str:
-    """For a table that only a new copy sets right. `table`: its name as people write it."""
+    """Return the hint for a table that needs a new copy. `table`: its name as in SQL."""
     return f"resnapshot it: pgrepl snapshot FILE.json --tables '{table}', or PgResnapshotOperator"
 
 
 def named(hint: str, table: object) -> str:
-    """Return a hint with the name of its table where it says NAME."""
+    """Return a hint in which the table's name replaces NAME."""
     return hint.replace("--tables NAME", f"--tables '{table}'").replace("--add NAME", f"--add '{table}'")
 
 
 def add(table: object) -> str:
-    """For a table that is not the pipeline's, or no longer."""
+    """Return the hint for a table that is not, or no longer, part of the pipeline."""
     return f"add {table}: pgrepl snapshot FILE.json --add '{table}', or PgAddTablesOperator"
 
 
 def remove(*tables: object) -> str:
-    """For tables that are not to be replicated any more, of which the command takes each as an argument."""
+    """Return the hint for tables that should no longer be replicated. Each table is an argument."""
     quoted = " ".join(f"'{table}'" for table in tables)
     return f"pgrepl remove FILE.json {quoted}, or PgRemoveTablesOperator"
 
 
 def rename_settings(table: object, new: object) -> str:
-    """For a table that has another name, and settings of the pipeline file that go by its old one."""
+    """Return the hint for a renamed table whose old name is in settings of the pipeline file."""
     return (
         f"change {table} to {new} in every setting of the pipeline file that names it or a column of it"
         " (exclude_columns, per_table and so on)"
@@ -358,13 +363,16 @@ def rename_settings(table: object, new: object) -> str:
 
 
 def reference(page: str) -> str:
-    """Where the reference has more: its place on this machine, or in a checkout."""
+    """Return a hint to a page of the reference: its path on this host, or in a checkout."""
     folder = str(_DOCUMENTS) if _DOCUMENTS.is_dir() else "docs"
     return f"see {folder}/reference/{page}.md"
 
 
 def prove_source() -> str:
-    """For a source that may be another one than the lake's: no new epoch is proposed before that is clear."""
+    """Return the hint for a source that may not be the lake's.
+
+    It does not propose a new epoch: the user must first check which source this is.
+    """
     return (
         "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has all that"
         " the lake has. After a failover or a restore, or if the slot was dropped:"
@@ -373,7 +381,7 @@ def prove_source() -> str:
 
 
 def known_keys(unknown: Sequence[str], known: Collection[str]) -> str:
-    """For keys that there are not: those that look like them, else all."""
+    """Return the hint for unknown keys: a similar known key for each, or else all known keys."""
     meant = [near[0] for key in unknown if (near := get_close_matches(key, list(known), 1))]
     if len(meant) == len(unknown):
         return f"did you mean {', '.join(map(repr, meant))}?"

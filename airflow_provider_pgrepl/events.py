@@ -1,4 +1,4 @@
-"""Events of one's own making, and creek's events: what functions and consumers of them import.
+"""The public names for functions that make business events, and for consumers of creek's events.
 
     from airflow_provider_pgrepl.events import BusinessEvent
 
@@ -6,7 +6,7 @@
         if change.op == "insert":
             yield BusinessEvent({"id": change.data["id"]}, type="order.placed")
 
-`CreekClient` needs the client of NATS, and no other name here does.
+Only `CreekClient` needs the NATS client to be installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pipeline's lake, for who reads it: tables as of one moment in Arrow, Spark and SQL, and their changes.
+"""Reading a pipeline's lake: tables as of one point in time in Arrow, Spark and SQL, and their changes.
 
     from airflow_provider_pgrepl.lake import open_lake
 
@@ -8,7 +8,7 @@
     before = lake.at("16/B374D848").table("public.orders").to_spark(spark)
     async for change in lake.changes(["public.orders"], follow=True): ...
 
-What is named here, and the classes of `hooks`, `operators`, `sensors` and `triggers`, is public; modules
+The names in this module and the classes of `hooks`, `operators`, `sensors` and `triggers` are public. Modules
 below `replication` are not.
 """
 
@@ -61,12 +61,13 @@ HERE = "here"
 def open_lake(lake: str | Path | Pipeline, *, lsn: int | str | None = None, epoch: int | None = None) -> Lake:
     """Return the lake at its newest consistent point, or at the newest one at or before `lsn`.
 
-    The point is looked up when it is first needed, and stays the same. `lake`: the pipeline's file, or its
-    lake root, a folder or as `s3://bucket/lake`. Only with the file can the lake be read at moments between
-    consistent points, and do changes follow the pipeline's choices. `epoch`: of the LSN; else the newest one.
+    The point is looked up at the first use, and then stays the same. `lake`: the pipeline's file, or its lake
+    root, which is a folder or a URI such as `s3://bucket/lake`. Reading the lake between consistent points,
+    and changes that follow the pipeline's settings, need the file. `epoch`: the epoch of the LSN, by default
+    the newest one.
 
-    Raises ConfigError for a file that is none of a pipeline; what uses the point raises LakeError when none
-    is kept.
+    Raises ConfigError for a file that is not a pipeline file. The first use of the point raises LakeError if
+    no such point is retained.
     """
     opened = lake if isinstance(lake, Pipeline) else _opened(lake)
     return Lake(opened, lambda: consistent_arrow(opened, lsn, epoch))
@@ -80,7 +81,10 @@ def _opened(lake: str | Path) -> Pipeline | str:
 
 @dataclass(frozen=True, repr=False)
 class Lake:
-    """A lake as of one moment: the same rows whenever they are read, the same transactions in all tables."""
+    """A lake as of one point in time.
+
+    Repeated reads return the same rows, and all tables contain the same transactions.
+    """
 
     _pipeline: Pipeline | str
     _find: Callable[[], _View]
@@ -95,7 +99,7 @@ class Lake:
 
     @property
     def lsn(self) -> LSN:
-        """All that committed at or before it is shown, and nothing later."""
+        """The position of the lake, which shows exactly the transactions that committed at or before it."""
         return self._view.lsn
 
     @property
@@ -105,36 +109,39 @@ class Lake:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables, in order, as in `public.orders`."""
+        """The sorted names of the tables, such as `public.orders`."""
         return self._view.tables
 
     def table(self, name: str) -> LakeTable:
-        """Return a table, as `public.orders` or `"My Schema"."My Table"`."""
+        """Return a table by its name, such as `public.orders` or `"My Schema"."My Table"`."""
         return LakeTable(name, self._pipeline, self._view)
 
     def sql(self, query: str) -> pa.Table:
-        """Return the rows of a query of DataFusion's SQL, in which tables are named as in PostgreSQL.
+        """Return the rows of a query in DataFusion's SQL, in which tables are named as in PostgreSQL.
 
-        Raises ConfigError for what is no query, LakeError for a query that fails and for a table that the
-        lake does not have at the moment. Between consistent points it reads a table that the query names into
-        memory, and raises what `LakeTable.to_arrow` does.
+        Raises ConfigError for a statement that is not a query. Raises LakeError if the query fails, and for a
+        table that the lake does not have at its point in time. Between consistent points, the tables of the
+        query are read into memory, and the errors of `LakeTable.to_arrow` are raised.
         """
         with self.sql_reader(query) as rows:
             return rows.read_all()
 
     def sql_reader(self, query: str) -> AbstractContextManager[pa.RecordBatchReader]:
-        """The same for `with`: rows are read as they are asked for, and need not fit into memory."""
+        """Return a context manager with a reader of a query's rows, which are read on demand.
+
+        The rows need not fit into memory. Raises the errors of `sql`.
+        """
         return self._view.sql_reader(query)
 
     def at(self, moment: int | str | datetime | None = None, *, epoch: int | None = None) -> Lake:
-        """Return the lake as of a transaction of the source, whether or not it has been applied.
+        """Return the lake as of a transaction of the source, even if it has not been applied yet.
 
-        `moment`: an LSN, a number or as `16/B374D848`; a datetime with a time zone, for all transactions that
-        committed until then by the source's clock; None, for the newest transaction in the changelog.
-        `epoch`: of the LSN; else the newest one.
+        `moment`: an LSN as a number or as text such as `16/B374D848`; a datetime with a time zone, for all
+        transactions that committed until then by the source's clock; or None, for the newest durable LSN in
+        the changelog. `epoch`: the epoch of the LSN, by default the newest one.
 
-        Raises ConfigError without the pipeline's file, and for a moment that cannot be meant; LakeError for
-        one that is not known yet or not kept any more.
+        Raises ConfigError without the pipeline's file, and for an invalid `moment`. Raises LakeError for a
+        point in time that is not known yet or no longer retained.
         """
         pipeline = _needs_pipeline(self._pipeline, "to read as of a moment")
         lsn, timestamp = (None, moment) if isinstance(moment, datetime) else (moment, None)
@@ -144,16 +151,21 @@ class Lake:
     def changes(
         self, tables: Collection[str] | None = None, *, after: After | Lake = HERE, follow: bool = False
     ) -> ChangeStream:
-        """Return the committed changes of some tables, else of all, each once and in order, for `for` or
-        `async for`.
+        """Return the committed changes of `tables`, by default of all, for `for` or `async for`.
 
-        `after`: where to begin. `here`: after the transactions that this lake shows, so that its rows and
-        these changes meet; a `Lake`: likewise; the id of the last change that was read; an LSN, or a datetime
-        with a time zone; None: the oldest change that is kept. With `follow` it goes on with what comes.
+        Each change is returned once, in commit order. `after`: the position to start from:
 
-        Reading raises ChangelogError when changes after it are gone, or a new epoch has begun; GapError
-        before a transaction that was skipped; ValueRangeError before a change whose value its type here
-        cannot hold; ConfigError, LakeUnavailableError. All say after what to go on.
+        - `here`: after the transactions that this lake shows, so that no change is missing or repeated;
+        - a `Lake`: after the transactions that it shows;
+        - the id of the last change that was read;
+        - an LSN, or a datetime with a time zone;
+        - None: the oldest retained change.
+
+        With `follow`, the iterator waits for new changes. Otherwise it ends after the last change.
+
+        Iterating raises ChangelogError if changes after `after` are gone, or if a new epoch has begun. It
+        raises GapError before a skipped transaction, ValueRangeError before a change with a value that its
+        Python type cannot hold, and ConfigError and LakeUnavailableError. The hints say how to continue.
         """
         where = self if after == HERE else after
         if isinstance(where, Lake):
@@ -163,14 +175,14 @@ class Lake:
     def messages(
         self, *, above_lsn: int | None = None, prefix: str | None = None, epoch: int | None = None
     ) -> pa.Table:
-        """Return the logical messages that are kept, in commit order, whatever the lake's moment.
+        """Return the retained logical messages in commit order, independent of the lake's point in time.
 
-        `above_lsn`: only those that committed later; `prefix`: only those of it; `epoch`: of it, else of the
-        newest one. Columns: `epoch`,
-        `lsn`, `ordinal`, `xid`, `commit_ts`, `transactional`, `prefix`, `content`, `size` (bytes).
+        `above_lsn`: only messages that committed after it. `prefix`: only messages with this prefix. `epoch`:
+        the epoch of the messages, by default the newest one. Columns: `epoch`, `lsn`, `ordinal`, `xid`,
+        `commit_ts`, `transactional`, `prefix`, `content`, `size` (bytes).
 
-        Raises ChangelogError when a skipped transaction comes next, when changes above `above_lsn` are not
-        kept any more, and without a changelog; LakeUnavailableError when it cannot be read.
+        Raises ChangelogError if a skipped transaction comes next, if changes above `above_lsn` are no longer
+        retained, and if there is no changelog. Raises LakeUnavailableError if the changelog cannot be read.
         """
         return read_messages(self._pipeline, above_lsn=above_lsn, prefix=prefix, epoch=epoch)
 
@@ -182,15 +194,16 @@ class Lake:
         names: Mapping[str, str] | None = None,
         variant: bool | Collection[str] = False,
     ) -> dict[str, str]:
-        """Register every table as a temporary view of the session; returns the views' names by table, as SQL
-        is to write them.
+        """Register every table as a temporary view of the session, and return the views' names by table.
 
-        A table of schema `public` is named as it is, another `<schema>_<table>`, both after the `prefix`;
-        `names` gives others for some. Views of an earlier call are replaced. `variant`: all json and jsonb
-        columns as VARIANT, or those listed, as `public.t.c`.
+        The names are quoted for SQL where necessary. A table of schema `public` keeps its name, and another
+        one is named `<schema>_<table>`, both after the `prefix`. `names` gives other names for some tables.
+        Views of an earlier call with the same names are replaced. `variant`: True converts all json and jsonb
+        columns to VARIANT, a collection only the listed ones, such as `public.t.c`.
 
-        Raises ConfigError without the pipeline's file, when two tables would get one name, and when a column
-        to be VARIANT holds no JSON; then no view is registered. Raises what `at` and `to_spark` raise.
+        Raises ConfigError without the pipeline's file, if two tables would have the same name, and if a
+        column in `variant` is not json or jsonb. No view is registered then. Raises the errors of `at` and
+        `to_spark`.
         """
         pipeline = _needs_pipeline(self._pipeline, "to name views")
         return create_views(
@@ -198,22 +211,24 @@ class Lake:
         )
 
     def register_tables(self, spark: SparkSession) -> dict[str, str]:
-        """Register the lake's tables in the catalog of a session, and leave those that are; returns their
-        names there by place.
+        """Register the lake's tables in the catalog of a session, and return their names by location.
 
-        Raises ConfigError without the pipeline's file, ToolError when the session has no Delta, LakeError
-        while there is no consistent point, and for a name that stands for something else, once all others are
-        registered.
+        Tables that are already registered are left unchanged. Raises ConfigError without the pipeline's file,
+        ToolError if the session has no Delta, and LakeError if there is no consistent point yet. If a name
+        identifies something else, raises LakeError after registering all others.
         """
         return spark_catalog.register_tables(spark, _needs_pipeline(self._pipeline, "to name tables"))
 
     def register_in_unity(self, url: str, catalog: str, token: str | None = None) -> dict[str, str]:
-        """Register the lake's tables, with the columns of now, in a Unity Catalog server; returns their full
-        names by place.
+        """Register the lake's tables in a Unity Catalog server, and return their full names by location.
 
-        `url`: of the server, as `http://localhost:8080`; `catalog`: one that is there. Raises ConfigError for
-        what cannot be used, LakeError without a consistent point, a catalog or a right, and for a name that
-        stands for something else, once all others are registered; LakeUnavailableError.
+        The tables are registered with their current columns. `url`: the server's, such as
+        `http://localhost:8080`. `catalog`: an existing catalog.
+
+        Raises ConfigError without the pipeline's file, and for an address, a catalog name or a token that
+        cannot be used. Raises LakeError if there is no consistent point, no such catalog, or a right is
+        missing. If a name identifies something else, raises LakeError after registering all others. Raises
+        LakeUnavailableError if the lake or the server cannot be reached.
         """
         pipeline = _needs_pipeline(self._pipeline, "to name tables")
         return unity.register_in_unity(pipeline, url, catalog, token)
@@ -221,36 +236,47 @@ class Lake:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of a lake as of the lake's moment."""
+    """A table of a lake as of the lake's point in time."""
 
     name: str
     _pipeline: Pipeline | str = field(repr=False)
     _view: _View = field(repr=False)
 
     def to_arrow(self) -> pa.Table:
-        """Return the whole table. Raises LakeError for a table that the lake does not have at the moment;
-        between consistent points also DriftError, LakeTableError, ValueRangeError, and warns with
-        UnverifiedWarning. It never shows another moment."""
+        """Return the whole table at the lake's point in time, never at another one.
+
+        Raises LakeError if the lake does not have the table at that point. Between consistent points, also
+        raises DriftError, LakeTableError and ValueRangeError, and issues an UnverifiedWarning for unverified
+        rows.
+        """
         return self._view.table(self.name)
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
-        """Return the table as a data frame, read by executors when it is used. Raises ToolError when the
-        session has no Delta, else what `to_arrow` does."""
+        """Return the table as a Spark data frame, which executors read when it is used.
+
+        Raises ToolError if the session has no Delta, and the errors of `to_arrow`.
+        """
         return self._view.for_spark(spark).table(self.name)
 
     def history_to_arrow(self) -> pa.Table:
-        """Return every version that a row had up to the moment, with its lifetime; the end of those valid
-        then is null. Raises LakeError also when the table keeps no history."""
+        """Return every version that each row had up to the lake's point in time, with its lifetime.
+
+        The end is null for versions that are valid at that point. Raises the errors of `to_arrow`, and
+        LakeError if the table has no history.
+        """
         return self._view.history(self.name)
 
     def history_to_spark(self, spark: SparkSession) -> DataFrame:
-        """The same as a data frame."""
+        """Return the rows of `history_to_arrow` as a Spark data frame.
+
+        Raises ToolError if the session has no Delta, and the errors of `history_to_arrow`.
+        """
         return self._view.for_spark(spark).history(self.name)
 
     def is_verified(self) -> bool:
-        """Return False where DDL may have come before the moment that the rows do not show.
+        """Return False if DDL before the lake's point in time may be missing in the rows.
 
-        Raises ConfigError without the pipeline's file, and what `Lake.at` and `to_arrow` raise.
+        Raises ConfigError without the pipeline's file, and the errors of `Lake.at` and `to_arrow`.
         """
         view = self._view
         if isinstance(view, ArrowView):

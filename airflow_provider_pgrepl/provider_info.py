@@ -1,4 +1,4 @@
-"""Declarations for Airflow's provider manager and connection form."""
+"""The declarations for Airflow's provider manager and connection form."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The trace of an unexpected exception: its class and frames, without its text.
 
-The text of an exception that a library raises may hold values of rows, so it never leaves the place where the
-exception is caught. Classes and frames hold none: they are names in source code.
+The text of a library's exception may hold values of rows, so this package never logs or forwards it. Classes
+and frames hold no values: they are names in source code.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import TypeVar
 from airflow_provider_pgrepl.errors import PgReplError, one_line
 
 MOST_FRAMES = 30
-"""Frames that are kept of one exception: the last ones, in which it was raised."""
+"""The maximum number of frames for one exception: the last ones, in which it was raised."""
 MOST_CAUSES = 5
-"""Exceptions that are kept behind the first one."""
+"""The maximum number of exceptions after the first one."""
 _MOST_LINES = 400
 _MOST_LETTERS = 200
 
 _PACKAGE = "/airflow_provider_pgrepl/"
 _ROOT = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+|[^/]+\.(?:zip|egg|whl))/")
-"""The folder, or archive, below which Python looks for modules; the last one in a path."""
+"""The last folder or archive in a path below which Python looks for modules."""
 _NOT_IN_A_NAME = re.compile(r"[^\w.<>]")
 
 Raised = TypeVar("Raised", bound=PgReplError)
 
 
 def trace_of(error: BaseException) -> str:
-    """Return an exception's class, its last frames, and those of the exceptions that led to it, in lines.
+    """Return the class and the last frames of an exception and of the exceptions that led to it, as lines.
 
     The first line is the class. Frames are `file:line in function`, the innermost last. A cause, the
-    exception that was being handled, and the members of a group follow with a class and frames of their own.
+    exception that was being handled, and the members of a group follow with their own class and frames.
     The lines hold no text of an exception, no source text and no value.
     """
     lines: list[str] = []
@@ -48,10 +48,10 @@ def trace_of(error: BaseException) -> str:
 
 
 def traced(error: Raised, cause: BaseException) -> Raised:
-    """Return `error` with the trace of the exception in whose place it is raised.
+    """Return `error` with the trace of `cause`, the exception that it replaces.
 
-    The trace goes with the error from process to process, also as a note: Airflow and Spark show notes of an
-    exception, and not its attributes.
+    The trace is pickled with the error. It is also added as a note, because Airflow and Spark show the notes
+    of an exception but not its attributes.
     """
     error.trace = trace_of(cause)
     error.add_note(error.trace)
@@ -61,25 +61,28 @@ def traced(error: Raised, cause: BaseException) -> Raised:
 def log_unexpected(log: logging.Logger, doing: str, error: BaseException, level: int = logging.ERROR) -> None:
     """Log the trace of an exception.
 
-    Does nothing for an error of this package, whose text says all, and for a request to end the process.
+    Does nothing for an error of this package, whose text is complete, and for a request to end the process.
     """
     if not isinstance(error, PgReplError | KeyboardInterrupt | SystemExit):
         log.log(level, "%s: unexpected %s", doing, trace_of(error))
 
 
 def class_name(kind: type) -> str:
-    """Return the name of a class with its module, as far as it is one of Python's."""
+    """Return the name of a class with its module, shortened, and with "?" for characters not in Python names.
+
+    Built-in classes have no module in their name.
+    """
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return _NOT_IN_A_NAME.sub("?", name)[:_MOST_LETTERS]
 
 
 def frame(file: str, line: int, function: str) -> str:
-    """Return one line of a trace."""
+    """Return the line of a trace for one frame."""
     return f"  {_short(file)}:{line} in {_NOT_IN_A_NAME.sub('?', function)[:_MOST_LETTERS]}"
 
 
 def _chain(error: BaseException) -> Iterator[tuple[str, BaseException]]:
-    """The exception and those that led to it, each once, with the words that say how."""
+    """Yield an exception and those that led to it, each once and with a phrase for the relation."""
     waiting = deque([("", error)])
     seen: set[int] = set()
     while waiting and len(seen) <= MOST_CAUSES:
@@ -90,7 +93,7 @@ def _chain(error: BaseException) -> Iterator[tuple[str, BaseException]]:
         yield relation, one
         if isinstance(one, BaseExceptionGroup):
             waiting += (("one of them ", inner) for inner in one.exceptions)
-        # One that `from None` hides for its text is named, too: its text is not here.
+        # Include an exception that `from None` hides because of its text: the trace holds no text.
         if one.__cause__ is not None:
             waiting.append(("caused by ", one.__cause__))
         elif one.__context__ is not None:
@@ -109,7 +112,7 @@ def _frames(traceback: TracebackType | None) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """A file, below the package or the folder where Python has found it; else its name alone."""
+    """Return a file's path relative to the package or to the folder in which Python found it, or its name."""
     path = path.replace("\\", "/")
     if (root := _ROOT.match(path)) is not None:
         path = path[root.end() :]

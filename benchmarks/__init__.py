@@ -1,1 +1,1 @@
-"""How fast the product is, beside peers in the same run: `python -m benchmarks [figure …]`."""
+"""The benchmarks of the product, with peers measured in the same run: `python -m benchmarks [figure …]`."""

@@ -1,4 +1,4 @@
-"""From the changelog into the merged table, through the real applier on a Spark that is warm."""
+"""The apply rate: from the changelog into the merged table, by the real applier on a warm Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIMIT = 250_000
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """The changelog is received while the applier is held; then the time until all of it is merged."""
+    """Receive a changelog while the applier is held, then measure the time until all of it is merged."""
     inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
     with warm_spark() as spark:
         trial = Trial(spark, folder, kinds.PLAIN, inserts, updates)
@@ -48,7 +48,7 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
-    """Changes of another kind, beside as many plain ones in turns."""
+    """Measure changes of another kind and the same number of plain ones, in turns."""
     inserts, updates = int(kind.inserts * scale), int(kind.updates * scale)
     rates: dict[str, list[float]] = {kind.name: [], kinds.PLAIN.name: []}
     with warm_spark() as spark:
@@ -70,7 +70,7 @@ def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
 
 @contextmanager
 def warm_spark() -> Iterator[SparkSession]:
-    """A session as the replication app has it."""
+    """Yield a Spark session like that of the replication app, and stop it at the end of the block."""
     quiet = {"spark.log.level": "ERROR"}
     spark = build_session("pgrepl benchmark", "local[2]", quiet, delta=False, spare_slot=True)
     try:
@@ -81,7 +81,7 @@ def warm_spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True)
 class Trial:
-    """So many changes of one kind, from a source, changelog and lake of their own."""
+    """A number of changes of one kind, with their own source, changelog and lake."""
 
     spark: SparkSession
     folder: Path
@@ -90,7 +90,7 @@ class Trial:
     updates: int
 
     def run(self, name: str) -> float:
-        """Changes a second."""
+        """Return the number of changes that are applied per second."""
         with running_source() as source, Store(source.dsn, "benchmark") as store:
             store.migrate()
             self.kind.create(source)
@@ -103,7 +103,7 @@ class Trial:
         return (self.inserts + self.updates) / seconds
 
     def _warm_up(self, source: Source, pipeline: Pipeline, applier: Applier) -> None:
-        """A first few batches on rows of their own, which go again."""
+        """Apply some changes to warm up. Their rows are deleted again."""
         rows = min(_WARM_UP, self.inserts)
         self.kind.fill(source, rows, rows // 2)
         source.execute(f"delete from {self.kind.table}")

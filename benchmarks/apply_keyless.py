@@ -1,4 +1,4 @@
-"""Apply to a table without a key."""
+"""The apply rate of a table without a key."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from benchmarks.figure import Figure
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Apply changes of a table without a key."""
+    """Measure changes of a table without a key."""
     return apply.run_kind(folder, scale, kinds.KEYLESS)

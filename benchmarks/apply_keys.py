@@ -1,4 +1,4 @@
-"""Apply where updates change the key."""
+"""The apply rate of updates that change the key."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from benchmarks.figure import Figure
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Apply changes that move keys."""
+    """Measure updates that change the key."""
     return apply.run_kind(folder, scale, kinds.KEYS)

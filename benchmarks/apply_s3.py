@@ -1,4 +1,4 @@
-"""From the changelog into the merged table, both in a store that speaks S3, beside both in a folder."""
+"""The apply rate with changelog and table in an S3-compatible store, compared with both in a folder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LIMIT = 0.7
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """As *apply*, in turns."""
+    """Measure the figure *apply* at each of `PLACES`, in turns."""
     inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
     rates: dict[str, list[float]] = {place: [] for place in PLACES}
     for number in range(_REPEAT):
         for place in PLACES:
-            # Spark's own processes have the environment, and the store in it, with which its JVM has begun.
+            # Use a new process: Spark's processes keep the environment of the JVM's start, with its store.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
                 trial = own.submit(_rate, place, folder, number, inserts, updates)
                 rates[place].append(trial.result())

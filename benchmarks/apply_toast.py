@@ -1,4 +1,4 @@
-"""Apply where updates leave out large values."""
+"""The apply rate of updates that leave large values unchanged."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from benchmarks.figure import Figure
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Apply changes that do not send large values."""
+    """Measure updates for which the server does not send the unchanged large values."""
     return apply.run_kind(folder, scale, kinds.TOAST)

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.bare_stream`: a stream of PySpark's from a source in Python, which finds nothing new.
+"""A PySpark stream from a Python data source that has no new rows: `python -m benchmarks.bare_stream`.
 
-With the settings of the replication app's session, and nothing else of this package: the rest is Spark's.
+It uses the session settings of the replication app, and nothing else of this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLLS_WITH_NEWS = 5
 
 
 class Reader(DataSourceStreamReader):  # type: ignore[misc]
-    """One row at first, so that every process is there that work needs; then none."""
+    """A reader that returns one row, so that Spark starts all its processes, and then none."""
 
     polls = 0
 
@@ -40,7 +40,7 @@ class Reader(DataSourceStreamReader):  # type: ignore[misc]
 
 
 class Nothing(DataSource):  # type: ignore[misc]
-    """`spark.readStream.format("nothing")`."""
+    """The data source of `spark.readStream.format("nothing")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,7 +54,7 @@ class Nothing(DataSource):  # type: ignore[misc]
 
 
 def main() -> int:
-    """Until it is ended."""
+    """Run the stream until the process is ended."""
 
     def take(batch: DataFrame, _: int) -> None:
         batch.collect()

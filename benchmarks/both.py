@@ -1,4 +1,4 @@
-"""Receiving and applying at once, the source and its load on the same cores: a rate that must be held."""
+"""Receiving and applying at the same time, with source and load on the same cores: the sustained rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAG_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class _Sample:
-    """What the newest consistent point covered at a moment, in changes, and how far behind it was."""
+    """The newest consistent point at one time: the number of changes up to it, and its lag in seconds."""
 
     at_s: float
     applied: int
@@ -31,7 +31,7 @@ class _Sample:
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Good when the changes arrive in the lake as fast as they are made, and never late."""
+    """Measure if changes arrive in the lake as fast as they are committed, with a lag within the limit."""
     with running_source() as source:
         workload.create_table(source)
         workload.insert(source, 1, _ROWS)
@@ -49,7 +49,7 @@ def run(folder: Path, scale: float) -> Figure:
     hot = [sample for sample in samples if sample.at_s >= _WARM_UP_S]
     arrived = (hot[-1].applied - hot[0].applied) / (hot[-1].at_s - hot[0].at_s)
     committed = load.committed.total / load.seconds
-    # A source that is itself too slow for the load proves nothing.
+    # Use the lower rate: if the source is too slow for the load, the rate of arrival alone proves nothing.
     rate = min(arrived, committed)
     lag = max(sample.lag_s for sample in hot)
     return Figure(

@@ -1,4 +1,4 @@
-"""Beside what users write by hand: structured streaming with a MERGE of Spark's in foreachBatch."""
+"""A comparison with users' own code: Structured Streaming with Spark's MERGE in foreachBatch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.hand_written import HandWritten, stream
 from benchmarks.updated_table import Measured, measure
 
 _SIZES = (1, 5)
-"""Millions of rows, of any of which a thousand are updated a second."""
+"""Sizes of the table in million rows. A thousand random rows are updated per second."""
 _STRATEGIES = {"rewriting": False, "deletion vectors": True}
 _WARM_UP_S, _SECONDS = 20, 90
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """A batch of the peer's counts from its changes being read; ours from COMMIT at the source."""
+    """Measure this package from COMMIT at the source, and the peer from the read of a batch's changes."""
     ours = {size: measure(folder / f"ours_{size}", size, scale) for size in _SIZES}
     peers = _measure_peers(folder, scale)
     sooner = min(peer.p50_s / ours[size].p50_s for (_, size), peer in peers.items())

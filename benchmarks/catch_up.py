@@ -1,6 +1,7 @@
-"""How fast an app that was stopped catches up with what the source has committed meanwhile.
+"""The rate at which a stopped app catches up with the changes that the source committed in the meantime.
 
-Beside it pg_recvlogical reads the same from a copy of the slot, alone on the machine, and throws it away.
+The peer is pg_recvlogical, which reads the same changes from a copy of the slot, alone on the host, and
+discards them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from benchmarks.visibility import Actions, read_log, shown_at
 
 _CHANGES = 20_000_000
 _COUNTS = (1, 10)
-"""Tables over which the changes are spread evenly."""
+"""Numbers of tables over which the changes are spread evenly."""
 _LIMIT = 200_000
 _TIMEOUT_S = 1_200
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Both numbers of tables, each in a database and a pipeline of its own."""
+    """Measure both numbers of tables, each with its own database and pipeline."""
     changes = int(_CHANGES * scale)
     seconds = {count: _measure(folder / str(count), count, changes) for count in _COUNTS}
     rates = {count: changes / merged for count, (_, _, merged) in seconds.items()}
@@ -43,8 +44,11 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _measure(folder: Path, count: int, changes: int) -> tuple[float, float, float]:
-    """Seconds of the peer; and from the start of the app, Spark's included, until the last change is in the
-    changelog, and until the last of the tables shows it."""
+    """Return the seconds of the peer, of receiving and of merging.
+
+    The last two are from the start of the app, including Spark's start, until the last change is in the
+    changelog, and until the last table shows it.
+    """
     tables = [f"public.bench_{number}" for number in range(1, count + 1)]
     step = workload.ROWS_A_TRANSACTION
     updates = changes // 3 // count // step * step

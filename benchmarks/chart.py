@@ -1,4 +1,4 @@
-"""Chart: lines over a logarithmic axis as an SVG picture, for light and for dark pages."""
+"""A chart with lines over a logarithmic x axis, as an SVG picture for light and dark pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 604, 84, 308
-"""The edges of the plane that the lines lie in."""
+"""The edges of the area with the lines."""
 _MOST_TICKS = 5
 _LEGEND_GAP, _LETTER = 42, 9
 _STYLE = """
@@ -22,7 +22,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 """
 _LIGHT = ("#fcfcfb", "#1a1a19", "#5f5e5a", "#e4e3de", "#2a78d6", "#d9541f")
 _DARK = ("#1a1a19", "#f4f3ee", "#b4b3aa", "#383835", "#5a9bec", "#f0824f")
-"""Colors: of the page, of words, of quiet words, of the grid, of the lines."""
+"""The colors of the page, the text, the secondary text, the grid and the two lines."""
 _COLORS = """.page {{ fill: {0} }} .dot {{ stroke: {0} }}
 .title, .value {{ fill: {1} }} .quiet {{ fill: {2} }} .grid {{ stroke: {3} }}
 .line.first {{ stroke: {4} }} .dot.first {{ fill: {4} }}
@@ -33,9 +33,10 @@ _NTH = ("first", "second")
 
 @dataclass(frozen=True)
 class Chart:
-    """`lines`, at most two, the lower one first, by their names: points (x, y) in the order of x.
+    """A chart with one line or two.
 
-    `unit` is that of y. A tick on the x axis for each x that was measured, on the other at round values.
+    `lines`: points (x, y) in the order of x, by the name of the line, the lower line first. `unit`: the unit
+    of y. The x axis has a tick at each measured x, the y axis at round values.
     """
 
     title: str
@@ -44,7 +45,7 @@ class Chart:
     lines: Mapping[str, Points]
 
     def svg(self) -> str:
-        """The whole file."""
+        """Return the SVG file."""
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
@@ -73,13 +74,13 @@ class Chart:
 
     @property
     def _step(self) -> float:
-        """Between two ticks of y: 1, 2 or 5 of some power of ten."""
+        """The distance between two ticks of y: 1, 2 or 5 times a power of ten."""
         power = 10.0 ** math.floor(math.log10(self._largest / _MOST_TICKS))
         return next(power * of for of in (1, 2, 5, 10) if power * of * _MOST_TICKS >= self._largest)
 
     @property
     def _ticks(self) -> int:
-        """As many as there are up to the largest value, without that at 0."""
+        """The number of ticks of y that the largest value needs, without the tick at 0."""
         return math.ceil(self._largest / self._step)
 
     def _x(self, x: float) -> float:
@@ -91,7 +92,7 @@ class Chart:
         return _BOTTOM - y / (self._step * self._ticks) * (_BOTTOM - _TOP)
 
     def _legend(self) -> list[str]:
-        """Beside each other, up to the right edge."""
+        """Return the legend entries, side by side up to the right edge."""
         parts, right = [], float(_RIGHT)
         for number, name in reversed(list(enumerate(self.lines))):
             parts.append(_text(right, 62, name, "value", "end"))
@@ -114,7 +115,10 @@ class Chart:
         return [*ticks, _text((_LEFT + _RIGHT) / 2, _BOTTOM + 42, self.x_title, "quiet", "middle")]
 
     def _line(self, number: int, name: str) -> list[str]:
-        """With what was measured last above its end; of two lines below that of the first, which is lower."""
+        """Return a line with its dots, and with its last value above its end.
+
+        If there are two lines, the value of the first, which is the lower one, is below its end.
+        """
         nth = _NTH[number]
         places = [(self._x(x), self._y(y)) for x, y in self.lines[name]]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)

@@ -1,4 +1,4 @@
-"""Two executors of a standalone cluster, a core each, beside local[2] on the same two cores."""
+"""Two executors of a standalone cluster with one core each, compared with local[2] on the same two cores."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LIMIT = 1.0
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """A snapshot, and a changelog that is merged, at each place in turns."""
+    """Measure snapshots and merges of a changelog on each of `_PLACES`, in turns."""
     rates: dict[str, dict[str, list[float]]] = {
         work: {place: [] for place in _PLACES} for work in ("snapshot", "apply")
     }
     for number in range(_REPEAT):
         for place in _PLACES:
-            # A process has one session of Spark.
+            # Use a new process for each: a process has one Spark session.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
                 found = own.submit(_rates, place, folder, number, scale).result()
             for work, each in found.items():
@@ -60,13 +60,13 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _rates(place: str, folder: Path, number: int, scale: float) -> dict[str, list[float]]:
-    """Some of each, when the executors have become warm: the first trial and copy do not count."""
+    """Return rates of copies and merges on warm executors: the first of each is not counted."""
     rows, inserts, updates = (int(count * scale) for count in (_ROWS, _INSERTS, _UPDATES))
     name = f"cluster_{_PLACES.index(place)}_{number}"
     with _spark(place, folder / name) as spark:
         trial = Trial(spark, folder, kinds.PLAIN, inserts, updates)
         applied = [trial.run(f"{name}_apply_{each}") for each in range(1 + _TRIALS)]
-        # Which stops the session.
+        # `prepared` stops the session at its end.
         with prepared(folder, rows, spark) as (_, source, store):
             seconds = [copy(spark, source, store, folder, f"{name}_{each}") for each in range(1 + _COPIES)]
     copied = [rows / each for each in seconds]
@@ -80,7 +80,8 @@ def _spark(place: str, folder: Path) -> Iterator[SparkSession]:
             yield spark
         return
     with running_cluster(folder) as cluster:
-        # It is spark-submit that turns spark.pyspark.python into this, and the process is this session's own.
+        # Set the variable directly: only spark-submit sets it from spark.pyspark.python. This process runs
+        # nothing but this session.
         os.environ["PYSPARK_PYTHON"] = str(cluster.python)
         settings = {
             "spark.log.level": "ERROR",

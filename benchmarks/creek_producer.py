@@ -1,4 +1,4 @@
-"""creek's own producer as a peer, where PGREPL_CREEKD names its program (built from its repository)."""
+"""creek's own producer as a peer. PGREPL_CREEKD names its program, which is built from its repository."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WAIT_S = 120.0
 
 
 def rate(source: Source, uri: str, folder: Path) -> float | None:
-    """Changes a second from its slot to acknowledged; None where the program is not."""
+    """Return acknowledged changes per second, read from its slot. None if PGREPL_CREEKD is not set."""
     program = os.environ.get(_VARIABLE, "")
     if not program:
         return None
     source.execute("create table peer (like bench including all)")
-    # Its slot begins where it is made; what it is to publish comes after that.
+    # Start the program once to create its slot: it publishes only changes after the slot's creation.
     with _running(program, source, uri, folder):
         _until(
             lambda: source.fetch("select count(*) from pg_replication_slots where slot_name = %s", _SLOT)[0]

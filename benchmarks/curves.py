@@ -1,4 +1,4 @@
-"""Curves in docs/benchmarks.md: how late updates are seen, and what one costs, over the rows of the table."""
+"""The curves in docs/benchmarks.md: delay and cost of an update, by the number of rows of the table."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from benchmarks.report import PAGE, replace_between
 
 BEGIN, END = "<!-- curves: begin -->", "<!-- curves: end -->"
 _PICTURES = "images"
-"""Beside the page."""
+"""The folder of the pictures, next to the page."""
 _X_TITLE = "million rows in the table"
 _LINES = {
     "scattered-seconds": ("Updates of any rows, until they are seen", "seconds", ("p50 s", "p95 s")),
     "scattered-bytes": ("Written into the lake for an update", "bytes", ("bytes a change",)),
     "scattered-cpu": ("CPU time of the app for an update", "microseconds", ("CPU µs a change",)),
 }
-"""By the picture's name: its title, its unit, and the numbers of `scattered` that it shows."""
+"""Title, unit and shown numbers of `scattered`, by the name of the picture."""
 
 
 def update_page(result: Path) -> None:
-    """Draw what a full run of `scattered` has measured, and have the page show it."""
+    """Draw the results of a full run of `scattered`, and link the pictures in the page.
+
+    Does nothing without a result at full scale.
+    """
     if not result.exists():
         return
     found = json.loads(result.read_text())
@@ -33,7 +36,7 @@ def update_page(result: Path) -> None:
 
 
 def draw(numbers: dict[str, Any], folder: Path) -> None:
-    """Write the pictures into a folder."""
+    """Write the pictures to `folder`."""
     sizes = [size for size in numbers.values() if isinstance(size, dict)]
     folder.mkdir(exist_ok=True)
     for name, (title, unit, shown) in _LINES.items():
@@ -42,5 +45,5 @@ def draw(numbers: dict[str, Any], folder: Path) -> None:
 
 
 def _name(key: str) -> str:
-    """Of a line: its number's, without the unit."""
+    """Return the name of a line: that of its number, without the unit `s`."""
     return key.removesuffix(" s")

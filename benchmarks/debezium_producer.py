@@ -1,4 +1,4 @@
-"""Debezium in Kafka Connect as a peer: from a slot to the same Kafka."""
+"""Debezium in Kafka Connect as a peer, which publishes from a slot to the same Kafka."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _CONNECTOR = {
 
 
 def prepare(source: Source) -> None:
-    """Before there is anything to be sent."""
+    """Create the slot of Debezium. Call this before the changes to publish are committed."""
     source.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", _SLOT)
 
 
 def rate(source: Source, publication: str, broker: KafkaBroker, folder: Path, events: int) -> float:
-    """Events a second, from the first that has arrived to the last."""
+    """Return events per second, from the first arrived event to the last."""
     topic = f"peer.public.{workload.TABLE.rpartition('.')[2]}"
     with _running(source, publication, broker, folder):
         _until(lambda: arrived(broker, topic) > 0)
@@ -57,7 +57,7 @@ def rate(source: Source, publication: str, broker: KafkaBroker, folder: Path, ev
 
 
 def arrived(broker: KafkaBroker, topic: str) -> int:
-    """How many messages a topic has."""
+    """Return the number of messages of a topic, or 0 if it cannot be read."""
     with closing(Consumer({"bootstrap.servers": broker.servers, "group.id": "bench"})) as consumer:
         try:
             low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
@@ -78,7 +78,7 @@ def _running(source: Source, publication: str, broker: KafkaBroker, folder: Path
         "bootstrap.servers": broker.servers,
         "offset.storage.file.filename": str(folder / "offsets"),
         "listeners": f"HTTP://127.0.0.1:{free_port()}",
-        # Connectors are on the classpath; in a folder of plugins each jar would be one alone.
+        # The connector is on the classpath: in a plugin folder, each jar would be a plugin of its own.
         "plugin.path": str(folder / "plugins"),
     }
     files = [

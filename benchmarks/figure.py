@@ -1,4 +1,4 @@
-"""Figure: one measured thing, what it is compared with, and whether it is good enough."""
+"""A measured figure, with its peer and its limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """`measured`, `peer`, `ratio` and `limit` as people read them; `numbers` are all single measurements."""
+    """A measured figure.
+
+    `measured`, `peer`, `ratio` and `limit` are texts for readers. `ok`: True if the figure meets its limit.
+    `numbers`: all single measurements.
+    """
 
     work: str
     measured: str
@@ -27,7 +31,7 @@ class Figure:
         return "OK" if self.ok else "MISSED"
 
     def write(self, path: Path, machine: dict[str, str], scale: float) -> None:
-        """Write the result as JSON, with the machine and the scale that it was measured at."""
+        """Write the result as JSON, with the machine and the scale of the measurement."""
         path.parent.mkdir(parents=True, exist_ok=True)
         result = {"figure": asdict(self), "machine": machine, "scale": scale}
         path.write_text(json.dumps(result, indent=2) + "\n")
@@ -36,7 +40,10 @@ class Figure:
 def compare(
     work: str, ours: Sequence[float], peers: Sequence[float], limit: float, unit: str, peer: str
 ) -> Figure:
-    """Rates against the peer's of the same run, by their medians; `limit` is the least ratio."""
+    """Return the figure of rates compared with a peer's rates of the same run.
+
+    The medians are compared. `limit`: the least ratio.
+    """
     own, other = statistics.median(ours), statistics.median(peers)
     return Figure(
         work,
@@ -50,5 +57,5 @@ def compare(
 
 
 def thousands(number: float) -> str:
-    """Without decimals, as 250,000."""
+    """Return a number without decimals, such as 250,000."""
     return f"{number:,.0f}"

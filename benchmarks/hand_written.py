@@ -1,4 +1,4 @@
-"""The peer of `by_hand`: changes come as a Parquet file a second, Spark merges each batch of them."""
+"""The peer of `by_hand`: changes arrive as a Parquet file per second, and Spark merges them in batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ when not matched then insert *"""
 
 @dataclass(frozen=True)
 class HandWritten:
-    """Seconds of a batch, without the first, and bytes that were written for a change."""
+    """The duration of batches in seconds, without the first, and the bytes written for a change."""
 
     p50_s: float
     longest_s: float
@@ -51,7 +51,7 @@ class HandWritten:
 
 
 def stream(spark: SparkSession, folder: Path, rows: int, vectors: bool, seconds: float) -> HandWritten:
-    """So many seconds of changes of any rows of a table, with deletion vectors or without."""
+    """Merge `seconds` of changes to random rows of a table, with deletion vectors if `vectors`."""
     table, changes = folder / "table", folder / "changes"
     changes.mkdir(parents=True)
     _make_table(spark, table, rows, vectors)
@@ -69,14 +69,14 @@ def stream(spark: SparkSession, folder: Path, rows: int, vectors: bool, seconds:
     query.stop()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
     hot = [progress["batchDuration"] / 1000 for progress in batches[1:] or batches]
-    # Spark counts rows once for each time that MERGE reads them.
+    # Count the changes by their files: Spark counts rows each time that MERGE reads them.
     merged = len(list(changes.glob("[0-9]*.parquet"))) * _CHANGES_PER_S
     written = stored_bytes(table) - before
     return HandWritten(statistics.median(hot), max(hot), len(hot), written / merged)
 
 
 def _make_table(spark: SparkSession, table: Path, rows: int, vectors: bool) -> None:
-    """The rows of `workload.insert`, as users write them with Spark."""
+    """Write the rows of `workload.insert` with Spark, as users do."""
     frame = spark.range(1, rows + 1).selectExpr(
         "id",
         "cast(id % 1000 as int) k",
@@ -90,7 +90,7 @@ def _make_table(spark: SparkSession, table: Path, rows: int, vectors: bool) -> N
 
 @contextmanager
 def _writing(folder: Path, rows: int) -> Iterator[None]:
-    """Within, a file of changes comes each second."""
+    """Write a file of changes each second during the block."""
     stopping = threading.Event()
     thread = threading.Thread(target=_write, args=(folder, rows, stopping), daemon=True)
     thread.start()
@@ -105,7 +105,7 @@ def _write(folder: Path, rows: int, stopping: threading.Event) -> None:
     chance = random.Random(1)  # noqa: S311 - rows of a load
     started, number = time.monotonic(), 0
     while not stopping.wait(max(0.0, started + number - time.monotonic())):
-        hidden = folder / f"_{number}.parquet"  # Spark does not see it before it has its name
+        hidden = folder / f"_{number}.parquet"  # Spark ignores the file until it has its final name
         pq.write_table(_changes(chance.sample(range(1, rows + 1), _CHANGES_PER_S), number), hidden)
         hidden.rename(folder / f"{number}.parquet")
         number += 1

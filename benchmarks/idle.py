@@ -1,4 +1,4 @@
-"""What a pipeline takes while nothing changes at the source, beside a stream of Spark's that does nothing."""
+"""The CPU time, memory and commits of an idle pipeline, compared with an idle Spark stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT_CPU, _LIMIT_MB, _LIMIT_COMMITS = 3.0, 600, 1.0
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """All tables have changed once, so that every process is there that work needs."""
+    """Measure an idle pipeline. All tables have changed once, so that all processes have started."""
     seconds = _SECONDS * max(scale, 0.1)
     with running_source() as source:
         for table in _TABLES:
@@ -59,7 +59,10 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _bare_mb(scale: float) -> dict[str, float]:
-    """As long after its start as ours is measured, when Spark has ended what it needs no more."""
+    """Return the memory in MB of an idle stream by kind of process.
+
+    It is measured as long after its start as the pipeline, so that Spark has ended unused processes.
+    """
     command = [sys.executable, "-m", "benchmarks.bare_stream"]
     with subprocess.Popen(
         command, cwd=Path(__file__).parents[1], stderr=subprocess.DEVNULL, start_new_session=True

@@ -1,4 +1,4 @@
-"""What a pipeline without lake tables takes while nothing changes, beside the same one with lake tables."""
+"""The memory of an idle pipeline without lake tables, compared with the same one with lake tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE_S = 120
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """All tables have changed once, and the changes were sent to NATS."""
+    """Measure idle pipelines. All tables have changed once, and the changes were sent to NATS."""
     server = NatsServer(folder / "nats")
     with running_source() as source:
         for table in _TABLES:
@@ -66,7 +66,7 @@ def _pipeline(folder: Path, name: str, **options: str) -> Pipeline:
 def _idle(
     source: Source, dsn: str, pipeline: Pipeline, scale: float, *apps: Sequence[str]
 ) -> tuple[dict[str, float], float]:
-    """MB by kind of process, and percent of a core, of the applications together."""
+    """Return MB by kind of process, and percent of a core, for all applications together."""
     App("snapshot", dsn, pipeline).wait(600)
     with ExitStack() as stack:
         running = [App(name, dsn, pipeline, *arguments) for name, *arguments in apps]

@@ -1,4 +1,4 @@
-"""Kinds of tables and changes that are applied: plain rows, unchanged TOAST values, other keys, no key."""
+"""The kinds of tables and changes of *apply*: plain rows, unchanged TOAST values, changed keys, no key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _TOAST_CHARACTERS = 8_000
 
 @dataclass(frozen=True)
 class Kind:
-    """A table of one kind, and how it is filled: so many rows inserted, then so many changed, in transactions
-    of a thousand. `limit`: the share of the plain rate that is wanted."""
+    """A kind of table with its changes.
+
+    `fill` inserts `inserts` rows and then changes `updates` rows, in transactions of a thousand. `limit`: the
+    least share of the plain rate.
+    """
 
     name: str
     title: str
@@ -54,7 +57,7 @@ def _fill_keys(source: Source, inserts: int, updates: int) -> None:
     for first in range(1, inserts + 1, _STEP):
         workload.insert(source, first, first + _STEP - 1)
     for number in range(updates // _STEP):
-        # Negative keys, then positive again: every update gives its rows keys that nobody has.
+        # Negate the keys, then make them positive again: every update gives its rows unused keys.
         start, turn = number * _STEP % inserts, number * _STEP // inserts
         sign = 1 if turn % 2 == 0 else -1
         source.execute(

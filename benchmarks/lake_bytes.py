@@ -1,4 +1,4 @@
-"""Bytes of the lake: written, stored, live, and those of the changes that they are written for."""
+"""The bytes of a lake: written, stored and live bytes, and the bytes of the applied changes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from benchmarks.watcher import Watcher
 
 
 class WrittenBytes(Watcher):
-    """Of all that ever lay in a folder, what is gone again included."""
+    """The bytes of all files that were ever in a folder, including deleted ones."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(every_s=10.0)  # maintenance deletes nothing that is younger
+        super().__init__(every_s=10.0)  # maintenance deletes no file that is younger than that
         self._folder = folder
         self._sizes: dict[Path, int] = {}
 
     def total(self) -> int:
-        """Until now."""
+        """Return the bytes written so far."""
         self.look()
         return sum(self._sizes.values())
 
@@ -31,21 +31,21 @@ class WrittenBytes(Watcher):
 
 
 def stored_bytes(folder: Path) -> int:
-    """All that lies there: files of old versions, the log, what nothing names."""
+    """Return the bytes of all files in a folder: of all versions, of the log, and unreferenced files."""
     return sum(_sizes(folder).values())
 
 
 def live_bytes(folder: Path) -> int:
-    """What the newest version of a Delta table consists of: data files, and those of deletion vectors."""
+    """Return the bytes of a Delta table's newest version: data files and deletion vector files."""
     files = live_files(DeltaTable(str(folder))).values()
     vectors = {file.vector.path for file in files if file.vector and file.vector.path}
     return sum(file.size for file in files) + sum((folder / path).stat().st_size for path in vectors)
 
 
 def change_bytes(pipeline: Pipeline, begin: float, end: float) -> int:
-    """The values of the changes that were received between two moments, uncompressed.
+    """Return the uncompressed bytes of the values of the changes received in a period.
 
-    The changelog's files have theirs in their names. Such as only join others hold no changes of their own.
+    The names of changelog files have these bytes. Compacted files are left out: they have no new changes.
     """
     added = [
         action["add"]
@@ -66,6 +66,6 @@ def _sizes(folder: Path) -> dict[Path, int]:
         try:
             if file.is_file():
                 found[file] = file.stat().st_size
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # the file was deleted after it was listed
             continue
     return found

@@ -1,4 +1,4 @@
-"""What the app's processes take for one very large transaction, from the slot until it is merged."""
+"""The memory of the app's processes for one very large transaction, from the slot until it is merged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT_MB, _LIMIT_TASK_MB = 300, 1_500
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Idle is after a first few transactions, when all code is loaded."""
+    """Measure the growth over idle memory, which is the memory after a few transactions load all code."""
     rows = int(_ROWS * scale)
     with running_source() as source:
         workload.create_table(source)

@@ -1,4 +1,4 @@
-"""From COMMIT at the source until the change can be read in the merged tables, under a light steady load."""
+"""The delay from COMMIT at the source until the merged tables show the change, under a light steady load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOAD = f"{_TRANSACTIONS_PER_S * 10:,} changes/s over five tables"
 
 @dataclass(frozen=True)
 class Seen:
-    """Seconds until all tables that a transaction touched show it, and until a consistent point does."""
+    """Seconds until all tables of a transaction show it, and until a consistent point includes it."""
 
     p50_s: float
     p95_s: float
@@ -40,12 +40,12 @@ class Seen:
         return f"p50 {self.p50_s:.2f} s, p95 {self.p95_s:.2f} s"
 
     def numbers(self) -> dict[str, float]:
-        """All of it, rounded."""
+        """Return all numbers, rounded."""
         return {name: round(number, 2) for name, number in asdict(self).items()}
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Under the load of `measure`."""
+    """Measure the delay under the load of `measure`."""
     seen = measure(folder, scale)
     return Figure(
         f"commit → visible in the merged tables, {LOAD}",
@@ -59,7 +59,10 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def measure(folder: Path, scale: float) -> Seen:
-    """Times of commits are the client's, times of visibility the log files' of the lake tables."""
+    """Return the delays of a run.
+
+    The client measures the commit times. The times of the lake tables' log files are the times of visibility.
+    """
     with running_source() as source:
         for table in _TABLES:
             workload.create_table(source, table)

@@ -1,4 +1,4 @@
-"""From COMMIT until the change can be read, the lake in a store whose every exchange takes 20 ms longer."""
+"""The delay from COMMIT until a lake in a store shows the change, also with 20 ms more for each exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MORE_S = 2.0
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """As *latency*: in a folder, in the store, and in the store behind a slow line."""
+    """Measure the figure *latency* in a folder, in the store, and in the store behind a slow line."""
     seen: dict[str, Seen] = {}
     for at, place in enumerate(PLACES):
         with lakes_in(place, folder):

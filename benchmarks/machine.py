@@ -1,4 +1,4 @@
-"""On what was measured: the machine and the versions, without names of hosts or paths."""
+"""The machine and the versions of a measurement, without names of hosts or paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBRARIES = ("pyspark", "deltalake", "pyarrow", "numba", "psycopg", "psycopg2-b
 
 
 def describe() -> dict[str, str]:
-    """What there is to know, by heading."""
+    """Return hardware, operating system and versions, by heading."""
     postgres = subprocess.run(
         [str(binaries() / "postgres"), "--version"], check=True, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Many tables that all change, a little each: what a table costs must not add up."""
+"""Many tables that change a little each: the fixed cost of a table must not add up to a large delay."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from benchmarks.visibility import Commits, delays, table_history
 
 _ROWS = 10_000
 _RATES = {100: 100, 300: 500}
-"""Tables, and changes a second over all of them, each table in its turn."""
+"""Changes per second over all tables in turn, by the number of tables."""
 _LIMITS_S = {100: 5.0, 300: 10.0}
 _SECONDS = 60
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Each number of tables in a database and a pipeline of its own."""
+    """Measure each number of tables, with its own database and pipeline."""
     found = {count: _measure(folder / str(count), count, scale) for count in _RATES}
     p95 = {count: float(np.percentile(seconds, 95)) for count, seconds in found.items()}
     loads = [f"{count} tables, {rate} changes/s" for count, rate in _RATES.items()]
@@ -45,7 +45,7 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _measure(folder: Path, count: int, scale: float) -> np.ndarray:
-    """Seconds from COMMIT until a table shows it, of each table that each transaction changed."""
+    """Return the seconds from COMMIT until a table shows it, for each table of each transaction."""
     tables = [f"public.bench_{number}" for number in range(1, max(CHANGES, int(count * scale)) + 1)]
     del tables[len(tables) // CHANGES * CHANGES :]
     with running_source() as source:

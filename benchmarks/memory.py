@@ -1,6 +1,6 @@
-"""What the receiver takes beyond its idle size for one very large transaction.
+"""The memory of the receiver above its idle size for one very large transaction.
 
-This process is the receiver, so nothing else may grow in it.
+The receiver runs in this process, so nothing else in it may grow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIMIT_MB = 300
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Idle is after the first few transactions, when all code is loaded."""
+    """Measure the growth over idle memory, which is the memory after a few transactions load all code."""
     rows = int(_ROWS * scale)
     with running_source() as source:
         workload.create_table(source)
@@ -32,7 +32,7 @@ def run(folder: Path, scale: float) -> Figure:
             workload.fill(source, 10_000, 0)
             pipelines.wait_received(receiver, source.end_lsn())
             idle = _resident_mb("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
             workload.insert(source, 10_001, 10_000 + rows)
             pipelines.wait_received(receiver, source.end_lsn(), 600)
             grown = _resident_mb("VmHWM") - idle

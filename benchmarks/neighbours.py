@@ -1,4 +1,4 @@
-"""Nine small hot tables beside a large one under scattered updates: it must not make them late."""
+"""Nine small hot tables and a large one with scattered updates, which must not delay the small ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _LIMIT = 1.3
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """The lag of a commit: until the last of the nine shows it. First without traffic on the large table."""
+    """Measure the lag of commits without and with traffic on the large table.
+
+    The lag of a commit ends when the last of the nine tables shows it.
+    """
     rows, seconds = int(_ROWS_LARGE * scale), _SECONDS * max(scale, 0.2)
     with running_source() as source:
         for table in _SMALL:
@@ -63,7 +66,7 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _watch(load: SteadyLoad, seconds: float) -> slice:
-    """Which of its commits count: those of so many seconds, from when all is warm on."""
+    """Wait for the warm-up, then for `seconds`, and return the range of the commits in the latter."""
     time.sleep(WARM_UP_S)
     first = len(load.commits)
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""DDL of the application under the event trigger: what it costs, by how many partitions the table has."""
+"""The cost of an application's DDL with the event trigger, by the number of partitions of the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.source import Source, running_source
 _PARTITIONS = (200, 2000)
 _TIMES = 20
 _WITHIN_MS = 40.0
-"""What the trigger may add to one statement at 2,000 partitions, on the machine of docs/benchmarks.md."""
+"""The limit in ms for the trigger in one statement at 2,000 partitions, on docs/benchmarks.md's machine."""
 _STATEMENTS = {
     "CREATE … PARTITION OF": "create table x_{0} partition of m for values from (1{0:05}) to (1{0:05} + 1)",
     "DETACH": "alter table m detach partition x_{0}",
@@ -27,7 +27,7 @@ _STATEMENTS = {
 
 
 def run(_: Path, scale: float) -> Figure:
-    """CPU time of the session, with the trigger and without, in a transaction that is rolled back."""
+    """Measure the CPU time of the session with and without the trigger. Transactions are rolled back."""
     found = {count: _measure(max(1, int(count * scale))) for count in _PARTITIONS}
     most = found[_PARTITIONS[-1]]
     added = {name: with_ms - without_ms for name, (without_ms, with_ms) in most.items()}
@@ -71,7 +71,7 @@ def _measure(partitions: int) -> dict[str, tuple[float, float]]:
 
 
 def _times(source: Source) -> dict[str, float]:
-    """Milliseconds of each statement; the first round makes the plans."""
+    """Return the milliseconds of each statement. A first round, which creates the plans, is not counted."""
     for _ in range(2):
         source.execute("begin")
         found = {

@@ -1,4 +1,4 @@
-"""A pipeline ready to run, without the programs around it: slot, changelog, and tables in the lake."""
+"""The parts of a pipeline without its applications: slot, changelog, lake tables and receiver."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _POLL_S = 0.01
 
 
 def make_pipeline(folder: Path, name: str, *tables: str, **options: Any) -> Pipeline:
-    """A pipeline as users have it: all settings but the names at their defaults."""
+    """Return a pipeline with default settings except for the names and `options`."""
     return Pipeline(name=name, lake=lake_uri(folder, name), tables=tables, **options)
 
 
 def publish(dsn: str, pipeline: Pipeline) -> None:
-    """Make the pipeline's publication of its tables."""
+    """Create the pipeline's publication of its tables."""
     with closing(connect(dsn, "benchmark")) as source:
         publication.create_publication(source, pipeline.publication, resolve_tables(source, pipeline))
 
 
 def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> EpochRecord:
-    """An empty changelog that goes on where the slot stands."""
+    """Create an empty changelog that continues from the slot's position. Returns its epoch record."""
     with closing(connect(dsn, "benchmark")) as source:
         server = read_server(source)
         found = publication.read_publication(source, pipeline.publication)
@@ -62,7 +62,10 @@ def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> Epoc
 
 
 def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Store) -> EpochRecord:
-    """Slot, changelog and a copy of all tables; the publication exists."""
+    """Create the slot and the changelog, and copy all tables. The publication must exist.
+
+    Returns the epoch record. Raises RuntimeError if a table cannot be copied.
+    """
     with closing(connect(dsn, "benchmark")) as source:
         relations = resolve_tables(source, pipeline)
         identifier = read_server(source).system_identifier
@@ -84,7 +87,7 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
 
 @contextmanager
 def receiving(dsn: str, pipeline: Pipeline) -> Iterator[Receiver]:
-    """A receiver that runs in this process."""
+    """Run a receiver in this process until the end of the block."""
     receiver = Receiver(dsn, pipeline)
     receiver.start()
     try:
@@ -94,7 +97,7 @@ def receiving(dsn: str, pipeline: Pipeline) -> Iterator[Receiver]:
 
 
 def wait_received(receiver: Receiver, lsn: LSN, timeout_s: float = 300) -> None:
-    """Wait until all up to an LSN is durable in the changelog."""
+    """Wait until everything up to an LSN is durable in the changelog. Raises the receiver's error."""
     deadline = time.monotonic() + timeout_s
     while receiver.progress.seen_lsn < lsn:
         if receiver.error is not None:

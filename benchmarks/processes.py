@@ -1,4 +1,4 @@
-"""What the processes of an app take: CPU time and memory. An app has a session of its own."""
+"""The CPU time and memory of an app's processes, which are those of its session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CpuTime(Watcher):
-    """Of all processes of a session, those that end meanwhile included."""
+    """The CPU time of all processes of a session, including those that have ended."""
 
     def __init__(self, session: int) -> None:
         super().__init__(every_s=1.0)
@@ -22,7 +22,7 @@ class CpuTime(Watcher):
         self._ticks: dict[tuple[str, str], int] = {}
 
     def seconds(self) -> float:
-        """What they have used until now."""
+        """Return the seconds of CPU time used so far."""
         self.look()
         return sum(self._ticks.values()) / _TICKS_PER_S
 
@@ -32,7 +32,7 @@ class CpuTime(Watcher):
 
 
 class TaskPeak(Watcher):
-    """Of the Python processes that Spark has started, the largest resident memory that one had: `mb`."""
+    """The largest resident memory of a Python process that Spark has started, in `mb`."""
 
     def __init__(self, session: int) -> None:
         super().__init__(every_s=0.25)
@@ -45,7 +45,7 @@ class TaskPeak(Watcher):
 
 
 def proportional_mb(session: int) -> dict[str, float]:
-    """The memory of all its processes in MB, in which what several share counts once, by kinds of them."""
+    """Return the memory of a session's processes in MB by kind of process. Shared memory counts once."""
     found: dict[str, float] = {}
     for process, _ in _processes(session):
         kind = "app" if process.name == str(session) else _name(process)
@@ -55,17 +55,17 @@ def proportional_mb(session: int) -> dict[str, float]:
 
 
 def resident_mb(process: int) -> float:
-    """The resident memory of one process in MB."""
+    """Return the resident memory of a process in MB."""
     return _kilobytes(_PROC / str(process) / "status", "VmRSS") * 1024 / 1e6
 
 
 def peak_mb(process: int) -> float:
-    """The largest resident memory that it has had, in MB, since `forget_peak`."""
+    """Return the largest resident memory of a process in MB, since its start or since `forget_peak`."""
     return _kilobytes(_PROC / str(process) / "status", "VmHWM") * 1024 / 1e6
 
 
 def forget_peak(process: int) -> None:
-    """The peak counts from now."""
+    """Reset the peak memory of a process to its current memory."""
     (_PROC / str(process) / "clear_refs").write_text("5")
 
 
@@ -74,7 +74,7 @@ def _is_task(process: Path) -> bool:
 
 
 def _name(process: Path) -> str:
-    """Of its program, or of the module that Python runs; empty of one that has ended."""
+    """Return the name of a process's program, or of the module that Python runs. "" if it has ended."""
     try:
         program, *arguments = (process / "cmdline").read_text().split("\0")
     except OSError:
@@ -83,18 +83,18 @@ def _name(process: Path) -> str:
 
 
 def _processes(session: int) -> Iterator[tuple[Path, list[str]]]:
-    """Those of a session, and the fields of their `stat` after the name."""
+    """Yield the processes of a session, each with the fields of its `stat` file after the name."""
     for process in _PROC.glob("[0-9]*"):
         try:
             fields = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if int(fields[3]) == session:
             yield process, fields
 
 
 def _kilobytes(file: Path, field: str) -> int:
-    """0 of a process that has ended."""
+    """Return the kilobytes in a field of a process's file, or 0 if the process has ended."""
     try:
         found = re.search(rf"^{field}:\s+(\d+) kB", file.read_text(), re.MULTILINE)
     except OSError:

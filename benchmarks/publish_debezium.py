@@ -1,4 +1,4 @@
-"""Debezium's format to a Kafka on the same cores: ours from the changelog, and Debezium in Kafka Connect."""
+"""The publish rate in Debezium's format to Kafka on the same cores, compared with Debezium itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from demo.kafka import KafkaBroker
 _REPEAT = 3
 _TABLE = "public.bench"
 _TIMES = 1.5
-"""How many times as fast as Debezium it has to be."""
+"""The least ratio to Debezium's rate."""
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Each from what it has at hand, ours the changelog, Debezium its slot, to acknowledged messages."""
+    """Measure both to acknowledged messages: this package from the changelog, Debezium from its slot."""
     broker = KafkaBroker(folder / "kafka", "auto.create.topics.enable=true")
     rates: list[float] = []
     with running_source() as source:

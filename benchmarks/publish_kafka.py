@@ -1,4 +1,4 @@
-"""From the changelog to a Kafka on the same cores, each event acknowledged."""
+"""The publish rate from the changelog to Kafka on the same cores, with each event acknowledged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _TABLE = "public.bench"
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Ours from the changelog on; the peer hands encoded events to the same client, acknowledged likewise."""
+    """Measure this package from the changelog, and a peer that sends encoded events with the same client.
+
+    The broker acknowledges the events of both.
+    """
     broker = KafkaBroker(folder / "kafka")
     rates: dict[str, list[float]] = {"ours": [], "transactions": [], "peer": []}
     with running_source() as source:
@@ -89,6 +92,6 @@ def _check(broker: KafkaBroker, topic: str, count: int) -> None:
     consumer = Consumer({"bootstrap.servers": broker.servers, "group.id": "bench"})
     low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
     consumer.close()
-    # The end of each of Kafka's transactions has a place, too.
+    # The end of each Kafka transaction also has an offset.
     if not count <= high - low <= 1.01 * count:
         raise RuntimeError(f"{high - low} events arrived of {count}")

@@ -1,4 +1,4 @@
-"""What a publisher's process takes after an hour of steady load, against what it took once it was warm."""
+"""The memory of a publisher's process after an hour of steady load, compared with that after the warm-up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _RATE = 2_000
 _SECONDS = 3_600
 _SAMPLE_S = 10
 _WARM = 0.1
-"""Share of the time that counts as warming up, and as the beginning and the end that are compared."""
+"""The share of the time for the warm-up, and for each of the two parts that are compared."""
 _LIMIT = 0.10
 _QUEUE = "bench"
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """The broker keeps the newest events only, so that its disk does not end the run."""
+    """Measure the memory. The broker keeps only the newest events, so that its disk does not fill up."""
     seconds = _SECONDS * scale
     broker = Broker(folder / "rabbitmq")
     with running_source() as source:
@@ -67,7 +67,7 @@ def _make_queue(broker: Broker) -> None:
 
 
 def _watch(app: running_app.App, load: workload.SteadyLoad) -> list[float]:
-    """The resident megabytes of the publisher, every few seconds."""
+    """Return the resident memory of the publisher in MB, every 10 s."""
     sizes: list[float] = []
     while load.is_alive():
         load.join(_SAMPLE_S)

@@ -1,4 +1,4 @@
-"""From the changelog to a NATS JetStream on the same cores, on creek's wire, each event acknowledged."""
+"""The publish rate in creek's wire format to JetStream on the same cores, with each event acknowledged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PEER_EVENTS = 10_000
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Ours from the changelog on; the peer is given bytes, and waits for each acknowledgement."""
+    """Measure this package from the changelog, and a peer that waits for the acknowledgment of each event."""
     server = NatsServer(folder / "nats")
     rates: dict[str, list[float]] = {"ours": [], "peer": []}
     with running_source() as source:

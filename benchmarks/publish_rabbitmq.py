@@ -1,4 +1,4 @@
-"""From the changelog to a RabbitMQ on the same cores, each event confirmed by it."""
+"""The publish rate from the changelog to RabbitMQ on the same cores, with each event confirmed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _PEER_EVENTS = 3_000
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Ours from the changelog on; the peer is given encoded events, and confirms one after the other.
+    """Measure this package from the changelog, and a peer that waits for the confirm of each encoded event.
 
-    Into a quorum queue, which RabbitMQ recommends for what must not be lost; beside it a classic one.
+    Both publish to a quorum queue, which RabbitMQ recommends for data that must not be lost. This package is
+    also measured with a classic queue.
     """
     broker = Broker(folder / "rabbitmq")
     rates: dict[str, list[float]] = {"quorum": [], "peer": [], "classic": []}
@@ -56,7 +57,7 @@ def run(folder: Path, scale: float) -> Figure:
 
 @contextmanager
 def _queue(broker: Broker, exchange: str, kind: str, count: int) -> Iterator[str]:
-    """An exchange with one queue of a kind, into which the block sends so many events."""
+    """Yield an exchange with one queue of a kind. Raises RuntimeError unless `count` events arrive in it."""
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as connection:
         channel = connection.channel()
         channel.exchange_declare(exchange, "topic", durable=True)

@@ -1,4 +1,4 @@
-"""A changelog to publish from, and one run of a publisher over all of it."""
+"""A changelog to publish, and a run of a publisher over all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INSERTS, _UPDATES = 150_000, 75_000
 
 
 def received(source: Source, folder: Path, scale: float) -> tuple[Pipeline, int]:
-    """A pipeline whose changelog holds so many events."""
+    """Return a pipeline with a changelog, and the number of events in it."""
     workload.create_table(source)
     pipeline = pipelines.make_pipeline(folder, "publish", workload.TABLE)
     pipelines.publish(source.dsn, pipeline)
@@ -39,12 +39,12 @@ def received(source: Source, folder: Path, scale: float) -> tuple[Pipeline, int]
 
 
 def settings(pipeline: Pipeline, name: str, given: Mapping[str, Any]) -> PublisherSettings:
-    """Of a publisher, all that is not given at its default."""
+    """Return the settings of a publisher, with defaults for those that are not in `given`."""
     return parse_publisher(pipeline.name, name, dict(given))
 
 
 def publish(pipeline: Pipeline, name: str, given: Mapping[str, Any], target: Target) -> float:
-    """Seconds from connecting until everything is acknowledged and the position is on the disk."""
+    """Return the seconds from connecting until all events are acknowledged and the position is on disk."""
     changelog = open_changelog(changelog_uri(pipeline.lake_root))
     publisher_log = PublisherLog(pipeline.lake_root, name)
     record = publisher_log.take(PublisherRecord(begin_after(changelog, None)), "bench")

@@ -1,4 +1,4 @@
-"""From the slot into the durable changelog, beside pg_recvlogical, which throws everything away."""
+"""The receive rate from the slot into the durable changelog. The peer is pg_recvlogical to /dev/null."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMIT = 0.85
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Ours and the peer take turns on copies of one slot."""
+    """Measure this package and the peer in turns, on copies of one slot."""
     with running_source() as source:
         first, end, changes = prepare(source, folder, scale, _REPEAT)
         ours, peers = [], []
@@ -30,7 +30,10 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def prepare(source: Source, folder: Path, scale: float, repeat: int) -> tuple[Pipeline, LSN, int]:
-    """Slots `ours_1`, `peer_1` and so on, the changes that stand in each, where these end, and how many."""
+    """Create slots `ours_1`, `peer_1` and so on, and commit the changes that each of them has.
+
+    Returns the pipeline, the LSN at the end of the changes, and their number.
+    """
     workload.create_table(source)
     first = pipelines.make_pipeline(folder, "receive", workload.TABLE)
     pipelines.publish(source.dsn, first)
@@ -39,13 +42,13 @@ def prepare(source: Source, folder: Path, scale: float, repeat: int) -> tuple[Pi
     workload.fill(source, inserts, updates)
     source.settle()
     end = source.end_lsn()
-    # Not counted: compiled code is loaded, files of the WAL are read for the first time.
+    # Receive once before the measurement: it loads compiled code, and reads the WAL files for the first time.
     receive(source, numbered(first, "ours", 0), end)
     return first, end, inserts + updates
 
 
 def numbered(first: Pipeline, kind: str, number: int) -> Pipeline:
-    """One that reads a slot of its own, into a lake of its own."""
+    """Return a pipeline with its own slot and its own lake."""
     return pipelines.make_pipeline(
         local_folder(first.lake_root).parent,
         f"receive_{kind}_{number}",
@@ -63,7 +66,7 @@ def _make_slots(source: Source, repeat: int) -> None:
 
 
 def receive(source: Source, pipeline: Pipeline, end: LSN) -> float:
-    """Seconds from connecting until all up to `end` is durable."""
+    """Return the seconds from connecting until everything up to `end` is durable."""
     (confirmed,) = source.fetch(
         "select confirmed_flush_lsn from pg_replication_slots where slot_name = %s", pipeline.slot
     )
@@ -75,7 +78,7 @@ def receive(source: Source, pipeline: Pipeline, end: LSN) -> float:
 
 
 def peer_seconds(source: Source, slot: str, publication: str, end: LSN) -> float:
-    """What pg_recvlogical takes to read a slot up to `end`, and to throw it away."""
+    """Return the seconds in which pg_recvlogical reads a slot up to `end` and discards the changes."""
     options = ["proto_version=1", f"publication_names={publication}", "messages=true"]
     return source.time_program(
         "pg_recvlogical",

@@ -1,4 +1,4 @@
-"""What it costs to receive that all is on the disk before the slot is told: with fsync, and without it."""
+"""The cost of the flush of the changelog before the LSN is confirmed: receiving with and without fsync."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT = 0.9
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Both take turns on copies of one slot."""
+    """Measure both in turns, on copies of one slot."""
     flush, flushes = os.fsync, list[float]()
 
     def timed(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""From the slot into the durable changelog in a store that speaks S3, beside one in a folder."""
+"""The receive rate into a changelog in an S3-compatible store, compared with one in a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT = 0.9
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """All take turns on copies of one slot."""
+    """Measure each of `PLACES` in turns, on copies of one slot."""
     rates: dict[str, list[float]] = {place: [] for place in PLACES}
     with running_source() as source:
         first, end, changes = prepare(source, folder, scale, _REPEAT * len(PLACES))

@@ -1,4 +1,4 @@
-"""Updates of the newest rows only, as most are: the table's size must not matter."""
+"""Updates of only the newest rows, which are the most common: the table's size must not matter."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from benchmarks.updated_table import measure
 
 _RECENT = 10_000
 _SMALL, _LARGE = 1, 50
-"""Millions of rows."""
+"""Sizes of the table in million rows."""
 _LIMIT, _LIMIT_S = 1.3, 0.3
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Both sizes, each in a database and a pipeline of its own."""
+    """Measure both sizes, each with its own database and pipeline."""
     small, large = (measure(folder / str(size), size, scale, recent=_RECENT) for size in (_SMALL, _LARGE))
     return Figure(
         f"1,000 updates/s of the last {_RECENT:,} rows, one table of {_LARGE} M rows",

@@ -1,4 +1,4 @@
-"""The table in docs/benchmarks.md, rewritten from the results of full runs."""
+"""The table in docs/benchmarks.md, which is rewritten from the results of full runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def read_results(files: Iterable[Path], machine: dict[str, str]) -> list[Figure]:
-    """Results of full size and of this machine and its versions."""
+    """Return the results that were measured at full scale on this machine with its versions."""
     results = [json.loads(file.read_text()) for file in files if file.exists()]
     return [
         Figure(**result["figure"])
@@ -23,12 +23,12 @@ def read_results(files: Iterable[Path], machine: dict[str, str]) -> list[Figure]
 
 
 def update_page(figures: list[Figure], machine: dict[str, str]) -> None:
-    """Put the table between the page's marks."""
+    """Write the table between the marks of the page."""
     replace_between(BEGIN, END, _render(figures, machine))
 
 
 def replace_between(begin: str, end: str, lines: str) -> None:
-    """Put lines between two marks of the page, in place of what is there."""
+    """Replace the lines between two marks of the page."""
     before, rest = PAGE.read_text().split(begin)
     after = rest.split(end)[1]
     PAGE.write_text(f"{before}{begin}\n{lines}{end}{after}")

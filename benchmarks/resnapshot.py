@@ -1,4 +1,4 @@
-"""The lag of nine tables while the tenth is resnapshotted, traffic on all ten, beside their usual lag."""
+"""The lag of nine tables during a resnapshot of the tenth, and their usual lag. All have traffic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _LIMIT = 2.0
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """The lag of a commit: until the last of the nine tables shows it. The copy is a real run of the app."""
+    """Measure the lag of commits before and during a run of the snapshot app.
+
+    The lag of a commit ends when the last of the nine tables shows it.
+    """
     with running_source() as source:
         for table in (*_OTHERS, _COPIED):
             workload.create_table(source, table)

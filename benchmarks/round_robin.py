@@ -1,4 +1,4 @@
-"""Very many very small transactions, each of another table than the one before."""
+"""The rate for many very small transactions, each on another table than the previous one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIMIT = 25_000
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """The app runs and is warm; the server's sender stands still until all transactions are committed."""
+    """Measure a warm app. The walsender is stopped until all transactions are committed."""
     count = int(_TRANSACTIONS * scale)
     with running_source() as source:
         for table in _TABLES:
@@ -48,7 +48,10 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _commit(source: Source, count: int) -> None:
-    """By the server itself: a client would take longer than a replication stream may be silent."""
+    """Commit the transactions in the server.
+
+    A client would take longer than the replication stream may be silent.
+    """
     source.execute("set synchronous_commit = off")
     turn = " ".join(f"update {table} set k = k + 1 where id = n; commit;" for table in _TABLES)
     source.execute(f"do $$ begin for n in 1..{count // len(_TABLES)} loop {turn} end loop; end $$")
@@ -56,7 +59,7 @@ def _commit(source: Source, count: int) -> None:
 
 @contextmanager
 def _held_sender(source: Source, slot: str) -> Iterator[None]:
-    """Within, the server sends nothing from a slot, as over a line that is congested."""
+    """Stop the walsender of a slot during the block, as a congested network would."""
     (sender,) = source.fetch("select active_pid from pg_replication_slots where slot_name = %s", slot)
     os.kill(sender, signal.SIGSTOP)
     try:

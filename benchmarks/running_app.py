@@ -1,4 +1,4 @@
-"""The apps as a user runs them: `python spark_apps/….py --pipeline FILE.json`, each its own process."""
+"""The applications as users run them, as processes: `python spark_apps/….py --pipeline FILE.json`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_S = 0.2
 
 
 class App:
-    """One of the apps; its output goes to a file."""
+    """A running application. Its output is written to a file."""
 
     def __init__(self, name: str, dsn: str, pipeline: Pipeline, *arguments: str) -> None:
         folder = local_folder(pipeline.lake_root).parent
@@ -51,16 +51,16 @@ class App:
         return self._process.pid
 
     def wait(self, timeout_s: float = 300) -> None:
-        """Wait for its end. Raises RuntimeError when it was not a good one."""
+        """Wait for the end of the application. Raises RuntimeError unless the exit code is 0."""
         self._check_code(self._process.wait(timeout_s))
 
     def check(self) -> None:
-        """Raise RuntimeError when it has ended."""
+        """Raise RuntimeError if the application has ended."""
         if self._process.poll() is not None:
             self._check_code(self._process.returncode or 1)
 
     def stop(self) -> None:
-        """Ask it to end, and end what remains of its own group."""
+        """Ask the application to end. After 60 s, kill its process group."""
         self._process.terminate()
         try:
             self._process.wait(60)
@@ -75,7 +75,7 @@ class App:
 
 @contextmanager
 def replicating(dsn: str, pipeline: Pipeline) -> Iterator[App]:
-    """The tables taken, the replication app running until the end of the block."""
+    """Copy the tables, and run the replication app until the end of the block."""
     App("snapshot", dsn, pipeline).wait(600)
     with resumed(dsn, pipeline) as app:
         yield app
@@ -83,7 +83,7 @@ def replicating(dsn: str, pipeline: Pipeline) -> Iterator[App]:
 
 @contextmanager
 def resumed(dsn: str, pipeline: Pipeline) -> Iterator[App]:
-    """The replication app running again until the end of the block."""
+    """Run the replication app until the end of the block. Raises RuntimeError if it ends earlier."""
     app = App("replicate", dsn, pipeline)
     try:
         yield app
@@ -94,14 +94,14 @@ def resumed(dsn: str, pipeline: Pipeline) -> Iterator[App]:
 
 @contextmanager
 def streaming(source: Source, pipeline: Pipeline) -> Iterator[App]:
-    """As `replicating`, from when the app has caught up with all that the source has."""
+    """Do the same as `replicating`, and wait until the app has caught up with the source."""
     with replicating(source.replicator_dsn(), pipeline) as app:
         wait_applied(app, pipeline, source.end_lsn(), 600)
         yield app
 
 
 def wait_shown(app: App, pipeline: Pipeline, tables: Sequence[str], lsn: LSN, timeout_s: float = 600) -> None:
-    """Wait until each of the lake tables, all of which change after an LSN, shows what is before it."""
+    """Wait until each of the lake tables shows the changes before an LSN. All must also change after it."""
     deadline = time.monotonic() + timeout_s
     for table in tables:
         while (position := table_position(pipeline, table)) < lsn:
@@ -122,6 +122,6 @@ def wait_applied(app: App, pipeline: Pipeline, lsn: LSN, timeout_s: float = 120)
 
 
 def applied_lsn(pipeline: Pipeline) -> LSN:
-    """The newest consistent point of the lake."""
+    """Return the LSN of the lake's newest consistent point, or 0 if there is none."""
     point = Points(pipeline.lake_root).latest()
     return LSN(point.lsn) if point else LSN(0)

@@ -1,6 +1,6 @@
-"""A thousand updates a second of any rows of one table: how late, how many bytes, how much work, by size.
+"""Delay, bytes and CPU time of a thousand updates per second of random rows, by the size of the table.
 
-The same small load on tables of all sizes: what a change costs must follow the change.
+All tables have the same small load: the cost of a change must depend on the change, not on the table.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from benchmarks.figure import Figure
 from benchmarks.updated_table import measure
 
 _LIMITS = {0.1: 3.0, 1: 3.0, 5: 5.0, 20: 8.0, 50: 15.0}
-"""Millions of rows, and within how many seconds 95 of 100 updates are to be seen."""
+"""The limit in seconds for the 95th percentile of delays, by the size of the table in million rows."""
 _BASE = 1
-"""Millions of rows; what a change costs in larger tables is compared with it."""
+"""The size in million rows with which the cost of a change in the largest table is compared."""
 _LIMIT_GROWTH = 4.0
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """All sizes, each in a database and a pipeline of its own."""
+    """Measure all sizes, each with its own database and pipeline."""
     found = {size: measure(folder / f"{size:g}", size, scale) for size in _LIMITS}
     base, largest = found[_BASE], found[max(_LIMITS)]
     growths = (

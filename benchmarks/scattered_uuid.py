@@ -1,6 +1,6 @@
-"""Scattered updates of a table whose keys are uuids, beside one of bigint keys: they must not cost much more.
+"""Scattered updates of a table with uuid keys, compared with bigint keys: they must not cost much more.
 
-The lake keeps uuids as texts, and in the order of the rows they say nothing about where one lies.
+The lake stores uuids as text values, and their order says nothing about the location of a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LIMIT = 2.5
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Of each size both kinds of keys, one after the other."""
+    """Measure both kinds of keys for each size, one after the other."""
     found = {
         (size, keys.type): measure(folder / f"{size}_{keys.type}", size, scale, keys)
         for size in _SIZES

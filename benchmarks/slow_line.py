@@ -1,6 +1,6 @@
-"""`python -m benchmarks.slow_line PORT MS`: passes connections on to a port here, each exchange later.
+"""A proxy to a port of this host that delays each exchange: `python -m benchmarks.slow_line PORT MS`.
 
-Prints the port that it listens on. Half of the time is added each way; nothing is held up behind anything.
+Prints the port that it listens on. Each direction adds half of the delay, and delays of data parts overlap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _CHUNK = 1 << 20
 
 
 async def main(port: int, delay_s: float) -> None:
-    """Until it is ended."""
+    """Run the proxy until the process is ended."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
@@ -26,7 +26,7 @@ async def main(port: int, delay_s: float) -> None:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """In order, each part so much later than it came."""
+    """Forward data in order, each part `delay_s` seconds after it arrived."""
     loop, parts = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](64)
 
     async def write() -> None:

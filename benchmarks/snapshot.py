@@ -1,4 +1,4 @@
-"""A large table into the lake at one snapshot, beside psql, which copies it to nowhere on one connection."""
+"""The rate of a snapshot of a large table into the lake. The peer is psql's COPY on one connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from generate_series({{}}, {{}}) g"""
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Ours and the peer take turns."""
+    """Measure this package and the peer in turns."""
     rows = int(ROWS * scale)
     ours, peers = [], []
     with prepared(folder, rows) as (spark, source, store):
@@ -51,7 +51,10 @@ def run(folder: Path, scale: float) -> Figure:
 def prepared(
     folder: Path, rows: int, spark: SparkSession | None = None
 ) -> Iterator[tuple[SparkSession, Source, Store]]:
-    """The table at a source, and Spark (local[2], or another) and its workers warm from a small copy."""
+    """Yield Spark, warmed up by a small copy, a source with the table, and the state store.
+
+    `spark`: the session, by default one with local[2]. It is stopped at the end of the block.
+    """
     spark = spark or build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
     try:
         with running_source() as source, Store(source.dsn, "benchmark") as store:
@@ -61,14 +64,14 @@ def prepared(
             copy(spark, source, store, folder, "warm")
             source.execute(_FILL.format(1001, rows))
             source.settle()
-            _peer(source)  # not counted: the files come into the cache
+            _peer(source)  # not measured: reads the files into the cache
             yield spark, source, store
     finally:
         spark.stop()
 
 
 def copy(spark: SparkSession, source: Source, store: Store, folder: Path, name: str) -> float:
-    """Seconds of a copy into a lake of that name, which goes again."""
+    """Return the seconds of a copy into a new lake named `name`, and delete the lake."""
     pipeline = pipelines.make_pipeline(folder, f"snapshot_{name}", _TABLE)
     pipelines.publish(source.dsn, pipeline)
     started = time.perf_counter()

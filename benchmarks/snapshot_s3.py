@@ -1,4 +1,4 @@
-"""A large table into a lake in a store that speaks S3, beside one in a folder."""
+"""The rate of a snapshot into a lake in an S3-compatible store, compared with one in a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMIT = 0.8
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """As *snapshot*, in turns."""
+    """Measure the figure *snapshot* at each of `PLACES`, in turns."""
     rows = int(ROWS * scale)
     rates: dict[str, list[float]] = {place: [] for place in PLACES}
     with prepared(folder, rows) as (spark, source, store):

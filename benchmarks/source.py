@@ -1,4 +1,4 @@
-"""The source that is measured against: an embedded PostgreSQL with its default durability."""
+"""The source of the benchmarks: a PostgreSQL server with its default durability."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from demo.postgres import Server
 
-# As docs/reference/connection.md has it: the apps refuse a superuser, and so no benchmark runs them as one.
+# The role of docs/reference/connection.md: the apps reject a superuser, so no benchmark connects as one.
 _RIGHTS = """
 create role shop_owner;
 create role replicator login replication;
@@ -34,7 +34,7 @@ _SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
 
 
 class Source:
-    """A running server and one autocommit connection to its database."""
+    """A running server, with one autocommit connection to its database."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -47,29 +47,29 @@ class Source:
             cursor.execute(statement, values or None)
 
     def fetch(self, statement: str, *values: object) -> tuple[Any, ...]:
-        """The first row."""
+        """Return the first row of a query."""
         with self.connection.cursor() as cursor:
             cursor.execute(statement, values or None)
             row: tuple[Any, ...] = cursor.fetchone()
             return row
 
     def replicator_dsn(self) -> str:
-        """Makes a role that may replicate the tables which are there now. Once for a server."""
+        """Create a role that may replicate the existing tables and return its DSN. Call once per server."""
         self.execute(_RIGHTS)
         return self.server.dsn(user="replicator")
 
     def end_lsn(self) -> LSN:
-        """All that was committed until now lies at or before it."""
+        """Return an LSN at or after all transactions that were committed before the call."""
         with closing(connect(self.dsn, "benchmark")) as connection:
             return wal_lsn(connection)
 
     def settle(self) -> None:
-        """Do now what the server would otherwise do while we measure."""
+        """Run vacuum and a checkpoint now, so that the server does not run them during the measurement."""
         self.execute("vacuum (analyze)")
         self.execute("checkpoint")
 
     def time_program(self, program: str, *arguments: str) -> float:
-        """Seconds that one of PostgreSQL's own programs takes, its output thrown away."""
+        """Return the seconds that a program of PostgreSQL takes. Its output is discarded."""
         started = time.perf_counter()
         subprocess.run(
             [str(self.server.bin / program), *arguments], check=True, stdout=subprocess.DEVNULL, cwd="/"
@@ -79,7 +79,7 @@ class Source:
 
 @contextmanager
 def running_source() -> Iterator[Source]:
-    """A fresh server, gone with its data afterwards."""
+    """Yield a new server. At the end of the block, stop it and delete its data."""
     # PostgreSQL's own user must be able to enter every folder above its data.
     with tempfile.TemporaryDirectory(prefix="pgrepl-bench-pg-") as folder:
         Path(folder).chmod(0o755)

@@ -1,4 +1,4 @@
-"""Loads that change rows at a steady rate: so many small transactions a second, from one connection."""
+"""Loads of small transactions at a steady rate, from one connection."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from benchmarks.visibility import Commits
 from benchmarks.workload import BIGINT, Keys
 
 Transaction = Callable[[int], tuple[str, Any]]
-"""What the transaction of a number, from 0 on, executes, and its values."""
+"""A function that returns the statements and values of a transaction, by its number from 0 on."""
 
 CHANGES = 10
-"""Of a transaction of `random_updates` and of `updates_in_turn`."""
+"""The number of changes of a transaction of `random_updates` and of `updates_in_turn`."""
 
 
 class SteadyLoad:
-    """So many transactions a second. `commits` has each with the time when COMMIT returned."""
+    """A thread that commits transactions at a steady rate.
+
+    `commits`: for each transaction, an LSN before its commit record and the time when COMMIT returned.
+    """
 
     def __init__(self, dsn: str, transactions_per_s: float, transaction: Transaction) -> None:
         self._dsn = dsn
@@ -37,7 +40,7 @@ class SteadyLoad:
         self._thread.start()
 
     def stop(self) -> Commits:
-        """End after the transaction that runs; raises what ended it before."""
+        """End after the current transaction, and return `commits`. Raises the error that ended the load."""
         self._stopping.set()
         self._thread.join()
         if self._error is not None:
@@ -68,9 +71,9 @@ class SteadyLoad:
 
 
 def inserts_and_updates(tables: Sequence[str], rows: int, first_id: int = 0) -> Transaction:
-    """Each inserts one row and updates one of ids 1 to `rows` in every table.
+    """Return transactions that insert one row and update one of ids 1 to `rows` in every table.
 
-    `first_id` is that of the first inserted row, by default the one after `rows`.
+    `first_id`: the id of the first inserted row, by default `rows` + 1.
     """
     statements = "; ".join(
         f"insert into {table} values (%(id)s, 1, 'new', 1.5, now());"
@@ -82,7 +85,7 @@ def inserts_and_updates(tables: Sequence[str], rows: int, first_id: int = 0) -> 
 
 
 def random_updates(table: str, numbers: range, keys: Keys = BIGINT) -> Transaction:
-    """Each updates ten rows of one table, any among those of these numbers."""
+    """Return transactions that update ten random rows of one table, among those with these numbers."""
     chance = random.Random(1)  # noqa: S311 - rows of a load
     statement = (
         f"update {table} set k = k + 1, v = 'changed ' || id where id = any(%s::text[]::{keys.type}[])"
@@ -91,7 +94,7 @@ def random_updates(table: str, numbers: range, keys: Keys = BIGINT) -> Transacti
 
 
 def updates_in_turn(tables: Sequence[str], rows: int) -> Transaction:
-    """Each updates one row of ids 1 to `rows` in ten tables, the next one in the ten after them."""
+    """Return transactions that update one row of ids 1 to `rows` in ten tables, each in the next ten."""
 
     def transaction(number: int) -> tuple[str, Any]:
         statements = "; ".join(
@@ -104,6 +107,6 @@ def updates_in_turn(tables: Sequence[str], rows: int) -> Transaction:
 
 
 def tables_of(tables: Sequence[str], number: int) -> Sequence[str]:
-    """Which of them a transaction of `updates_in_turn` changes; their count is a multiple of ten."""
+    """Return the tables of a transaction of `updates_in_turn`. The number of tables is a multiple of ten."""
     first = number * CHANGES % len(tables)
     return tables[first : first + CHANGES]

@@ -1,4 +1,4 @@
-"""Lakes in a store that speaks S3, on this host: at once, or behind a line that takes its time."""
+"""Lakes in an S3-compatible store on this host, with a direct connection or behind a slow line."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from demo.versitygw import Gateway, environment_of
 
 SLOW_MS = 20.0
 PLACES = {"local": None, "S3": 0.0, "S3, 20 ms later": SLOW_MS}
-"""Where the same work is measured in turns; of a store, what each exchange takes longer."""
+"""The locations where the same work is measured in turns. For a store: the added ms of each exchange."""
 _BUCKET = "bench"
 _data: list[Path] = []
-"""Of the store that runs."""
+"""The data folder of the running store, if there is one."""
 
 
 def lake_uri(folder: Path, name: str) -> str:
-    """Where a lake of that name lies: in the folder, or below its name in the store that runs."""
+    """Return the URI of the lake `name`: in the folder, or in the running store below the folder's name."""
     return f"s3://{_BUCKET}/{folder.name}/{name}" if _data else str(folder / name)
 
 
 def local_folder(uri: str) -> Path:
-    """The folder that has a lake's files; the store keeps objects as files, with the times of their puts."""
+    """Return the folder with a lake's files. The store keeps objects as files with the times of their PUT."""
     place = place_in_store(uri)
     return Path(uri) if place is None else _data[-1] / place.bucket / place.key
 
 
 @contextmanager
 def running_store(folder: Path, delay_ms: float = 0) -> Iterator[None]:
-    """Lakes that are made in this block lie in it. `delay_ms`: what each exchange takes longer, in all."""
+    """Run a store for the lakes of this block. `delay_ms`: the added time of each exchange, both ways."""
     gateway = Gateway(folder / f"store_{delay_ms:g}")
     gateway.start()
     gateway.make_bucket(_BUCKET)
@@ -54,7 +54,10 @@ def running_store(folder: Path, delay_ms: float = 0) -> Iterator[None]:
 
 @contextmanager
 def _line(port: int, delay_ms: float) -> Iterator[int]:
-    """In a process of its own: clients in this one may wait without letting another thread run."""
+    """Yield a port that leads to `port` with the delay.
+
+    The proxy has its own process: clients in this one may block all threads while they wait.
+    """
     if not delay_ms:
         yield port
         return
@@ -69,14 +72,17 @@ def _line(port: int, delay_ms: float) -> Iterator[int]:
 
 @contextmanager
 def lakes_in(place: str, folder: Path) -> Iterator[None]:
-    """One of `PLACES`, for the lakes that are made in this block."""
+    """Use one of `PLACES` for the lakes of this block."""
     delay_ms = PLACES[place]
     with nullcontext() if delay_ms is None else running_store(folder, delay_ms):
         yield
 
 
 def beside_local(work: str, rates: Mapping[str, Sequence[float]], limit: float, unit: str) -> Figure:
-    """Rates at each of `PLACES`: that of the store without delay has to be this share of the local one's."""
+    """Return the figure of rates at each of `PLACES`.
+
+    `limit`: the least ratio of the store without delay to the local lake.
+    """
     local, store, slow = (statistics.median(rates[place]) for place in PLACES)
     return Figure(
         work,

@@ -1,4 +1,4 @@
-"""One table of some size under a small steady load of updates: how late, how many bytes, how much work."""
+"""Delay, bytes and CPU time of one table under a small steady load of updates."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LEAST_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds until updates are seen, and per update the lake's bytes and the app's CPU time.
+    """Seconds until updates are visible, and per update the lake's bytes and the app's CPU time.
 
-    `rate`: so many changes a second the source has made, which should be a thousand.
+    `rate`: the changes per second at the source, which should be a thousand.
     """
 
     millions: float
@@ -39,7 +39,7 @@ class Measured:
     rate: float
 
     def numbers(self) -> dict[str, Any]:
-        """All of it, rounded."""
+        """Return all numbers, rounded."""
         return {
             "M rows": self.millions,
             "p50 s": round(self.p50_s, 2),
@@ -53,9 +53,10 @@ class Measured:
 def measure(
     folder: Path, millions: float, scale: float, keys: Keys = BIGINT, recent: int | None = None
 ) -> Measured:
-    """The table filled and copied, and then a minute of a thousand updates a second.
+    """Fill and copy the table, then measure a thousand updates per second for a minute.
 
-    Of any rows, or of the `recent` ones that were inserted last. `scale` makes the table smaller, too.
+    The updates are of random rows, or of random ones among the last `recent` rows. `scale` also reduces the
+    size of the table.
     """
     rows = max(_LEAST_ROWS, int(millions * 1e6 * scale))
     with running_source() as source:

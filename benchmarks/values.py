@@ -1,4 +1,4 @@
-"""Typing: the server's texts into Arrow columns, family by family, beside psycopg's loaders."""
+"""The rate of converting text values to Arrow columns, by type. psycopg's loaders are the peer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _TABLE = TableName("public", "typed")
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """All values of a column at once, as a batch has them; the slowest family counts."""
+    """Measure the conversion of whole columns, as in a batch. The type with the lowest ratio counts."""
     rows = int(_VALUES * scale)
     rates: dict[str, list[float]] = {}
     with running_source() as source:
@@ -88,7 +88,7 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _texts(connection: Connection, typed: TypedColumn) -> list[str | None]:
-    """What the type's output function gives, which a cast to text does not always."""
+    """Return the texts of the type's output function. A cast to text does not always return the same."""
     raw = psycopg2.extensions.new_type((typed.column.type_oid,), "RAW", lambda value, _: value)
     with connection.cursor() as cursor:
         psycopg2.extensions.register_type(raw, cursor)
@@ -97,11 +97,11 @@ def _texts(connection: Connection, typed: TypedColumn) -> list[str | None]:
 
 
 def _rates(typed: TypedColumn, texts: list[str | None], peer: psycopg.Connection[object]) -> list[float]:
-    """Values a second: ours, and psycopg's for the same type."""
+    """Return the values per second of this package, and of psycopg for the same type."""
     array = pa.array(texts, pa.large_string())
     some = [None if text is None else text.encode() for text in texts[:_PEER_VALUES]]
     loader = psycopg.adapt.Transformer.from_context(peer).get_loader(typed.column.type_oid, Format.TEXT)
-    # psycopg knows no money: it gives the text, of which a program must make the number.
+    # psycopg has no loader for money: it returns the text, which a program must convert.
     peers_load = _money if typed.column.type_name == "money" else loader.load
 
     def load() -> None:

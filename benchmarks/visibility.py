@@ -1,4 +1,4 @@
-"""When a commit at the source can be read in the lake, by the times of the log files there."""
+"""The times at which a lake shows commits of the source, taken from the times of its log files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from benchmarks.store import local_folder
 
 Commits = Sequence[tuple[int, float]]
-"""(an LSN at or before the commit record and after all before it, time when COMMIT returned)"""
+"""For each commit: an LSN at or before its record and after all earlier ones, and the time of COMMIT."""
 Actions = list[dict[str, Any]]
-"""What one commit of a Delta table says."""
+"""The actions of one commit of a Delta table."""
 
 
 def table_folder(pipeline: Pipeline, table: str) -> Path:
-    """Where a lake table lies."""
+    """Return the folder of a lake table."""
     return local_folder(pipeline.lake_root) / TableName.parse(table).path
 
 
 def table_history(pipeline: Pipeline, table: str) -> Commits:
-    """(position, time) of each version of a lake table."""
+    """Return position and time of each version of a lake table."""
     log = read_log(table_folder(pipeline, table))
     return [(position, at) for at, actions in log for position in _positions(pipeline, actions)]
 
 
 def table_position(pipeline: Pipeline, table: str) -> LSN:
-    """That of the newest version of a lake table that says one; 0 while there is none."""
+    """Return the position of the newest version of a lake table that has one, or 0 if there is none."""
     for file in reversed(_log_files(table_folder(pipeline, table))):
         for position in _positions(pipeline, _actions(file)):
             return LSN(position)
@@ -44,7 +44,7 @@ def table_position(pipeline: Pipeline, table: str) -> LSN:
 
 
 def point_history(pipeline: Pipeline) -> Commits:
-    """(LSN, time) of each consistent point; a file that joins several stands for the newest."""
+    """Return LSN and time of each consistent point. For a file with several points, those of the newest."""
     history, folder = [], local_folder(points_uri(pipeline.lake_root))
     for at, actions in read_log(folder):
         for action in actions:
@@ -55,12 +55,12 @@ def point_history(pipeline: Pipeline) -> Commits:
 
 
 def read_log(folder: str | Path) -> list[tuple[float, Actions]]:
-    """The time of each commit of a Delta table, and what it says."""
+    """Return the time and the actions of each commit of a Delta table."""
     return [(file.stat().st_mtime, _actions(file)) for file in _log_files(folder)]
 
 
 def commits_between(folder: str | Path, begin: float, end: float) -> int:
-    """How many commits a Delta table got between two moments."""
+    """Return the number of commits of a Delta table in a period."""
     return sum(begin <= file.stat().st_mtime < end for file in _log_files(folder))
 
 
@@ -79,17 +79,17 @@ def _positions(pipeline: Pipeline, actions: Actions) -> list[int]:
 
 
 def delays(commits: Commits, history: Commits) -> np.ndarray:
-    """Seconds from each commit to the first version that holds it."""
+    """Return the seconds from each commit to the first version that contains it."""
     positions = [position for position, _ in history]
     return np.array([history[bisect_left(positions, lsn)][1] - at for lsn, at in commits])
 
 
 def shown_at(pipeline: Pipeline, tables: Sequence[str], lsn: LSN) -> float:
-    """The time from which on all of these tables have shown what is before an LSN."""
+    """Return the time at which the last of these tables first showed the changes before an LSN."""
     return float(slowest_delays([(lsn, 0.0)], pipeline, tables)[0])
 
 
 def slowest_delays(commits: Commits, pipeline: Pipeline, tables: Sequence[str]) -> np.ndarray:
-    """Seconds from each commit until the last of the tables, each of which it changed, shows it."""
+    """Return the seconds from each commit, which must change all the tables, until the last one shows it."""
     found = [delays(commits, table_history(pipeline, table)) for table in tables]
     return np.asarray(np.max(found, axis=0))

@@ -1,4 +1,4 @@
-"""Watcher: looks, each few seconds, at what would be gone at the end."""
+"""A periodic reader of values that would be lost at the end, such as the CPU time of short processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Watcher(ABC):
-    """Looks when its block begins, each `every_s` seconds within, and when it ends."""
+    """A context manager that calls `_look` at the start, every `every_s` seconds, and at the end."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -18,7 +18,7 @@ class Watcher(ABC):
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def look(self) -> None:
-        """Look now."""
+        """Call `_look` now. Calls never overlap."""
         with self._looking:
             self._look()
 

@@ -1,4 +1,4 @@
-"""Changes to replicate: transactions of many rows, made on the server so that the client costs nothing."""
+"""Changes to replicate: transactions of many rows, created in the server so that the client uses no CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _UPDATE = (
 
 @dataclass(frozen=True)
 class Keys:
-    """A kind of primary key, and that of the row of a number: in SQL, where the number is `g`, and here."""
+    """A kind of primary key.
+
+    `expression`: the key of row number `g` in SQL. `of`: the key of a row number in Python.
+    """
 
     type: str
     expression: str
@@ -48,21 +51,21 @@ UUIDS = Keys(
     "md5(g::text)::uuid",
     lambda number: str(UUID(hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest())),
 )
-"""In an order that says nothing, as random ones."""
+"""Keys without order, like random ones."""
 
 
 def create_table(source: Source, table: str = TABLE, keys: Keys = BIGINT) -> None:
-    """Make the table that the workload writes."""
+    """Create the table of the workload."""
     source.execute(_CREATE.format(table=table, type=keys.type))
 
 
 def insert(source: Source, first: int, last: int, table: str = TABLE, keys: Keys = BIGINT) -> None:
-    """Rows with these numbers, in one transaction."""
+    """Insert the rows with these numbers in one transaction."""
     source.execute(_INSERT.format(table=table, key=keys.expression), first, last)
 
 
 def make_table(source: Source, rows: int, table: str = TABLE, keys: Keys = BIGINT) -> None:
-    """A table with the rows of numbers 1 to `rows`, however many, before anything is replicated."""
+    """Create a table with the rows 1 to `rows`. Call this before replication starts."""
     create_table(source, table, keys)
     source.execute("set synchronous_commit = off")
     for first in range(1, rows + 1, _ROWS_AT_ONCE):
@@ -72,9 +75,9 @@ def make_table(source: Source, rows: int, table: str = TABLE, keys: Keys = BIGIN
 
 
 def fill(source: Source, inserts: int, updates: int, tables: Sequence[str] = (TABLE,)) -> None:
-    """Insert rows 1 … and then update rows spread over all of them, a thousand a transaction.
+    """Insert `inserts` rows and then update `updates` rows, spread over all of them, in each of the tables.
 
-    So many in each table, the tables taking turns.
+    A transaction changes a thousand rows of one table. The tables take turns.
     """
     step = ROWS_A_TRANSACTION
     source.execute("set synchronous_commit = off")
@@ -87,28 +90,29 @@ def fill(source: Source, inserts: int, updates: int, tables: Sequence[str] = (TA
 
 
 def update(source: Source, number: int, start: int, span: int, table: str = TABLE) -> None:
-    """One transaction that updates a thousand rows spread evenly over ids start + 1 … start + span."""
+    """Update a thousand rows in one transaction, spread evenly over ids start + 1 … start + span."""
     rows = ROWS_A_TRANSACTION
     source.execute(_UPDATE.format(table=table), start, number * 7919, span // rows, span, rows - 1)
 
 
 def touch(source: Source, tables: Sequence[str]) -> LSN:
-    """One transaction that changes a row in each table, after which all before it is on the server's disk.
+    """Change a row in each table in one transaction.
 
-    Returns an LSN at or before its commit, and after all that was committed before.
+    Its commit also flushes all earlier ones to the server's disk. Returns an LSN that is at or before this
+    commit, and after all earlier commits.
     """
     statements = (
         "select set_config('synchronous_commit', 'on', true)",  # for this transaction
         *(f"update {table} set k = k + 1 where id = 1" for table in tables),
         "select pg_current_wal_insert_lsn()",
     )
-    # Statements sent at once are one transaction, which ends after the last.
+    # Statements that are sent together are one transaction, which ends after the last one.
     return LSN.parse(source.fetch("; ".join(statements))[0])
 
 
 @dataclass
 class Committed:
-    """What a generator has committed: the WAL's end after each transaction, when, and changes until then."""
+    """The transactions of a generator: the WAL's end after each, its time, and the changes up to it."""
 
     lsns: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -124,20 +128,21 @@ class Committed:
         return self.changes[-1] if self.changes else 0
 
     def applied(self, lsn: int) -> int:
-        """How many changes lie at or before an LSN."""
+        """Return the number of changes at or before an LSN."""
         count = bisect_right(self.lsns, lsn)
         return self.changes[count - 1] if count else 0
 
     def lag_s(self, lsn: int, now: float) -> float:
-        """For how long the oldest transaction after an LSN has been committed."""
+        """Return the age in seconds of the oldest transaction after an LSN, or 0 if there is none."""
         count = bisect_right(self.lsns, lsn)
         return max(0.0, now - self.times[count]) if count < len(self.times) else 0.0
 
 
 class SteadyLoad(threading.Thread):
-    """Commits transactions of a thousand rows at a steady rate, two of inserts for one of updates.
+    """A thread that commits transactions of a thousand rows at a steady rate.
 
-    Updates go to rows spread over the newest 100,000, as applications mostly change what is recent.
+    Two transactions insert rows, then one updates rows. Updates are spread over the newest 100,000 rows,
+    because applications mostly change recent rows.
     """
 
     _RECENT = 100_000

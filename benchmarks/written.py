@@ -1,4 +1,4 @@
-"""How many bytes are written into the lake for a byte of change, and how many of them stay: ten minutes."""
+"""The bytes written to the lake for a byte of change, and the share that remains stored, over ten minutes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LIMIT_WRITTEN, _LIMIT_STORED = 10.0, 3.0
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Before maintenance has taken much away."""
+    """Measure ten minutes, in which maintenance deletes few files."""
     return run_for(folder, scale, _MINUTES)
 
 
 def run_for(folder: Path, scale: float, minutes: float) -> Figure:
-    """Scattered updates, all settings at their defaults; what compaction writes is written, too."""
+    """Measure scattered updates with default settings. Bytes that compaction writes count as well."""
     rows, seconds = int(_ROWS * scale), minutes * 60 * max(scale, 0.05)
     with running_source() as source:
         workload.make_table(source, rows)

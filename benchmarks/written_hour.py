@@ -1,4 +1,4 @@
-"""As `written`, over an hour: maintenance runs meanwhile, and old versions and files go."""
+"""The figure `written` over an hour, in which maintenance deletes old versions and files."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _MINUTES = 60
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Long enough that what is stored neither grows nor shrinks any more."""
+    """Measure an hour, after which the stored bytes neither grow nor shrink."""
     return run_for(folder, scale, _MINUTES)

@@ -1,1 +1,1 @@
-"""The demo and what it shares with tests and benchmarks: an embedded PostgreSQL server."""
+"""The demo, and the servers for it that tests and benchmarks also use."""

@@ -1,4 +1,4 @@
-"""`make demo`: a database under traffic, replicated into a lake by Airflow, and checked while it runs."""
+"""The program of `make demo`: Airflow replicates a busy database into a lake, which is regularly checked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """Ctrl-C, or another signal that asks to end."""
+    """The user pressed Ctrl-C, or another signal asked the demo to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: the lake equals the source. 1: it does not, or the demo could not go on, or was ended early."""
+    """Run the demo and return its exit code.
+
+    0: the lake equals the source. 1: it does not, the demo failed, or it was ended before the comparison.
+    """
     options = read_options(arguments)
     show = Show(options, Folder(options.folder))
     for number in _ENDING_SIGNALS:
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stop(*_: int | FrameType | None) -> None:
-    # What is being ended must not be left half-way by a second Ctrl-C.
+    # Ignore further signals: a second Ctrl-C must not interrupt the shutdown.
     for number in _ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise Stopped

@@ -1,4 +1,4 @@
-"""A real Airflow (`airflow standalone`) under `.demo/`, on 127.0.0.1, with this repository's DAGs."""
+"""An Airflow (`airflow standalone`) below `.demo/`, on 127.0.0.1, with this repository's DAGs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READY_WAIT_S = 600
 
 
 class Airflow:
-    """Scheduler, DAG processor, triggerer and API server; `api` speaks to them."""
+    """Airflow's scheduler, DAG processor, triggerer and API server. `api` is a client of the API server."""
 
     def __init__(
         self, folder: Folder, port: int, variables: Mapping[str, str], dags: Path = ROOT / "dags"
@@ -37,13 +37,16 @@ class Airflow:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start all components; they are ready when `wait_until_ready` returns."""
+        """Start all components, without waiting until they are ready (`wait_until_ready`)."""
         _empty_database(self._folder, self._env, self.log)
         command = [sys.executable, "-m", "airflow", "standalone"]
         self._process = processes.start(command, log=self.log, env=self._env, cwd=self._folder.airflow)
 
     def wait_until_ready(self, *dag_ids: str) -> None:
-        """Return when every component is healthy and the DAGs are there. Raises DemoError otherwise."""
+        """Wait until every component is healthy and the DAGs are known.
+
+        Raises DemoError if Airflow ends, or is not ready after 600 s.
+        """
         deadline = time.monotonic() + _READY_WAIT_S
         while not (self.api.is_healthy() and self.api.has_dags(dag_ids)):
             self.check_alive()
@@ -52,7 +55,7 @@ class Airflow:
             time.sleep(0.5)
 
     def check_alive(self) -> None:
-        """Raise DemoError when Airflow has ended."""
+        """Raise DemoError if Airflow has ended."""
         if self._process is not None and (code := self._process.poll()) is not None:
             raise DemoError(
                 f"Airflow ended with exit code {code}; {self.log} ends with\n{processes.tail(self.log)}"
@@ -76,7 +79,8 @@ def _settings(folder: Folder, port: int, url: str, dags: Path) -> dict[str, str]
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
         "AIRFLOW__CORE__FERNET_KEY": "",
-        # Airflow kills a task whose start its server did not answer in 5 s, as on a busy machine.
+        # By default, Airflow kills a task if the server does not answer its start within 5 s. A busy host is
+        # slower.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
@@ -93,7 +97,7 @@ def _settings(folder: Folder, port: int, url: str, dags: Path) -> dict[str, str]
 
 
 def _clean_environment() -> dict[str, str]:
-    """Our own environment without what would point Airflow or Spark at another installation."""
+    """Return this process's environment without variables that name another Airflow, Spark or Python."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -105,7 +109,10 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _empty_database(folder: Folder, env: Mapping[str, str], log: Path) -> None:
-    """Put Airflow's metadata database in place: a copy of one that the first demo of this version made."""
+    """Create an empty metadata database of Airflow.
+
+    The first demo with this Airflow version creates a template, which later demos copy. Raises DemoError.
+    """
     template = folder.root / f"airflow-{version('apache-airflow-core')}.db"
     database = folder.airflow / "airflow.db"
     if not template.exists():
@@ -121,5 +128,5 @@ def _empty_database(folder: Folder, env: Mapping[str, str], log: Path) -> None:
 
 
 def connection(conn_type: str, **fields: object) -> str:
-    """The JSON text of an AIRFLOW_CONN_… variable."""
+    """Return the value of an AIRFLOW_CONN_… variable, as JSON text."""
     return json.dumps({"conn_type": conn_type, **fields})

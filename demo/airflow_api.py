@@ -1,4 +1,4 @@
-"""The few calls of Airflow's public API that the demo needs."""
+"""A client of Airflow's public API with the calls that the demo needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from demo.errors import DemoError
 
-# A proxy named in the environment has no way to a server on this machine.
+# Ignore proxies of the environment: a proxy cannot reach a server on this host.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -18,14 +18,14 @@ NO_MORE_TRIES = 1_000_000
 
 
 class AirflowApi:
-    """Speaks as an administrator, whom Airflow lets in without a password in this mode."""
+    """A client that logs in as an administrator. In this mode, Airflow requires no password."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._token = ""
 
     def is_healthy(self) -> bool:
-        """Whether every component says that it is; False while the server does not answer yet."""
+        """Return True if every component reports that it is healthy, False while the server is silent."""
         try:
             parts = self._call("GET", "/api/v2/monitor/health", signed=False)
         except OSError:
@@ -36,7 +36,7 @@ class AirflowApi:
         )
 
     def has_dags(self, dag_ids: Iterable[str]) -> bool:
-        """Whether these DAGs were read; raises DemoError when one cannot be imported."""
+        """Return True if Airflow has read these DAGs. If not, raise DemoError for import errors."""
         known = {dag["dag_id"] for dag in self._call("GET", "/api/v2/dags?limit=100")["dags"]}
         missing = set(dag_ids) - known
         if missing and (errors := self.import_errors()):
@@ -57,30 +57,30 @@ class AirflowApi:
         return bool(self._call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
 
     def trigger(self, dag_id: str) -> str:
-        """Start a run; its id."""
+        """Start a run of a DAG and return its id."""
         return str(self._call("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None})["dag_run_id"])
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         return str(self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def last_run(self, dag_id: str) -> tuple[str, str] | None:
-        """Id and state of the newest run; None when there is none yet."""
+        """Return id and state of the newest run, or None if there is none yet."""
         runs = self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns?order_by=-id&limit=1")["dag_runs"]
         return (str(runs[0]["dag_run_id"]), str(runs[0]["state"])) if runs else None
 
     def fail_run(self, dag_id: str, run_id: str) -> None:
-        """Mark the run failed, which ends its tasks."""
+        """Mark the run as failed, which ends its tasks."""
         self._call("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", {"state": "failed"})
 
     def failed_tries(self, dag_id: str, run_id: str) -> int:
-        """How often a task of the run has failed so far; `NO_MORE_TRIES` when none is to follow."""
+        """Return the number of failed tries of a run's task. `NO_MORE_TRIES` if no further try follows."""
         tasks = self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         if any(task["state"] in ("failed", "upstream_failed") for task in tasks):
             return NO_MORE_TRIES
         return max((int(task["try_number"]) for task in tasks if task["state"] == "up_for_retry"), default=0)
 
     def task_logs(self, dag_id: str, run_id: str, lines: int = 30) -> str:
-        """The ends of the logs of the run's tasks."""
+        """Return the last `lines` log lines of each task of the run."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances"
         found = []
         for task in self._call("GET", path)["task_instances"]:

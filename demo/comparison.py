@@ -1,4 +1,4 @@
-"""Source against lake, row by row and column by column, with nothing of the provider's own conversion."""
+"""The comparison of source and lake by row and column, without the provider's own conversion of values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FETCH = 20_000
 
 @dataclass(frozen=True)
 class Result:
-    """How many rows were compared, and how many of them differ or are on one side only."""
+    """The number of compared rows, and of those that differ or are on one side only."""
 
     table: str
     rows: int
@@ -38,7 +38,7 @@ class Result:
 
 
 def compare(dsn: str, lake: Lake, table: str) -> Result:
-    """Read both sides sorted, in pieces, and compare each row in all columns."""
+    """Compare each row of a table in all columns. Both sides are read sorted and in pieces."""
     with closing(psycopg2.connect(dsn)) as connection:
         columns, order = _shape(connection, table)
         rows = differences = 0
@@ -50,7 +50,10 @@ def compare(dsn: str, lake: Lake, table: str) -> Result:
 
 
 def _shape(connection: Connection, table: str) -> tuple[str, str]:
-    """The columns, and what to sort by: the key, or else all columns but texts, whose order is a locale's."""
+    """Return the columns of a table, and the columns to sort by.
+
+    These are the primary key, or else all columns except text: the order of text depends on the locale.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_COLUMNS, (table,))
         found = cursor.fetchall()
@@ -61,7 +64,7 @@ def _shape(connection: Connection, table: str) -> tuple[str, str]:
 
 
 def _source_rows(connection: Connection, query: str) -> Iterator[Row]:
-    # A named cursor: the server keeps the result, and we hold a piece of it.
+    # Use a named cursor: the result stays on the server, and this process holds one piece of it.
     with connection.cursor("demo_comparison") as cursor:
         cursor.itersize = _FETCH
         cursor.execute(query)

@@ -1,7 +1,7 @@
-"""The one error of the demo: a sentence for the person in front of the terminal."""
+"""The error of the demo, whose message is shown to the user."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why and what to do, and is all that is shown."""
+    """The demo cannot continue. The message has the reason and the remedy, and is shown without a trace."""

@@ -1,4 +1,4 @@
-"""`EVENTS=…`: the changes as events beside the lake, and a service that rebuilds rows from them."""
+"""The demo with `EVENTS=…`: changes are also published as events, and a service rebuilds rows from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAIT_S = 10
 
 
 class Service(threading.Thread, ABC):
-    """Someone else's service: it knows the broker alone, and keeps each row that an event spoke of."""
+    """A consumer service that reads only from the broker, and keeps the newest row of each key."""
 
     def __init__(self) -> None:
         super().__init__(name="demo-service", daemon=True)
@@ -41,7 +41,7 @@ class Service(threading.Thread, ABC):
             self.join(_WAIT_S)
 
     def take(self, table: str, row: dict[str, Any], id_: str, commit_ts: datetime) -> None:
-        """Keep the row of an event that is to be applied."""
+        """Apply an event: keep its row, and record its position and delay."""
         self.position = max(self.position, EventPosition.parse(id_))
         self.counts[table] += 1
         self.delay_s = (datetime.now(UTC) - commit_ts).total_seconds()
@@ -50,7 +50,7 @@ class Service(threading.Thread, ABC):
 
 
 class Events(ABC):
-    """A broker, the service, and what the demo says of them. `publishers`: of the pipeline file."""
+    """A broker and its consumer service. `publishers`: the setting for the pipeline file."""
 
     publishers: ClassVar[dict[str, Any]]
     service: Service | None = None
@@ -58,32 +58,32 @@ class Events(ABC):
     @property
     @abstractmethod
     def variables(self) -> dict[str, str]:
-        """The Airflow connection of the publisher."""
+        """The variable with the Airflow connection of the publisher."""
 
     @abstractmethod
     def start(self) -> str:
-        """Start broker and service; what was started. Raises DemoError."""
+        """Start broker and service, and return a line that names them. Raises DemoError."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End both."""
+        """Stop service and broker."""
 
     def line(self) -> str:
-        """For the status line. Raises DemoError when the service has ended."""
+        """Return the part of the status line on events. Raises DemoError if the service has failed."""
         service = self._running()
         return f"{service.counts.total():,} events, the last {service.delay_s:.1f} s after its commit"
 
     def has_reached(self, lsn: LSN) -> bool:
-        """Whether an event of a transaction after that LSN has arrived."""
+        """Return True if an event of a transaction after this LSN has arrived."""
         return self._running().position.commit_lsn > lsn
 
     def compare(self, dsn: str) -> list[tuple[str, int]]:
-        """For each table a sentence, and how many of the service's rows are not as the source has them."""
+        """Return a sentence for each table, and how many of the service's rows differ from the source."""
         service, found = self._running(), []
         with closing(psycopg2.connect(dsn)) as source, source.cursor() as cursor:
             for table, key in KEYS.items():
                 rows = service.rows[table]
-                # The table's name is one of ours.
+                # The table's name is a constant of this module, so that it needs no quoting.
                 cursor.execute(
                     f"select to_jsonb(t) from {table} t where {key} = any(%s)",
                     (list(rows),),

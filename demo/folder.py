@@ -1,4 +1,4 @@
-"""`.demo/`: where everything of the demo lies, and the lock that keeps it to one demo."""
+"""The folder `.demo/` with all files of the demo, and the lock that lets only one demo use it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Folder:
-    """Paths under one root. Nothing in it outlives the next start but Airflow's empty database."""
+    """The paths below the demo's root. The next start deletes all of them except Airflow's empty database."""
 
     root: Path
     _lock: TextIO | None = field(default=None, repr=False)
 
     @property
     def postgres(self) -> Path:
-        """PostgreSQL's data; elsewhere only when we are root and PostgreSQL's own user may not come here."""
+        """PostgreSQL's data directory.
+
+        It is below /var/tmp if the demo runs as root and PostgreSQL's user may not enter the root folder.
+        """
         if may_enter(self.root):
             return self.root / "postgres"
         return Path("/var/tmp") / f"pgrepl-demo-{hashlib.sha256(bytes(self.root)).hexdigest()[:12]}"
@@ -59,7 +62,7 @@ class Folder:
         return self.root / "pipeline.json"
 
     def claim(self) -> None:
-        """Take the folder for this process. Raises DemoError when another demo has it."""
+        """Lock the folder for this process. Raises DemoError if another demo holds the lock."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(0o755)
@@ -80,7 +83,7 @@ class Folder:
         self._lock.flush()
 
     def clear(self) -> None:
-        """Remove the data of the demo before this one."""
+        """Remove the data of the previous demo. Raises DemoError if a folder cannot be removed."""
         made = (self.airflow, self.lake, self.logs, self.temporary)
         for path in (self.postgres, *made, self.broker, self.store):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A private Kafka broker (KRaft, one node) from its jars in .kafka, on 127.0.0.1 alone."""
+"""A private Kafka broker (KRaft, one node) from the jars in .kafka. It listens on 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Configuration:
 
 
 def is_there() -> bool:
-    """Whether `sh setup/kafka.sh` has fetched it, and there is a Java to run it."""
+    """Return True if `sh setup/kafka.sh` has downloaded Kafka, and Java is installed."""
     return any(JARS.glob("kafka_*.jar")) and shutil.which("java") is not None
 
 
 class KafkaBroker(ServerProcess):
-    """One broker, its own controller, with its own data. `settings`: further lines of its properties."""
+    """A broker with its own data, which is also its controller. `settings`: more lines of its properties."""
 
     name = "Kafka"
 
@@ -35,7 +35,7 @@ class KafkaBroker(ServerProcess):
         super().__init__(folder)
         self.settings, self.protocol = settings, protocol
         self.advertised = ""
-        """Where clients are told to go, if not to the broker itself."""
+        """The address that the broker advertises to clients, if it is not its own."""
         self._controller = free_port()
 
     @property

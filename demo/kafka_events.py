@@ -1,4 +1,4 @@
-"""`EVENTS=kafka`: JSON in topics, by the keys of rows."""
+"""The demo with `EVENTS=kafka`: JSON events in topics, with the row keys as message keys."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ Place = tuple[int, EventPosition]
 
 
 class KafkaService(Service):
-    """It passes over what is not above the last `(generation, position)` of its partition, as the how-to
-    says."""
+    """A service that ignores events whose `(generation, position)` is not above the last of their partition.
+
+    The how-to for consumers recommends this.
+    """
 
     def __init__(self, servers: str) -> None:
         super().__init__()
@@ -30,7 +32,7 @@ class KafkaService(Service):
             "bootstrap.servers": servers,
             "group.id": "demo-service",
             "auto.offset.reset": "earliest",
-            # Topics that are made while it listens are found soon.
+            # Find topics that are created later within 1 s.
             "topic.metadata.refresh.interval.ms": 1_000,
         }
         self._places: dict[tuple[str, int], Place] = {}
@@ -58,7 +60,7 @@ class KafkaService(Service):
 
 
 class KafkaEvents(Events):
-    """Kafka, and a service that reads its topics."""
+    """A Kafka broker, and a service that reads its topics."""
 
     publishers: ClassVar = {"events": {"target": "kafka", "topic": f"{_TOPICS}.{{schema}}.{{table}}"}}
 

@@ -1,4 +1,4 @@
-"""The lake as its readers see it: at consistent points, without Spark."""
+"""Reads of the demo's lake at consistent points, without Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from demo.errors import DemoError
 
-# Each transaction of pgbench adds one amount to a row of each of these, and appends it to the history.
+# Each transaction of pgbench adds the same amount to one row of each of three tables, and to the history.
 _SUMS = {
     "public.pgbench_accounts": "abalance",
     "public.pgbench_tellers": "tbalance",
@@ -24,7 +24,10 @@ _SUMS = {
 
 @dataclass(frozen=True)
 class Balance:
-    """What all four tables add up to, alike, at one point; `commit_ts` is of its last transaction."""
+    """The sum of each of the four tables at one consistent point. All four are equal.
+
+    `commit_ts`: the commit time of the point's last transaction.
+    """
 
     lsn: LSN
     commit_ts: datetime | None
@@ -33,21 +36,21 @@ class Balance:
 
 
 class Lake:
-    """Reads at the newest consistent point of the moment."""
+    """The demo's lake. Each call reads the newest consistent point."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._root = pipeline.lake_root
         self._checked: Balance | None = None
 
     def has_reached(self, lsn: LSN) -> bool:
-        """Whether all of the demo's tables are at a point at or after this LSN."""
+        """Return True if the newest point with all tables of the demo is at or after this LSN."""
         view = self._view()
         return view is not None and view.point.lsn >= lsn
 
     def check_balance(self) -> Balance | None:
-        """The sums at the newest point; None while there is no point with all tables.
+        """Return the sums at the newest point, or None while there is no point with all tables.
 
-        Raises DemoError when they differ: somebody would have seen half of a transaction.
+        Raises DemoError if the sums differ: the lake then shows a part of a transaction.
         """
         view = self._view()
         if view is None or (self._checked is not None and self._checked.lsn == view.point.lsn):
@@ -64,7 +67,7 @@ class Lake:
         return self._checked
 
     def rows(self, table: str, columns: str, order: str) -> Iterator[tuple[Any, ...]]:
-        """All rows of a table at the newest point, sorted."""
+        """Yield all rows of a table at the newest point, sorted. Raises DemoError if there is no point."""
         view = self._view()
         if view is None:
             raise DemoError("The lake has no consistent point with all tables.")

@@ -1,4 +1,4 @@
-"""A private NATS server with JetStream from the machine's package, on 127.0.0.1 alone."""
+"""A private NATS server with JetStream, from an installed package. It listens on 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from demo.server_process import ServerProcess
 
 
 def program() -> str | None:
-    """Where nats-server is; None when it is not installed."""
+    """Return the path of nats-server, or None if it is not installed."""
     return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
 
 
 class NatsServer(ServerProcess):
-    """One server with its own data. `settings`: further lines of its configuration."""
+    """A server with its own data. `settings`: more lines of its configuration."""
 
     name, start_s, stop_s = "NATS", 30.0, 20.0
 

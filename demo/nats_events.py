@@ -1,4 +1,4 @@
-"""`EVENTS=nats`: creek's wire in a JetStream."""
+"""The demo with `EVENTS=nats`: events in creek's wire format, in JetStream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PAUSE_S = 0.5
 
 
 class NatsService(Service):
-    """It passes over what has no stamp above the last of its table, as the how-to says."""
+    """A service that ignores changes whose LSN is not above the last of their table.
+
+    The how-to for consumers recommends this.
+    """
 
     def __init__(self, uri: str) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class NatsService(Service):
 
 
 async def _has_streams(creek: CreekClient, table: str) -> bool:
-    """The publisher makes them."""
+    """Return True if the publisher has created the streams of the table."""
     try:
         await creek.list_snapshots(*table.split("."))
     except TargetUnavailableError:
@@ -62,7 +65,7 @@ async def _has_streams(creek: CreekClient, table: str) -> bool:
 
 
 class NatsEvents(Events):
-    """NATS with JetStream, and a service that reads creek's wire."""
+    """A NATS server with JetStream, and a service that reads creek's wire format."""
 
     publishers: ClassVar = {"events": {"target": "nats", "database": _DATABASE}}
 

@@ -1,4 +1,4 @@
-"""What can be chosen on the command line of the demo."""
+"""The command-line options of the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_FOLDER = Path(__file__).resolve().parent.parent / ".demo"
 
 @dataclass(frozen=True)
 class Options:
-    """Validated choices; see `read_options` for what each means."""
+    """Validated options. `read_options` has their help texts."""
 
     exit_when_done: bool
     events: str
@@ -27,7 +27,7 @@ class Options:
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
-    """Parse the command line; argparse ends the process with a usage line when it is wrong."""
+    """Parse the command line. For an invalid one, argparse prints the usage and ends the process."""
     parser = argparse.ArgumentParser(prog="python -m demo", description="PostgreSQL to the lake, live.")
     parser.add_argument(
         "--exit", action="store_true", help="end everything after the comparison, instead of staying up"

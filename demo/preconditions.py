@@ -1,4 +1,4 @@
-"""What must be so before anything is started, each with a sentence for when it is not."""
+"""The checks before the demo starts anything. Each failed check has its own message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDED_GIB = 3
 
 
 def check(options: Options, folder: Path) -> None:
-    """Raise DemoError for the first thing that is missing."""
+    """Raise DemoError for the first requirement that is not met."""
     if sys.platform != "linux":
         raise DemoError("The demo needs Linux: it finds its processes by /proc.")
     _check_disk(folder)
@@ -43,9 +43,9 @@ def check(options: Options, folder: Path) -> None:
 
 
 def check_port(whose: str, port: int, option: str) -> None:
-    """Raise DemoError when somebody listens on this port of 127.0.0.1."""
+    """Raise DemoError if this port of 127.0.0.1 is in use."""
     with socket.socket() as probe:
-        # A port that a demo has just left is free, although its last connections linger.
+        # The port of a demo that has just ended is free, although its last connections are in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

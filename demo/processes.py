@@ -1,8 +1,8 @@
-"""The demo's child processes: all of them can be found again, and are ended by process id.
+"""The processes of the demo, which are found again and ended by process id.
 
-Airflow and the replication app start processes that leave their parents on purpose. Two things keep them
-ours: the demo is their reaper (an orphan becomes its child), and each carries the demo's folder in its
-environment, by which a later demo finds what a killed one left behind.
+Airflow and the replication app start processes that detach from their parents. The demo finds them in two
+ways. It is their reaper, so that an orphan becomes its child. And each has the demo's folder in its
+environment, so that a later demo finds the processes of a killed one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _KILL_WAIT_S = 60.0
 
 
 def adopt_orphans(folder: Path) -> None:
-    """Make this process the reaper of all that descends from it, and mark all of it with the folder."""
+    """Make this process the reaper of its descendants, and mark their environment with the folder."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.environ[MARK] = str(folder)
-    # Airflow renames its processes, and would write the new names over the mark.
+    # Airflow renames its processes. Without this variable, the new names would overwrite the mark.
     os.environ["SPT_NOENV"] = "1"
 
 
 def start(
     command: Iterable[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start in a session of its own, so that the terminal's Ctrl-C reaches only the demo itself."""
+    """Start a command in its own session, so that the terminal's Ctrl-C reaches only the demo itself."""
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
@@ -48,14 +48,14 @@ def start(
 
 
 def end_descendants(*, spare: int | None = None) -> None:
-    """End every process that descends from this one, except `spare` and what descends from that.
+    """End every descendant of this process, except `spare` and its descendants.
 
-    Each is asked once (SIGTERM), also those that are found only after their parent went, and killed
-    when it has not gone after twelve seconds.
+    Each process gets SIGTERM once, including those that are found after the end of their parent. Processes
+    that still run after 12 s get SIGKILL.
     """
     asked: set[int] = set()
     deadline = time.monotonic() + _GRACE_S
-    # Processes are read one after the other: of one that ends meanwhile, children may be missed once.
+    # Processes are read one by one, so that children of a process that is ending may be missed once.
     seen_nobody = 0
     while seen_nobody < 2 and time.monotonic() < deadline + _KILL_WAIT_S:
         remaining, late = _living(spare), time.monotonic() > deadline
@@ -70,13 +70,13 @@ def end_descendants(*, spare: int | None = None) -> None:
 
 
 def has_descendant(argument: str) -> bool:
-    """Whether a process that descends from this one has an argument that ends so."""
+    """Return True if a descendant of this process has an argument that ends with `argument`."""
     ending = argument.encode()
     return any(text.endswith(ending) for pid in _living(None) for text in _strings(pid, "cmdline"))
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill what an earlier demo in this folder left running when it was itself killed; how many that were."""
+    """Kill the processes of an earlier demo in this folder that was killed. Return their number."""
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_WAIT_S
     while time.monotonic() < deadline:
@@ -84,7 +84,7 @@ def end_leftovers(folder: Path) -> int:
         for pid in marked:
             _signal(pid, signal.SIGKILL)
         killed.update(marked)
-        # A process loses its environment first and its ports last.
+        # A process that is ending loses its environment before its ports, so wait until it is gone.
         if not killed & _parents().keys():
             break
         time.sleep(0.1)
@@ -97,7 +97,7 @@ def _marked(folder: Path) -> list[int]:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log, indented."""
+    """Return the last lines of a log, indented."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
@@ -106,7 +106,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def _living(spare: int | None) -> list[int]:
-    """All that descends from this process and has not ended, without `spare` and what descends from that."""
+    """Return the running descendants of this process, without `spare` and its descendants."""
     children: dict[int, list[int]] = {}
     for pid, parent in _parents().items():
         children.setdefault(parent, []).append(pid)
@@ -121,21 +121,24 @@ def _living(spare: int | None) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Every process that has not ended, and its parent."""
+    """Return the parent of every process that has not ended."""
     parents = {}
     for pid in _all_pids():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        # Where other threads outlive the first one, the process looks like a zombie, and lives.
+        # If other threads outlive the first one, the process has the state of a zombie but still runs.
         if fields and (fields[0] not in "ZX" or int(fields[17]) > 1):
             parents[pid] = int(fields[1])
     return parents
 
 
 def _strings(pid: int, file: str) -> list[bytes]:
-    """The arguments (`cmdline`) or variables (`environ`) of a process; none when it is gone, or another's."""
+    """Return the arguments (`cmdline`) or variables (`environ`) of a process.
+
+    Empty if the process has ended or belongs to another user.
+    """
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:

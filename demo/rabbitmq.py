@@ -1,4 +1,4 @@
-"""A private RabbitMQ from the machine's package, run without privileges, on 127.0.0.1 alone."""
+"""A private RabbitMQ from an installed package, without privileges. It listens on 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _START_S, _STOP_S = 90.0, 30.0
 
 
 def programs() -> Path | None:
-    """The folder of the newest installation's scripts; None when there is none."""
+    """Return the folder with the scripts of the newest installation, or None if there is none."""
     found = sorted(_INSTALLATIONS.glob("rabbitmq_server-*/sbin"))
     return found[-1] if found else None
 
 
 class Broker(ServerProcess):
-    """One node with its own data, name server and ports; none of it outlives `stop`."""
+    """A node with its own data, name server (epmd) and ports. `stop` ends its processes."""
 
     name = "RabbitMQ"
 
@@ -47,7 +47,7 @@ class Broker(ServerProcess):
         return [self._script("rabbitmq-server")]
 
     def control(self, *arguments: str) -> str:
-        """Run `rabbitmqctl`; what it prints."""
+        """Run `rabbitmqctl` and return its output."""
         done = subprocess.run(
             [self._script("rabbitmqctl"), "--quiet", *arguments],
             env=self.environment(),
@@ -59,7 +59,7 @@ class Broker(ServerProcess):
         return done.stdout
 
     def stop(self) -> None:
-        """End the node, and its name server."""
+        """Stop the node and its name server."""
         super().stop()
         epmd = shutil.which("epmd")
         if epmd is not None:

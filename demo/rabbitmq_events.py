@@ -1,4 +1,4 @@
-"""`EVENTS=rabbitmq`: JSON in a queue."""
+"""The demo with `EVENTS=rabbitmq`: JSON events in a queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Place = tuple[int, EventPosition]
 
 
 class RabbitMQService(Service):
-    """It passes over what is not above the last `(generation, position)` of its table, as the how-to says."""
+    """A service that ignores events whose `(generation, position)` is not above the last of their table.
+
+    The how-to for consumers recommends this.
+    """
 
     def __init__(self, uri: str) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class RabbitMQService(Service):
         self._places: dict[str, Place] = {}
 
     def prepare(self) -> None:
-        """Make the exchange and a queue that takes everything."""
+        """Create the exchange, and a queue that receives all its messages."""
         with pika.BlockingConnection(self._parameters) as broker:
             channel = broker.channel()
             channel.exchange_declare(_EXCHANGE, "topic", durable=True)
@@ -60,7 +63,7 @@ class RabbitMQService(Service):
 
 
 class RabbitMQEvents(Events):
-    """RabbitMQ, and a service that reads a queue."""
+    """A RabbitMQ broker, and a service that reads a queue."""
 
     publishers: ClassVar = {"events": {"target": "rabbitmq", "exchange": _EXCHANGE}}
 

@@ -1,4 +1,4 @@
-"""The two DAGs as a user runs them: trigger the snapshot, switch the replication on, and off at the end."""
+"""The DAGs of the demo, run by API calls: trigger the snapshot, unpause the others, pause them at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END_WAIT_S = 25.0
 
 
 class Replication:
-    """Snapshot and replication, by Airflow's API alone."""
+    """Snapshot, replication and publishing, controlled only by Airflow's API."""
 
     def __init__(self, airflow: Airflow, say: Callable[[str], None]) -> None:
         self._airflow = airflow
@@ -43,20 +43,20 @@ class Replication:
         self._say(f"{SNAPSHOT_DAG} succeeded after {time.monotonic() - began:.0f} s")
 
     def begin(self, dag_id: str) -> None:
-        """Switch a DAG that is to run always on."""
+        """Unpause a continuous DAG."""
         self._begun.append(dag_id)
         self._airflow.api.set_paused(dag_id, False)
         self._say(f"switched {dag_id} on (@continuous)")
 
     def check(self) -> None:
-        """Raise DemoError with its log when one of these has failed."""
+        """Raise DemoError with the log if one of the DAGs that `begin` started has failed."""
         for dag_id in self._begun:
             run = self._airflow.api.last_run(dag_id)
             if run is not None:
                 self._check(dag_id, run[0])
 
     def _check(self, dag_id: str, run_id: str) -> None:
-        """Raise DemoError when the run has failed, or a second try: one may fail on a busy machine."""
+        """Raise DemoError if the run or its second try has failed. One try may fail on a busy host."""
         failed = self._airflow.api.failed_tries(dag_id, run_id)
         if failed <= self._failed_tries.get((dag_id, run_id), 0):
             return
@@ -67,7 +67,10 @@ class Replication:
         self._say(f"a try of {dag_id} failed, and Airflow tries again. Its log ends with\n{log}")
 
     def end(self) -> None:
-        """Switch all off and let the applications end between two batches, as far as Airflow still can."""
+        """Pause the DAGs, and wait up to 25 s for their applications to end between two batches.
+
+        Errors of Airflow are ignored.
+        """
         begun, self._begun = self._begun, []
         with contextlib.suppress(DemoError, OSError):
             were_running = [self._switch_off(dag_id) for dag_id in begun]
@@ -77,7 +80,7 @@ class Replication:
                     time.sleep(0.2)
 
     def _switch_off(self, dag_id: str) -> bool:
-        """Whether it was running."""
+        """Pause a DAG and end its run. Returns True if there was a running one."""
         api = self._airflow.api
         api.set_paused(dag_id, True)
         run = api.last_run(dag_id)

@@ -1,4 +1,4 @@
-"""`LAKE=s3`: the lake in a store that speaks S3, reached as an Airflow connection says."""
+"""The demo with `LAKE=s3`: the lake in an S3-compatible store, which an Airflow connection names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BUCKET = "demo"
 
 
 class S3Lake:
-    """A server with one bucket; what reads the lake in this process reaches it, too."""
+    """A server with one bucket. `start` also makes this process use it for reads of the lake."""
 
     uri = f"s3://{_BUCKET}/lake"
 
@@ -22,7 +22,7 @@ class S3Lake:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The Airflow connection that the pipeline names."""
+        """The variable with the Airflow connection of the pipeline's `lake_conn_id`."""
         keys = self._gateway.client_environment
         given = connection(
             "aws",
@@ -33,7 +33,7 @@ class S3Lake:
         return {f"AIRFLOW_CONN_{CONN_ID.upper()}": given}
 
     def start(self) -> str:
-        """Returns what to say of it. Raises DemoError."""
+        """Start the server, and return a line that describes it. Raises DemoError."""
         try:
             self._gateway.start()
         except (RuntimeError, OSError) as error:
@@ -47,5 +47,5 @@ class S3Lake:
 
 
 def is_there() -> bool:
-    """Whether the server is built."""
+    """Return True if the server program is built."""
     return PROGRAM.exists()

@@ -1,4 +1,4 @@
-"""A server of one's own, as a process on 127.0.0.1."""
+"""A private server, as a process on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from demo.postgres import free_port
 
 
 class ServerProcess:
-    """One with its own data in `folder`. Kinds say what is run, and when it answers."""
+    """A server with its own data in `folder`. Subclasses define the program and the check that it answers."""
 
     name = "the server"
     start_s = 60.0
@@ -24,22 +24,25 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        """Write what its program reads. Raises RuntimeError where it is not installed."""
+        """Write the files that the program reads. Raises RuntimeError if the program is not installed."""
 
     def command(self) -> list[str]:
-        """Its program, with arguments."""
+        """Return the program with its arguments."""
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str] | None:
-        """None: this process's."""
+        """Return the environment of the program, or None for that of this process."""
         return None
 
     def answers(self) -> bool:
-        """Whether it can be used."""
+        """Return True if the server can be used."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start it, with the data that it has, and wait until it answers."""
+        """Start the server with its existing data, and wait until it answers.
+
+        Raises RuntimeError if the program ends, or does not answer within `start_s` seconds.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prepare()
         with (self.folder / "output").open("ab") as output:
@@ -60,7 +63,7 @@ class ServerProcess:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the server, as in a crash."""
         self._signal(signal.SIGKILL)
 
     def stop(self) -> None:

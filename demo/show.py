@@ -1,4 +1,4 @@
-"""The demo's course: prepare, start, snapshot, replicate, watch, compare, stay up, end."""
+"""The steps of the demo: prepare, start, snapshot, replicate, watch, compare, stay up, end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 600.0
 
 
 class Show:
-    """One run of the demo. `equal` is None until the comparison has been made."""
+    """A run of the demo. `equal`: the result of the comparison, or None before it."""
 
     def __init__(self, options: Options, folder: Folder) -> None:
         self.equal: bool | None = None
@@ -40,7 +40,7 @@ class Show:
         self._events: Events | None = None
 
     def run(self) -> None:
-        """Run to the end; raises DemoError. Whatever was started is gone when it returns or raises."""
+        """Run the demo to its end. Raises DemoError. All started processes are ended in either case."""
         self._prepare()
         try:
             self._start()
@@ -62,7 +62,7 @@ class Show:
         preconditions.check(options, folder.root)
         folder.clear()
         os.environ["TMPDIR"] = str(folder.temporary)
-        # Before the broker: that chooses ports that are free.
+        # Reserve the server's port before the broker chooses free ports.
         self._server = Server(folder.postgres, port=options.pg_port)
         publishers: dict[str, Any] = {}
         if options.events:
@@ -123,7 +123,7 @@ class Show:
             self._replication.begin(PUBLISH_DAG)
 
     def _watch(self) -> None:
-        """Replicate under traffic for the chosen time, checking each consistent point that is looked at."""
+        """Replicate under traffic for `duration_s` seconds. Check the newest point every 3 s."""
         self._wait_for("a first consistent point", lambda: self._lake.check_balance() is not None)
         until = time.monotonic() + self._options.duration_s
         while time.monotonic() < until:
@@ -131,7 +131,10 @@ class Show:
             time.sleep(STATUS_EVERY_S)
 
     def _wait_for(self, what: str, is_so: Callable[[], bool]) -> float:
-        """Wait, with lines of status; the seconds that it took. Raises DemoError when it takes too long."""
+        """Wait until `is_so` returns True, and print status lines. Return the seconds that it took.
+
+        Raises DemoError after 600 s.
+        """
         began = last_line = time.monotonic()
         while not is_so():
             if time.monotonic() - began > WAIT_S:
@@ -143,7 +146,7 @@ class Show:
         return time.monotonic() - began
 
     def _look(self) -> None:
-        """One line of status, and the check of the newest consistent point. Raises DemoError."""
+        """Check all processes and the newest consistent point, and print a status line. Raises DemoError."""
         self._airflow.check_alive()
         self._traffic.check_alive()
         self._replication.check()
@@ -168,7 +171,7 @@ class Show:
         self._report()
 
     def _differing_events(self, last_lsn: LSN) -> int:
-        """How many rows that were rebuilt from events are not as the source has them."""
+        """Return the number of rows rebuilt from events that differ from the source."""
         events, differences = self._events, 0
         if events is None:
             return 0
@@ -220,7 +223,7 @@ class Show:
 
 
 def _events_of(broker: str, folder: Folder) -> Events:
-    """Only one broker's client needs to be there."""
+    """Return the events of a broker. Imports only the client of that broker."""
     if broker == "nats":
         from demo.nats_events import NatsEvents
 

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster: a master and two workers, as processes that share nothing but the loopback."""
+"""A standalone Spark cluster: a master and two workers, as processes that share only the loopback network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS = 2
 
 
 class Node(ServerProcess):
-    """Spark's own program of a part of the cluster, in a folder and a home of its own."""
+    """A Spark master or worker as a process, with its folder as home. `master`: the URL, for a worker."""
 
     def __init__(self, folder: Path, master: str = "") -> None:
         super().__init__(folder)
@@ -42,7 +42,7 @@ class Node(ServerProcess):
     def environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
         own = {"HOME": str(self.folder), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
-        # Spark's programs are those of pyspark, which are found by the Python on the path.
+        # Spark's scripts are part of pyspark. They find it by the Python on the path.
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
         return {**kept, **own, "PATH": path}
 
@@ -57,7 +57,7 @@ class Node(ServerProcess):
 
 
 class Cluster:
-    """`python`: the interpreter of executors, that of a host which has this package installed."""
+    """A master and its workers. `python`: the interpreter of executors, which has this package installed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,12 +81,12 @@ class Cluster:
             node.stop()
 
     def executors(self) -> list[int]:
-        """The processes of applications' executors, those of the first worker first."""
+        """Return the pids of the executors, in the order of their workers."""
         return [int(found) for worker in self.workers for found in executors_in(worker.folder)]
 
 
 def executors_in(folder: Path) -> Iterator[str]:
-    """The ids of the processes of a worker's executors."""
+    """Yield the pids of the executors of the worker in `folder`."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             arguments = (process / "cmdline").read_bytes()
@@ -98,11 +98,15 @@ def executors_in(folder: Path) -> Iterator[str]:
 
 
 def executor_python(folder: Path, version: str = "", *, with_package: bool = True) -> Path:
-    """A Python of another place, that has the libraries, and this package (as another version) or not."""
+    """Create a virtual environment in `folder` with this one's libraries, and return its Python.
+
+    `version`: the version that its copy of this package reports, by default the same. `with_package`: if
+    False, the environment lacks this package.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     libraries = [path for path in sys.path if path.endswith("site-packages")]
-    # What is installed for development by a .pth file there is not found this way.
+    # A package that is installed for development, by a .pth file in these folders, is not found this way.
     (packages / "libraries.pth").write_text("".join(f"{path}\n" for path in libraries))
     if with_package:
         copied = shutil.copytree(
@@ -116,7 +120,7 @@ def executor_python(folder: Path, version: str = "", *, with_package: bool = Tru
 
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """One that has started, until the block ends."""
+    """Start a cluster, yield it, and stop it at the end of the block."""
     cluster = Cluster(folder)
     try:
         cluster.start()

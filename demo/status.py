@@ -1,4 +1,4 @@
-"""The line that says how replication stands."""
+"""The status line of the demo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from demo.lake import Balance, Lake
 
 
 class Status:
-    """Reads what the provider records of a pipeline, and looks into the lake."""
+    """The status of a pipeline, from the provider's records and from the lake."""
 
     def __init__(self, dsn: str, pipeline: Pipeline, lake: Lake) -> None:
         self._dsn = dsn
@@ -26,16 +26,16 @@ class Status:
         self._lake = lake
 
     def line(self) -> str:
-        """States, rows, speed and lag, and the balances at the newest consistent point.
+        """Return a line with states, rows, speed and lag, and the balances at the newest consistent point.
 
-        Raises DemoError when a table is errored, or when the balances differ.
+        Raises DemoError if the state cannot be read, a table is errored, or the balances differ.
         """
         try:
             with Store(self._dsn, "demo") as store:
                 tables = list(store.read_tables(self._pipeline.name).values())
                 progress = store.read_progress(self._pipeline.name)
         except StateError:
-            return "nothing is replicated yet"  # the snapshot app sets the state up
+            return "nothing is replicated yet"  # the snapshot app creates the state
         except PgReplError as error:
             raise DemoError(f"The state cannot be read: {error}") from None
         _raise_errors(tables)
@@ -50,13 +50,13 @@ class Status:
         return " | ".join(parts)
 
     def wal_lsn(self) -> LSN:
-        """The end of the source's WAL."""
+        """Return the WAL insert position of the source."""
         with closing(psycopg2.connect(self._dsn)) as connection, connection.cursor() as cursor:
             cursor.execute("select pg_current_wal_insert_lsn()::text")
             return LSN.parse(cursor.fetchone()[0])
 
     def mark_end(self) -> LSN:
-        """An LSN after all commits so far, which the lake will reach: a last transaction follows it."""
+        """Return an LSN after all commits so far, and commit once more, so that the lake reaches it."""
         end = self.wal_lsn()
         with closing(psycopg2.connect(self._dsn)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("update pgbench_branches set bbalance = bbalance where bid = 1")
@@ -75,7 +75,7 @@ def _states(tables: list[TableRecord]) -> str:
 
 
 def _lag(balance: Balance, end: LSN, now: datetime) -> str:
-    """How far the newest consistent point is behind the source: WAL, and age of its last transaction."""
+    """Return the lag of the newest point: bytes of WAL, and the age of its last transaction in seconds."""
     age = (now - (balance.commit_ts or now)).total_seconds()
     return f"{_bytes(max(0, end - balance.lsn))}, {max(0.0, age):.1f} s"
 

@@ -1,4 +1,4 @@
-"""pgbench: the tables of the demo, and TPC-B transactions over all four of them."""
+"""The tables of the demo and their traffic: TPC-B transactions of pgbench over all four tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo.postgres import Server
 DATABASE = "bench"
 OWNER = "bench"
 REPLICATOR = "replicator"
-"""The role that replicates: of the owner's, because only who owns a table may publish it."""
+"""The role that replicates. It is a member of the owner's role, because only an owner may publish a table."""
 TABLES = (
     "public.pgbench_branches",
     "public.pgbench_tellers",
@@ -25,7 +25,7 @@ _FOREVER_S = 30 * 24 * 3600
 
 
 class Traffic:
-    """One pgbench against one server, started and stopped."""
+    """The pgbench process for a server."""
 
     def __init__(self, server: Server, log: Path, *, rate: int, clients: int) -> None:
         self._server = server
@@ -35,7 +35,7 @@ class Traffic:
         self._process: subprocess.Popen[bytes] | None = None
 
     def initialise(self, scale: int) -> None:
-        """The roles, and by `pgbench -i` the tables, filled, with all balances at zero."""
+        """Create the roles, and with `pgbench -i` the filled tables. All balances are zero."""
         for statement in (
             f"CREATE ROLE {OWNER} LOGIN",
             f"CREATE ROLE {REPLICATOR} LOGIN REPLICATION IN ROLE {OWNER}",
@@ -46,19 +46,19 @@ class Traffic:
         self._run("pgbench", OWNER, DATABASE, "-i", "-q", "-s", str(scale))
 
     def start(self) -> None:
-        # -n: no vacuum before, and above all no truncation of the history.
+        # -n: do not vacuum at the start, and do not truncate the history.
         options = ["-n", "-c", str(self._clients), "-R", str(self._rate), "-T", str(_FOREVER_S)]
         self._process = processes.start(self._command("pgbench", OWNER, DATABASE, *options), log=self._log)
 
     def check_alive(self) -> None:
-        """Raise DemoError when pgbench has ended by itself."""
+        """Raise DemoError if pgbench has ended unexpectedly."""
         if self._process is not None and (code := self._process.poll()) is not None:
             raise DemoError(
                 f"pgbench ended (exit code {code}); {self._log} ends with\n{processes.tail(self._log)}"
             )
 
     def stop(self) -> None:
-        """End the traffic; a transaction in flight is rolled back by the server."""
+        """Stop pgbench. The server rolls back unfinished transactions."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=30)

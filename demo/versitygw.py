@@ -1,4 +1,4 @@
-"""A private server that speaks S3, on 127.0.0.1 alone; `setup/versitygw.sh` builds it."""
+"""A private S3-compatible server, which `setup/versitygw.sh` builds. It listens on 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REGION = "us-east-1"
 
 
 def environment_of(port: int) -> dict[str, str]:
-    """What a client's environment says of the store behind a port of this host."""
+    """Return the environment variables of a client for the store at a port of this host."""
     return {
         "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "pgrepl",
@@ -24,7 +24,7 @@ def environment_of(port: int) -> dict[str, str]:
 
 
 class Gateway(ServerProcess):
-    """Keeps buckets as folders of `folder`/data, objects as files."""
+    """A versitygw server. Its buckets are folders below `folder`/data, and its objects are files."""
 
     name = "versitygw"
 
@@ -34,7 +34,7 @@ class Gateway(ServerProcess):
 
     @property
     def data(self) -> Path:
-        """With a folder for each bucket."""
+        """The folder that has a folder for each bucket."""
         return self.folder / "data"
 
     def prepare(self) -> None:
@@ -50,7 +50,10 @@ class Gateway(ServerProcess):
         return [str(PROGRAM), *listening, "posix", *self._sidecar(), str(self.data)]
 
     def _sidecar(self) -> list[str]:
-        """What it knows of objects stands in their files' attributes, where the file system keeps any."""
+        """Return the options for a metadata folder, if the file system has no extended attributes.
+
+        Otherwise versitygw stores the metadata of objects in extended attributes of their files.
+        """
         try:
             os.setxattr(self.data, "user.pgrepl", b"")
         except OSError:

@@ -1,4 +1,4 @@
-"""Publish a pipeline's changes to a broker.
+"""The application that publishes a pipeline's changes to a broker.
 
 PGREPL_DSN=… PGREPL_TARGET_URI=… spark-submit publish.py --pipeline FILE.json --publisher NAME
     [--until caught-up|X/X] [--after PLACE]

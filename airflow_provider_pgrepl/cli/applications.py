@@ -1,4 +1,4 @@
-"""What the package brings along for who has no checkout: applications to run, example DAGs to copy."""
+"""The `pgrepl` commands that run the packaged applications and copy the packaged example DAGs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ def _copy(arguments: argparse.Namespace) -> int:
 
 
 def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
-    """Become the parent of spark-submit with an application, its own options and those of Spark.
+    """Replace this process with the supervisor of spark-submit, which runs the application.
 
-    spark-submit is a JVM, which ends at once by SIGTERM while its driver goes on: the parent tells the driver
-    alone. In cluster mode, where the driver is elsewhere, this process becomes spark-submit itself.
+    The supervisor forwards SIGTERM to the driver only, because spark-submit is a JVM that would end at once.
+    In cluster mode the driver runs on another host, and this process becomes spark-submit itself. Without
+    lake tables it becomes the application itself.
 
-    Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
+    :param own: options of the application
+    :param spark: options of spark-submit
+    :raises ToolError: if Spark or Java is missing
+    :raises ConfigError: if the driver runs on this host and its DSN is missing
     """
     if not Pipeline.read(pipeline_file).has_lake_tables:
         _run_without_spark(name, pipeline_file, own, spark)
@@ -59,7 +63,7 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     spark_submit.allow_open_files()
     submit = spark_submit.spark_submit()
     more = _driver_python(spark) if is_here else []
-    # What is given comes behind ours, and so counts.
+    # The user's options come after this package's, so that they take effect.
     application = spark_submit.application(name)
     command = [submit, *more, *spark, application, "--pipeline", pipeline_file, *own]
     if is_here:
@@ -73,7 +77,7 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
 
 
 def _run_without_spark(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
-    """Become the application itself. Raises ConfigError for options of Spark."""
+    """Replace this process with the application. Raises ConfigError if there are options for Spark."""
     if spark:
         raise ConfigError(
             f"pgrepl {name}: nothing is for spark-submit: the pipeline has no lake tables",
@@ -86,7 +90,10 @@ def _run_without_spark(name: str, pipeline_file: str, own: Sequence[str], spark:
 
 
 def _driver_python(spark: Sequence[str]) -> list[str]:
-    """Options that keep the driver with this Python where there is a cluster, whose executors have theirs."""
+    """Return options that run the driver with this Python. Returns none if the master is local.
+
+    On a cluster, the executors have another Python.
+    """
     given = [*_values(spark, "--conf"), *_values(spark, "-c")]
     conf = dict(part.split("=", 1) for part in given if "=" in part)
     if (_value(spark, "--master") or conf.get("spark.master") or "local").startswith("local"):
@@ -96,19 +103,19 @@ def _driver_python(spark: Sequence[str]) -> list[str]:
 
 
 def _value(arguments: Sequence[str], option: str) -> str | None:
-    """The last one given."""
+    """Return the last value of an option, or None. `--option VALUE` wins over `--option=VALUE`."""
     return next(reversed(_values(arguments, option)), None)
 
 
 def _values(arguments: Sequence[str], option: str) -> list[str]:
-    """As `--option VALUE` or `--option=VALUE`, both of which spark-submit takes."""
+    """Return the values of an option. spark-submit accepts `--option VALUE` and `--option=VALUE`."""
     joined = [part.removeprefix(f"{option}=") for part in arguments if part.startswith(f"{option}=")]
     pairs = pairwise(arguments)
     return [*joined, *(value for name, value in pairs if name == option)]
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command's arguments, and those of spark-submit, which follow `--`."""
+    """Split arguments at the first `--` into those of the command and those of spark-submit."""
     given = list(arguments)
     if "--" not in given:
         return given, []
@@ -117,10 +124,13 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def copy_dags(folder: Path) -> list[Path]:
-    """Copy the example DAGs and their pipeline file; what is there is never overwritten.
+    """Copy the example DAGs and their pipeline file to `folder`, and return the paths of the copies.
 
-    Raises ConfigError, with nothing copied, when a file or link of that name is there, or the folder is a
-    link or none can be made; ToolError without examples.
+    Existing files are never overwritten.
+
+    :raises ConfigError: if one of the files or a link of that name exists, if the folder is a link, or if it
+        cannot be created. Nothing is copied then.
+    :raises ToolError: if the package lacks the examples
     """
     examples = spark_submit.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
@@ -143,7 +153,7 @@ def copy_dags(folder: Path) -> list[Path]:
             f"the folder {folder} cannot be made: {error.strerror}", "name another folder"
         ) from None
     for source, target in zip(sources, targets, strict=True):
-        with target.open("xb") as copy:  # neither through a link, nor over what came meanwhile
+        with target.open("xb") as copy:  # fail for a link or file that was created after the check
             copy.write(source.read_bytes())
     return targets
 

@@ -1,4 +1,4 @@
-"""Command: all that the parser and the start of one command of `pgrepl` need."""
+"""A command of `pgrepl`: its arguments for the parser, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arguments = argparse.Namespace
 
 @dataclass(frozen=True)
 class Option:
-    """An argument of a command: what argparse is told."""
+    """An argument of a command: its name and its keyword arguments for `argparse`."""
 
     name: str
     how: dict[str, object]
@@ -27,10 +27,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """A command by its name; `events try` is `try` below `events`.
+    """A command of `pgrepl`.
 
-    `work`: returns the exit code, given the pipeline, unless it `has_pipeline` not, and the arguments. `add`:
-    adds arguments that a program declares itself. `is_application`: what follows `--` is for spark-submit.
+    :param name: one word, or two for a subcommand: `events try` is `try` below `events`
+    :param work: called with the pipeline (only if `has_pipeline`) and the arguments. Returns the exit code.
+    :param add: adds the arguments that an application declares
+    :param is_application: True if arguments after `--` are passed to spark-submit
     """
 
     name: str
@@ -43,7 +45,7 @@ class Command:
     epilog: str | None = None
 
     def add_to(self, parent: Any) -> None:
-        """Add a parser of its arguments, which are then parsed with the command itself as `command`."""
+        """Add a parser of its arguments. It stores this command as `command` in the parsed arguments."""
         *_, name = self.name.split()
         parser = parent.add_parser(name, help=self.purpose, description=self.purpose, epilog=self.epilog)
         if self.has_pipeline:
@@ -55,7 +57,7 @@ class Command:
         parser.set_defaults(command=self)
 
     def run(self, arguments: Arguments) -> int:
-        """Do its work; returns the exit code. Raises PgReplError."""
+        """Run the command and return its exit code. Raises PgReplError."""
         if not self.has_pipeline:
             return self.work(arguments)
         return self.work(Pipeline.read(arguments.pipeline), arguments)
@@ -64,7 +66,10 @@ class Command:
 def add_commands(
     parser: argparse.ArgumentParser, commands: tuple[Command, ...], groups: dict[str, str]
 ) -> None:
-    """Add parsers of all commands. `groups`: by the first word of names that have two, what it is about."""
+    """Add the parsers of all commands.
+
+    :param groups: the help text of each command group, by the first word of its commands' names
+    """
     parents = {"": parser.add_subparsers(required=True, metavar="COMMAND", parser_class=process.Parser)}
     for command in commands:
         group = command.name.rpartition(" ")[0]

@@ -1,7 +1,7 @@
-"""The commands of `pgrepl` that look at a pipeline, or mend it: their options, and what they do.
+"""The commands of `pgrepl` that inspect or change a pipeline, with their options.
 
-The parser of all commands is made at every start. So each command imports what it does its work with only
-when it runs.
+The parser of all commands is built at every start. Therefore each command imports the modules of its
+operation only when it runs.
 """
 
 from __future__ import annotations
@@ -283,11 +283,11 @@ def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
     after = given if given is None or "/" in given else _moment(given)
     try:
         for lines in json_lines(pipeline, arguments.tables or None, after, follow=arguments.follow):
-            # JSON is UTF-8, whatever the terminal's encoding.
+            # Write JSON as UTF-8, independent of the terminal's encoding.
             sys.stdout.buffer.write(lines.encode())
             sys.stdout.buffer.flush()
     except (KeyboardInterrupt, BrokenPipeError):
-        # Whoever read has enough; Python's own flush at the end must not fail.
+        # The reader has closed the pipe, or the user pressed Ctrl-C. Python's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return process.DONE
 

@@ -1,4 +1,4 @@
-"""The lake's store, in Airflow's words: a connection to it as variables that a process is given."""
+"""The environment variables of a lake's store, from an Airflow connection."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ _OTHER_IDENTITIES = {
 
 
 def lake_variables(pipeline: Pipeline) -> dict[str, str]:
-    """How the pipeline's store is reached; nothing where the hosts' own environment says that.
+    """Return the environment variables by which a process reaches the pipeline's store.
 
-    What is secret is masked in logs from here on. Raises ConfigError.
+    Returns none if the pipeline has no `lake_conn_id` or its lake is a directory. The hosts' own environment
+    is used then. Secrets are masked in logs from then on. Raises ConfigError for a connection of the wrong
+    type, of another account, or with an unsupported or incomplete login.
     """
     place = place_in_store(pipeline.lake_root)
     if pipeline.lake_conn_id is None or place is None:
@@ -66,7 +68,7 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     for name in _SECRETS:
         if name in given:
             mask_secret(given[name])
-    # A client may put the parts of a token in an order of its own.
+    # Mask the signature alone, too: a client may print the parts of a token in another order.
     for signature in parse_qs(given.get(AZURE_SAS, "")).get("sig", ()):
         mask_secret(signature)
         mask_secret(quote(signature, safe=""))
@@ -74,13 +76,14 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
 
 
 class _Extra:
-    """A connection's extras, with or without the prefix that old forms of Airflow's give them."""
+    """The extras of a connection. Forms of old Airflow versions store them with a prefix."""
 
     def __init__(self, connection: Connection) -> None:
         self._found: Mapping[str, Any] = connection.extra_dejson
         self._prefix = f"extra__{connection.conn_type}__"
 
     def get(self, name: str) -> Any:
+        """Return the extra `name`, with or without the prefix, or None."""
         return self._found.get(name) or self._found.get(f"{self._prefix}{name}")
 
 
@@ -109,7 +112,10 @@ def _of_amazon(connection: Connection, extra: _Extra, _: Place) -> dict[str, Any
 
 
 def _of_google(_: Connection, extra: _Extra, __: Place) -> dict[str, Any]:
-    """Without a key the hosts' own default credentials are used."""
+    """Return the variable with the service account's key. Without a key, the hosts use default credentials.
+
+    Raises ValueError for a key that cannot be read or is not a service account's.
+    """
     key = extra.get("keyfile_dict")
     if path := extra.get("key_path"):
         try:
@@ -126,8 +132,9 @@ def _of_google(_: Connection, extra: _Extra, __: Place) -> dict[str, Any]:
 
 
 def _of_azure(connection: Connection, extra: _Extra, place: Place) -> dict[str, Any]:
-    """By a client of Entra's where there is a tenant, else by the account's key or a token (SAS).
+    """Return the variables of an Entra client if there is a tenant, else of a SAS token or an account key.
 
+    Raises ValueError for another storage account than that of `place`, and for an incomplete client.
     https://airflow.apache.org/docs/apache-airflow-providers-microsoft-azure/stable/connections/wasb.html
     """
     tenant, host = extra.get("tenant_id"), (connection.host or "").rstrip("/")

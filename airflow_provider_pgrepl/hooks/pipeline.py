@@ -1,4 +1,4 @@
-"""The arguments `pipeline=`, `tables=` and flags: what an author may give, and what templates make of it."""
+"""The arguments `pipeline=`, `tables=` and flags, as a DAG's author or a rendered template gives them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PipelineArgument = Pipeline | dict[str, Any] | str | os.PathLike[str]
 
 
 def read_pipeline(value: PipelineArgument) -> Pipeline:
-    """The Pipeline given as such, as a dict, as JSON text, or as the path of a file. Raises ConfigError."""
+    """Return the pipeline from a Pipeline, a dict, JSON text or the path of a file. Raises ConfigError."""
     if isinstance(value, Pipeline):
         return value
     if isinstance(value, dict):
@@ -30,9 +30,9 @@ def read_pipeline(value: PipelineArgument) -> Pipeline:
 
 
 def check_at_parse_time(value: object) -> None:
-    """Refuse fields that no template can mend, so that the DAG is not imported. Raises ConfigError.
+    """Raise ConfigError for an invalid dict without templates, so that the DAG is not imported.
 
-    What holds a template or comes from another task is looked at when the task runs, and so is a file.
+    A dict with templates or with results of other tasks, JSON text and a file are checked when the task runs.
     """
     if isinstance(value, dict) and _is_literal(value):
         Pipeline.from_dict(value)
@@ -49,7 +49,10 @@ def _is_literal(value: object) -> bool:
 
 
 def read_tables(value: Sequence[str] | str | None) -> list[str]:
-    """Table names from a list, a comma list, or a list as a template prints it. Raises ConfigError."""
+    """Return table names from a list, a comma-separated text, or a list as a template prints it.
+
+    None and empty names are left out. Raises ConfigError.
+    """
     if value is None:
         return []
     if isinstance(value, str):
@@ -61,7 +64,7 @@ def read_tables(value: Sequence[str] | str | None) -> list[str]:
 
 
 def parse_tables(names: Sequence[str]) -> list[TableName]:
-    """The tables that these names stand for. Raises ConfigError."""
+    """Return the tables that these names identify. Raises ConfigError for a name that is not valid."""
     try:
         return [TableName.parse(name) for name in names]
     except ValueError as error:
@@ -69,7 +72,10 @@ def parse_tables(names: Sequence[str]) -> list[TableName]:
 
 
 def read_flag(name: str, value: bool | str) -> bool:
-    """A flag, also as a template prints it. Raises ConfigError: a guess could start a whole new epoch."""
+    """Return a flag from a bool, or from the text that a template prints.
+
+    Raises ConfigError for any other text: a guess could start a new epoch.
+    """
     known = {"true": True, "false": False}
     if isinstance(value, bool):
         return value

@@ -1,4 +1,4 @@
-"""PgReplicationHook: the source database, in Airflow's words. It translates; the core decides."""
+"""The Airflow hook of a source database. It resolves connections and calls the core, which has the logic."""
 
 from __future__ import annotations
 
@@ -40,17 +40,21 @@ LIBPQ_EXTRAS = (
     "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
     "gssencmode", "krbsrvname", "passfile", "service",
 )  # fmt: skip
-"""Keys of a connection's extra that go to libpq; what they mean is in PostgreSQL's manual, 34.1.2."""
+"""The keys of a connection's extra that are passed to libpq (PostgreSQL manual, 34.1.2).
+
+https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+"""
 
 SECRET_EXTRAS = ("sslpassword",)
 _ROLE = "hook"
 
 
 def dsn_of(connection: Any) -> str:
-    """The connection string for an Airflow connection of type `pgrepl` or `postgres`.
+    """Return the libpq connection string of an Airflow connection of type `pgrepl` or `postgres`.
 
-    Raises ConfigError for another type, and for an extra of a `pgrepl` connection that libpq does not have:
-    a misspelt `sslmode` must not connect without TLS. A `postgres` connection may carry its own provider's.
+    Raises ConfigError for another type, for IAM logins, and for an extra of a `pgrepl` connection that is not
+    in LIBPQ_EXTRAS: a misspelled `sslmode` must not connect without TLS. A `postgres` connection may have
+    other extras of Airflow's postgres provider, which are ignored.
     """
     if connection.conn_type not in CONNECTION_TYPES:
         raise ConfigError(
@@ -70,7 +74,7 @@ def dsn_of(connection: Any) -> str:
     try:
         text: str = psycopg2.extensions.make_dsn(**{key: value for key, value in parts.items() if value})
     except psycopg2.Error:
-        # Without the cause: libpq quotes what it could not read.
+        # Suppress the cause: libpq's message quotes the text that it could not parse, which may hold secrets.
         raise ConfigError(f"connection {connection.conn_id!r} does not make a connection string") from None
     return text
 
@@ -90,14 +94,17 @@ def _check_extras(connection: Any, extras: Mapping[str, object]) -> None:
 
 
 def _text(value: object) -> str:
-    """JSON's true and false are libpq's 1 and 0."""
+    """Return a value as libpq expects it: 1 for true, 0 for false."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def missing_connection(
     error: AirflowNotFoundException, conn_id: str, conn_type: str, other: str
 ) -> AirflowNotFoundException:
-    """Return Airflow's error with what to do. `other`: what helps as well, as an instruction."""
+    """Return Airflow's error with a hint.
+
+    :param other: an alternative to adding the connection, as an instruction
+    """
     return AirflowNotFoundException(
         f"{error}\n  hint: add a connection {conn_id} of type {conn_type} under Admin, Connections, or in the"
         f" variable AIRFLOW_CONN_{conn_id.upper()} of every worker; or {other}"
@@ -106,7 +113,11 @@ def missing_connection(
 
 @dataclass(frozen=True)
 class SlotLag:
-    """How far a slot's reader is behind the source, in bytes of WAL."""
+    """The lag of a slot's reader behind the source, in bytes of WAL.
+
+    `unconfirmed_bytes`: from the confirmed LSN to the source's WAL position. `retained_bytes`: the WAL that
+    the server keeps for the slot.
+    """
 
     slot: str
     active: bool
@@ -117,10 +128,11 @@ class SlotLag:
 
 
 class PgReplicationHook(DbApiHook):
-    """A source database; its connection is of type `pgrepl`, or an existing one of type `postgres`.
+    """A source database, by an Airflow connection of type `pgrepl` or `postgres`.
 
-    Methods raise this package's own errors (`airflow_provider_pgrepl.errors`). In a @task function,
-    `operators.failures.translated()` makes them Airflow's, so that what no retry can mend is not retried.
+    Methods raise the errors of `airflow_provider_pgrepl.errors`. In a @task function, wrap calls in
+    `operators.failures.translated()`: it raises Airflow's exceptions, so that Airflow does not retry a task
+    that a retry cannot fix.
     """
 
     conn_name_attr = "pgrepl_conn_id"
@@ -130,10 +142,10 @@ class PgReplicationHook(DbApiHook):
     supports_autocommit = True
 
     def dsn(self) -> str:
-        """The libpq connection string, password included; masked in logs from here on.
+        """Return the libpq connection string with its password. It is masked in logs from then on.
 
-        Raises ConfigError; AirflowNotFoundException, which is retried: Airflow raises it also while a
-        secrets backend cannot be reached.
+        Raises ConfigError. Raises AirflowNotFoundException for an unknown connection. That error is retried,
+        because Airflow also raises it while a secrets backend cannot be reached.
         """
         try:
             dsn = dsn_of(self.connection)
@@ -150,12 +162,12 @@ class PgReplicationHook(DbApiHook):
         return dsn
 
     def get_conn(self) -> Connection:
-        """A psycopg2 connection in autocommit mode, with the session settings replication relies on."""
+        """Open a psycopg2 connection in autocommit mode, with the session settings that replication needs."""
         return connect(self.dsn(), _ROLE)
 
     @property
     def sqlalchemy_url(self) -> URL:
-        """For DbApiHook's SQLAlchemy methods, such as get_df."""
+        """Return the URL for the SQLAlchemy methods of DbApiHook, such as get_df."""
         given = self.connection
         extras = with_system_certificates(
             {key: str(self.connection_extra[key]) for key in LIBPQ_EXTRAS if self.connection_extra.get(key)}
@@ -174,9 +186,9 @@ class PgReplicationHook(DbApiHook):
         return self.sqlalchemy_url.render_as_string(hide_password=False)
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
-        """Whether this server can be replicated from: version, wal_level, rights, free slots and a sender.
+        """Check version, wal_level, replication right, free slots and free walsenders of the server.
 
-        What depends on a pipeline's tables is `check`'s to find.
+        Returns True and a description, or False and the problems. `check` checks the tables of a pipeline.
         """
         try:
             server = check_server(self.dsn())
@@ -189,50 +201,60 @@ class PgReplicationHook(DbApiHook):
         )
 
     def check(self, pipeline: Pipeline) -> None:
-        """Raise the error that a run of this pipeline would meet at the source; creates nothing."""
+        """Raise the error that a run of this pipeline would raise at the source. Creates nothing."""
         check_source(self.dsn(), pipeline)
 
     def list_tables(self, patterns: Sequence[str]) -> list[TableName]:
-        """The tables that a pipeline's `tables` stand for. Raises ConfigError, TableError."""
+        """Return the tables that these names and patterns select. Raises ConfigError, TableError."""
         pipeline = Pipeline(name=_ROLE, lake="/unused", tables=tuple(patterns))
         with self._connected() as connection:
             return [relation.table for relation in resolve_tables(connection, pipeline)]
 
     def create_publication(self, name: str, tables: Sequence[str]) -> None:
-        """Publish these tables (or patterns). Raises PublicationError when the name is taken."""
+        """Create a publication of these tables or patterns. Raises PublicationError if its name is in use."""
         pipeline = Pipeline(name=_ROLE, lake="/unused", tables=tuple(tables), publication=name)
         with self._connected() as connection:
             publication.create_publication(connection, name, resolve_tables(connection, pipeline))
 
     def get_publication(self, name: str) -> publication.Publication | None:
+        """Return the publication `name`, or None if it does not exist."""
         with self._connected() as connection:
             return publication.read_publication(connection, name)
 
     def drop_publication(self, name: str) -> None:
-        """Drop it; one that is not there is as good as dropped."""
+        """Drop the publication `name`. Does nothing if it does not exist."""
         with self._connected() as connection:
             publication.drop_publication(connection, name)
 
     def create_slot(self, name: str, timeout_s: float = 60.0) -> LSN:
-        """Create a permanent pgoutput slot and give its consistent point. It holds WAL from now on.
+        """Create a permanent pgoutput slot and return its consistent point.
 
-        It needs a second free slot while it is made. Raises SlotError, SnapshotError (open transactions that
-        the server waits for), ServerSettingError.
+        The slot retains WAL from then on. The creation needs a second free slot. Raises SlotError,
+        ServerSettingError. Raises SnapshotError if the server waits longer than `timeout_s` seconds for open
+        transactions.
         """
         with slot_creation.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
             return exported.consistent_point
 
     def get_slot(self, name: str) -> Slot | None:
+        """Return the replication slot `name`, or None if it does not exist."""
         with self._connected() as connection:
             return read_slot(connection, name)
 
     def drop_slot(self, name: str) -> None:
-        """Drop it; one that is not there is as good as dropped. Raises BusyError while it is read."""
+        """Drop the replication slot `name`. Does nothing if it does not exist.
+
+        Raises BusyError while a walsender is reading the slot, SlotError for a slot of another database and
+        for a physical slot.
+        """
         with self._connected() as connection:
             drop_slot(connection, name)
 
     def lag(self, slot_name: str) -> SlotLag:
-        """Read the slot's lag, and how much WAL the server keeps for it. Raises SlotError."""
+        """Return the lag of a slot's reader, and the bytes of WAL that the server retains for the slot.
+
+        :raises SlotError: if no logical slot has this name
+        """
         with self._connected() as connection:
             found = read_slot(connection, slot_name)
             source_lsn = wal_lsn(connection)
@@ -245,7 +267,7 @@ class PgReplicationHook(DbApiHook):
             active=found.active,
             confirmed_flush_lsn=confirmed,
             source_lsn=source_lsn,
-            # A reader may have confirmed a record that was not yet flushed when asked.
+            # A reader may have confirmed a record that the server had not flushed at the time of the query.
             unconfirmed_bytes=max(0, source_lsn - confirmed),
             retained_bytes=max(0, source_lsn - restart),
         )
@@ -260,16 +282,20 @@ class PgReplicationHook(DbApiHook):
 
 
 def access_to(pipeline: Pipeline) -> Access:
-    """The pipeline, with connection strings that are masked in logs from here on. Raises ConfigError."""
+    """Return the pipeline with its connection strings, which are masked in logs from then on.
+
+    Raises ConfigError.
+    """
     dsn = PgReplicationHook(pipeline.conn_id).dsn()
     state_dsn = PgReplicationHook(pipeline.state_conn_id).dsn() if pipeline.state_conn_id else dsn
     return Access(pipeline, dsn, state_dsn)
 
 
 def access_with_lake(pipeline: Pipeline) -> Access:
-    """The same for what reads or writes the lake in this process: it reaches the store as the pipeline says.
+    """Return the pipeline's access, and make this process use the store of its `lake_conn_id`.
 
-    For tasks, which have a process of their own; not for triggers. Raises ConfigError.
+    Call this before the process reads or writes the lake. Only tasks may call this, because each task has its
+    own process. Triggers share one. Raises ConfigError.
     """
     use_store(lake_variables(pipeline))
     return access_to(pipeline)

@@ -1,4 +1,4 @@
-"""From an Airflow connection to the URI of a broker."""
+"""The secrets of a publisher, such as the URI of its broker, from Airflow connections."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS, TargetName
 
 _SECRET = ("password", "secret", "pem", "oauthbearer.config")
-"""In names of librdkafka's properties."""
+"""Parts of names of librdkafka properties whose values are secret."""
 
 
 def target_secrets(settings: PublisherSettings) -> dict[str, str]:
-    """What a publisher needs of connections, for the environment of its process alone. Raises ConfigError."""
+    """Return the secrets of a publisher as environment variables for its process only. Raises ConfigError."""
     secrets = {TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
     if FORMATS[settings.format].has_registry:
         secrets[REGISTRY_VARIABLE] = registry_uri(settings)
@@ -25,11 +25,11 @@ def target_secrets(settings: PublisherSettings) -> dict[str, str]:
 
 
 def target_uri(conn_id: str, target: TargetName) -> str:
-    """The URI of a connection, as `amqp://user:password@host:port/vhost`; masked in logs from here on.
+    """Return the URI of a broker, as `amqp://user:password@host:port/vhost`, and mask it in logs.
 
-    The connection's schema is RabbitMQ's virtual host, `/` unless given. Kafka's host may be several with
-    commas between, and keys of its extra that have a dot are properties of librdkafka. TLS is used when the
-    type is `amqps`, `tls` (NATS) or `kafkas`, or the extra has `tls`. Raises ConfigError.
+    The connection's schema is RabbitMQ's virtual host, by default `/`. For Kafka, the host may be a
+    comma-separated list, and extras whose keys have a dot are librdkafka properties. TLS is used if the
+    connection type is `amqps`, `tls` (NATS) or `kafkas`, or if the extra has `tls`. Raises ConfigError.
     """
     connection = BaseHook.get_connection(conn_id)
     if not connection.host:
@@ -43,7 +43,7 @@ def target_uri(conn_id: str, target: TargetName) -> str:
     password = quote(given, safe="")
     user = quote(login, safe="") + (f":{password}" if password else "")
     port = f":{connection.port}" if connection.port else ""
-    # An address of IPv6 stands in brackets, but where hosts carry their ports.
+    # Put an IPv6 address in brackets, except where the hosts include their ports.
     host = f"[{connection.host}]" if ":" in connection.host and not kind.has_hosts else connection.host
     path = f"/{quote(connection.schema or '/', safe='')}" if kind.has_virtual_hosts else ""
     properties = {name: str(value) for name, value in extra.items() if kind.has_hosts and "." in name}
@@ -57,8 +57,11 @@ def target_uri(conn_id: str, target: TargetName) -> str:
 
 
 def registry_uri(settings: PublisherSettings) -> str:
-    """The URI of a publisher's schema registry; masked in logs from here on. Its connection's `schema` is
-    `http` unless it says `https`, and the extra's `path` what stands behind the port. Raises ConfigError."""
+    """Return the URI of a publisher's schema registry. It is masked in logs if it has a login.
+
+    The URI scheme is the connection's `schema`, by default `http`. The extra's `path` is appended after the
+    port. Raises ConfigError.
+    """
     connection = BaseHook.get_connection(settings.registry_conn_id)
     if not connection.host:
         raise ConfigError(
@@ -76,7 +79,7 @@ def registry_uri(settings: PublisherSettings) -> str:
 
 
 def hash_salt(settings: PublisherSettings) -> str:
-    """What goes into the hashes of a publisher; masked in logs from here on. Raises ConfigError."""
+    """Return the salt of a publisher's column hashes, and mask it in logs. Raises ConfigError."""
     where = f"publishers: {settings.name}"
     if not settings.salt_conn_id:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Links beside a task that runs an application: its status, its lake, and these documents."""
+"""The extra links of a task that runs an application: status, lake and documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAGE = "docs/reference/operators.md"
 
 
 class StatusLink(BaseOperatorLink):
-    """The task's XComs: `status`, renewed every minute, and what it returned."""
+    """A link to the task's XComs: `status`, updated every minute, and the return value."""
 
     name = "Status"
 
@@ -27,7 +27,7 @@ class StatusLink(BaseOperatorLink):
 
 
 class LakeLink(BaseOperatorLink):
-    """The folder of the lake, as the worker sees it, on a page: Airflow shows no links to files."""
+    """A link to a page with the path of the lake as the worker sees it. Airflow shows no links to files."""
 
     name = "Lake"
 
@@ -40,7 +40,7 @@ class LakeLink(BaseOperatorLink):
 
 
 class DocumentationLink(BaseOperatorLink):
-    """The page on the operators, of the version that is installed."""
+    """A link to the operators' reference page of the installed version."""
 
     name = "Documentation"
 
@@ -49,6 +49,6 @@ class DocumentationLink(BaseOperatorLink):
 
 
 def _own(path: str) -> str:
-    """An address of this Airflow."""
+    """Return the URL of a path of this Airflow."""
     base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
     return f"{base}{path}"

@@ -1,4 +1,4 @@
-"""Fields of a DAG's form: tables of a pipeline."""
+"""The fields of a DAG's trigger form in which a user selects tables of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, read_pipeli
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 PICKED_TABLES = "{{ (params.tables or []) + (params.get('more_tables') or []) }}"
-"""The operators' `tables=` for `tables_params`, in a DAG with `render_template_as_native_obj=True`."""
+"""The value of `tables=` in a DAG with `tables_params` and `render_template_as_native_obj=True`."""
 
 
 def tables_params(pipeline: PipelineArgument, title: str, description: str = "") -> dict[str, Param]:
-    """Params of a DAG by which people say which tables: `tables`, and where needed `more_tables`.
+    """Return the Params of a DAG in which a user names tables: `tables`, and `more_tables` if needed.
 
-    They pick from the tables that the pipeline lists by name. Such a form takes no other names, so that there
-    is a second field for those: of tables that are to be added, or that were. For a pipeline with patterns,
-    or a file that cannot be read yet, one field takes names, one a line: what patterns stand for only the
-    source knows, which no DAG asks when it is parsed.
+    If the pipeline lists its tables by name, `tables` offers those, and accepts no other name. `more_tables`
+    takes other names, one a line, for example tables to add. For a pipeline with patterns, or whose file
+    cannot be read yet, `tables` takes names, one a line. Only the source knows the tables that match a
+    pattern, and parsing a DAG must not query the source.
     """
     listed = _listed(pipeline)
     if not listed:
         return {"tables": _names(title, f"{description}One a line, as public.orders")}
-    # No minItems: `airflow tasks test` begins with the defaults, and must be allowed to.
+    # Do not set minItems: `airflow tasks test` starts with the defaults, which are empty.
     picker = Param(
         [],
         type=["null", "array"],

@@ -1,4 +1,4 @@
-"""PgMaintenanceOperator: a pipeline's lake is maintained by hand, or by a schedule."""
+"""The operator that maintains a pipeline's lake, by hand or on a schedule."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from airflow_provider_pgrepl.operators.failures import failure_of, translated
 
 
 class PgMaintenanceOperator(BaseOperator):
-    """Compact lake tables and changelog, let old consistent points go, and delete what nobody needs.
+    """Compact lake tables and the changelog. Delete old consistent points and unreferenced files.
 
-    The replication app does that by itself, less thoroughly; it may run meanwhile. Needs no Spark.
+    The replication app does the same automatically, but less thoroughly. It may run at the same time. This
+    operator needs no Spark.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
-    :param tables: whose lake tables are compacted; none: all (templated)
-    :param limit_s: after so many seconds no more files are begun to be joined
+    :param tables: compact these lake tables; None or empty: all (templated)
+    :param limit_s: seconds after which no further compaction starts
 
-    XCom: the report of `pgrepl maintain --json`, also when something failed. A table that was too busy is
-    logged, and fails nothing.
+    XCom: the report of `pgrepl maintain --json`, also if something failed. A table that was too busy is
+    logged and does not fail the task.
     """
 
     template_fields: Sequence[str] = ("pipeline", "tables")
@@ -51,7 +52,7 @@ class PgMaintenanceOperator(BaseOperator):
         self.limit_s = limit_s
 
     def execute(self, context: Any) -> dict[str, Any]:
-        # Imported here, as it brings deltalake along, which no parsing of a DAG needs.
+        # Import this here: it imports deltalake, which parsing a DAG does not need.
         from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
 
         self._asked_to_end = threading.Event()
@@ -74,7 +75,7 @@ class PgMaintenanceOperator(BaseOperator):
         return report
 
     def on_kill(self) -> None:
-        """End after the commit that is being made."""
+        """Ask the maintenance to end after the current commit."""
         asked: threading.Event | None = getattr(self, "_asked_to_end", None)
         if asked is not None:
             asked.set()

@@ -1,4 +1,4 @@
-"""PgPublishOperator: keep a broker supplied with change events."""
+"""The operator that publishes change events to a broker."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _MODES = ("continuous", "caught_up")
 
 
 class PgPublishOperator(SparkAppOperator):
-    """Publish a pipeline's changes, as one of its `publishers` says.
+    """Publish a pipeline's changes with one of its `publishers`.
 
-    :param publisher: its name in the pipeline (templated)
+    :param publisher: the publisher's name in the pipeline (templated)
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that the
-        changelog held when it started is published (templated)
-    :param hand_over_after_s: succeed after so many seconds of `continuous`, and leave the application to the
-        next run, which adopts it. It stops by itself when none has come within fifteen minutes
+        changelog held at the start is published (templated)
+    :param hand_over_after_s: with `continuous`, seconds after which the task succeeds and leaves the
+        application to the next run, which adopts it. The application stops if no run adopts it within 15
+        minutes.
 
-    The rest as in SparkAppOperator; the application runs in Spark's driver alone. Give it retries without
-    end: what no retry can mend fails at once.
+    Other parameters: see SparkAppOperator. The application uses only Spark's driver. Set unlimited retries:
+    an error that a retry cannot fix fails the task at once.
     """
 
     app = "publish"
@@ -66,13 +67,13 @@ class PgPublishOperator(SparkAppOperator):
         return {**super().secrets(), **target_secrets(self._resolved.publisher(self.publisher))}
 
     def check_start(self, access: Access) -> None:
-        # It reads the lake, which whoever parses DAGs need not be able to.
+        # Import this here: it imports the libraries of the lake, which parsing a DAG does not need.
         from airflow_provider_pgrepl.replication.app.publish import check_publishing
 
         check_publishing(access.pipeline)
 
     def is_job_succeeded(self, status: str) -> bool:
-        # A continuous publisher that has ended is one to be started again.
+        # A continuous publisher that has ended must be started again.
         return self.mode == "caught_up" and super().is_job_succeeded(status)
 
     def ended_well(self) -> None:

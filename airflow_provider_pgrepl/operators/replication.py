@@ -1,4 +1,4 @@
-"""PgReplicationOperator: keep the lake current, or the changelog and a publisher."""
+"""The operator that replicates changes into the lake, or into the changelog and a publisher."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ class PgReplicationOperator(SparkAppOperator):
     """Receive changes and apply them to the lake tables.
 
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that was
-        committed when it started is in the lake (templated)
-    :param publisher: of a pipeline without lake tables (`lake_tables` none), the name of a publisher that
-        runs in the same process (templated)
-    :param hand_over_after_s: succeed after so many seconds of `continuous`, and leave the application to the
-        next run, which adopts it. It stops by itself when none has come within fifteen minutes
+        committed at the start is in the lake (templated)
+    :param publisher: the name of a publisher that runs in the same process. Only for a pipeline without lake
+        tables (`lake_tables` none) (templated)
+    :param hand_over_after_s: with `continuous`, seconds after which the task succeeds and leaves the
+        application to the next run, which adopts it. The application stops if no run adopts it within 15
+        minutes.
 
-    The rest as in SparkAppOperator. Give it retries without end: what no retry can mend fails at once.
+    Other parameters: see SparkAppOperator. Set unlimited retries: an error that a retry cannot fix fails the
+    task at once.
     """
 
     app = "replicate"
@@ -72,7 +74,7 @@ class PgReplicationOperator(SparkAppOperator):
         check_replication(access)
 
     def is_job_succeeded(self, status: str) -> bool:
-        # A continuous replication that has ended is one to be started again.
+        # A continuous replication that has ended must be started again.
         return self.mode == "caught_up" and super().is_job_succeeded(status)
 
     def ended_well(self) -> None:

@@ -1,4 +1,4 @@
-"""PgResnapshotOperator and PgAddTablesOperator: the snapshot application for chosen tables."""
+"""The operators that resnapshot tables and that add tables, with the snapshot application."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 
 
 class PgResnapshotOperator(SparkAppOperator):
-    """Copy these tables again, whatever their state, while everything else goes on.
+    """Copy these tables again, in whatever state they are. The other tables are replicated at the same time.
 
     Readers see the old rows until the new ones are complete. A table that cannot be copied fails the task
-    once the others are done.
+    after the other tables are copied.
 
-    :param tables: a list, or a comma list (templated)
-    :param reason: for the log, and for who looks at the run later (templated)
+    :param tables: a list, or a comma-separated text (templated)
+    :param reason: recorded in the log and in XCom (templated)
 
-    The rest as in SparkAppOperator. XCom: `tables` and `reason`.
+    Other parameters: see SparkAppOperator. XCom: `tables` and `reason`.
     """
 
     app = "snapshot"
@@ -48,12 +48,12 @@ class PgResnapshotOperator(SparkAppOperator):
 
 
 class PgAddTablesOperator(SparkAppOperator):
-    """Take tables into the pipeline that its file does not list, or that are new under one of its patterns.
+    """Add tables to the pipeline: tables that its file does not list, or new tables that match its patterns.
 
-    :param tables: a list, or a comma list; None: those that match a pattern now, whatever `new_tables` says
-        (templated)
+    :param tables: a list, or a comma-separated text; None: all tables that match a pattern now, independent
+        of the setting `new_tables` (templated)
 
-    The rest as in SparkAppOperator. XCom: `tables`, as given.
+    Other parameters: see SparkAppOperator. XCom: `tables`, as given.
     """
 
     app = "snapshot"

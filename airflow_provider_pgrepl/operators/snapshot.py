@@ -1,4 +1,4 @@
-"""PgSnapshotOperator: copy a pipeline's tables into the lake."""
+"""The operator that copies a pipeline's tables into the lake."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 
 
 class PgSnapshotOperator(SparkAppOperator):
-    """Create publication, slot and epoch where missing, and copy the tables that are not yet `streaming`.
+    """Create publication, slot and epoch if they are missing, and copy the tables that need a copy.
 
-    :param tables: resnapshot these, whatever their state (templated); None: all that need it
+    :param tables: resnapshot these tables, in whatever state they are; None: all that need it (templated)
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
-    :param give_up: with `new_epoch`, the names of the source or lake that it gives up, where these are other
-        ones than now (templated; the error of a try without it says the names)
-    :param take_over: begin where this slot of another program stands; nothing once begun (templated)
+    :param give_up: with `new_epoch`, the names of the previous source or lake, if they are not the current
+        ones. The error of a try without this parameter names them (templated)
+    :param take_over: begin at the position of this slot of another program. Has no effect after the pipeline
+        has begun (templated)
 
-    The rest as in SparkAppOperator. A table that cannot be copied fails the task once the others are done.
+    Other parameters: see SparkAppOperator. A table that cannot be copied fails the task after the other
+    tables are copied.
     """
 
     app = "snapshot"

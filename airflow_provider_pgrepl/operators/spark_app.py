@@ -1,8 +1,8 @@
-"""SparkAppOperator: what the snapshot and the replication operator share, running one Spark application.
+"""The base of the operators that run one Spark application of this package.
 
-Where the driver runs decides how. With a deploy mode of `cluster`, all is SparkSubmitOperator's: submission,
-tracking, re-attachment. Otherwise the driver runs on this worker, detached from the task (`hosting/`): it
-outlives a task that crashes, the next try or run adopts it, and a stop is graceful.
+With deploy mode `cluster`, SparkSubmitOperator submits the application, tracks it and attaches to it again.
+Otherwise the driver runs on this worker, detached from the task (`spark_driver/`). It outlives a task that
+crashes, the next try or run adopts it, and a stop is graceful.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ _OF_NO_USE = {
 }
 _DEFAULTS: Mapping[str, Any] = {"status_poll_interval": 1}
 STATUS = "status"
-"""The XCom of how an application stands, renewed while it runs."""
+"""The XCom key of an application's status, which is updated while the application runs."""
 _PIPELINE_FILE = "pipeline.json"
 _JUST_ENDED_S = 15.0
-"""The lock of an application that has just ended may be held until the server has noticed it."""
+"""Seconds to wait for the lock of an application that has just ended: the server may notice its end late."""
 
 
 def ensure_connection(conn_id: str | None, master: str) -> None:
-    """Make sure that the connection is there; for None, that LOCAL_CONN_ID leads to `master` from here on.
+    """Check that the connection exists. For None, define LOCAL_CONN_ID as a connection to `master`.
 
-    Raises AirflowNotFoundException for a connection that is not there, which the hook would pass over.
+    Raises AirflowNotFoundException for a missing connection, which SparkSubmitHook would ignore.
     """
     if conn_id is not None:
         try:
@@ -94,9 +94,9 @@ def ensure_connection(conn_id: str | None, master: str) -> None:
 
 
 def has_driver_on_cluster(connection: Mapping[str, Any]) -> bool:
-    """Whether the driver is to run on the cluster, by what SparkSubmitHook knows of the connection.
+    """Return True if the driver runs on the cluster, according to the connection that SparkSubmitHook read.
 
-    Raises ConfigError for a standalone cluster, on which Spark runs no driver in Python:
+    Raises ConfigError for deploy mode cluster on a standalone cluster, where Spark runs no Python driver:
     https://spark.apache.org/docs/4.2.0/submitting-applications.html
     """
     if connection["deploy_mode"] != "cluster":
@@ -111,13 +111,13 @@ def has_driver_on_cluster(connection: Mapping[str, Any]) -> bool:
 
 
 def refuse_connection_id(parameters: Mapping[str, Any]) -> None:
-    """Raise ConfigError for Spark's connection by its other name."""
+    """Raise ConfigError if `parameters` has `conn_id`: here, the Spark connection is `spark_conn_id`."""
     if "conn_id" in parameters:
         raise ConfigError("conn_id: is called spark_conn_id here; that of the source stands in the pipeline")
 
 
 def refuse_of_no_use_on_worker(operator: Any) -> None:
-    """Raise ConfigError for parameters that mean nothing when the driver runs on this worker."""
+    """Raise ConfigError for parameters that have no effect if the driver runs on this worker."""
     given = [
         f"{name}: {why}"
         for name, why in _OF_NO_USE.items()
@@ -128,7 +128,10 @@ def refuse_of_no_use_on_worker(operator: Any) -> None:
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:
-    """The pipeline's secrets, for the environment of the process alone."""
+    """Return the pipeline's secrets as environment variables for the application's process only.
+
+    Raises ConfigError.
+    """
     secrets = {"PGREPL_DSN": PgReplicationHook(pipeline.conn_id).dsn()}
     if pipeline.state_conn_id is not None:
         secrets["PGREPL_STATE_DSN"] = PgReplicationHook(pipeline.state_conn_id).dsn()
@@ -138,13 +141,14 @@ def connection_strings(pipeline: Pipeline) -> dict[str, str]:
 def driver_environment(
     hook: SparkSubmitHook | None, env_vars: Mapping[str, Any], secrets: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """The worker's environment with the task's variables, and over all of them the secrets.
+    """Return the worker's environment with the task's variables. The secrets override both.
 
-    `hook`: None for an application without Spark. In `folder` the application leaves its result.
+    :param hook: None for an application without Spark
+    :param folder: the folder in which the application writes its result
     """
-    # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
+    # A worker's own PGREPL_STATE_DSN must not apply to a pipeline without a state connection.
     inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
-    # Nor a token of other keys, or another endpoint.
+    # The worker's store variables, such as a token of other keys or another endpoint, must not apply either.
     replaced = set(replaced_by(secrets))
     inherited = {key: value for key, value in inherited.items() if key not in replaced}
     environment = {**quiet_logging(), **inherited}
@@ -163,7 +167,7 @@ def driver_environment(
 def properties_with_lineage(
     conf: Mapping[Any, Any] | None, context: Any, *, parent: bool, transport: bool
 ) -> dict[Any, Any]:
-    """Spark's properties with OpenLineage's: of the task (`parent`), of where events go (`transport`)."""
+    """Return Spark's properties with those of OpenLineage: for the parent job and for the transport."""
     properties = dict(conf or {})
     if parent:
         properties = inject_parent_job_information_into_spark_properties(properties, context)
@@ -173,14 +177,14 @@ def properties_with_lineage(
 
 
 def run_folder() -> Path:
-    """The folder of `[pgrepl] run_folder`; `pgrepl` below AIRFLOW_HOME when none is named."""
+    """Return the folder of `[pgrepl] run_folder`, by default `pgrepl` below AIRFLOW_HOME."""
     named = str(conf.get("pgrepl", "run_folder", fallback="")).strip()
     home = os.environ.get("AIRFLOW_HOME") or "~/airflow"
     return Path(named or f"{home}/pgrepl").expanduser()
 
 
 def task_of(context: Any) -> str:
-    """The try of a task, as a person would look for it."""
+    """Return a readable name of the task's try, or of this process if there is no task."""
     task = context.get("ti")
     if task is None:
         return f"process {os.getpid()}"
@@ -188,13 +192,13 @@ def task_of(context: Any) -> str:
 
 
 def push(context: Any, key: str, value: Any) -> None:
-    """Give it to XCom now; what was under this key is replaced."""
+    """Push a value to XCom now. It replaces the value of this key."""
     if (task := context.get("ti")) is not None:
         task.xcom_push(key=key, value=value)
 
 
 def show_links(context: Any, operator: Any, links: Iterable[BaseOperatorLink]) -> None:
-    """Show the links from the beginning: Airflow itself does at the end of a task, which may take months."""
+    """Push the links to XCom at the start of a task. Airflow does so at its end, after up to months."""
     if (task := context.get("ti")) is None:
         return
     for link in links:
@@ -202,24 +206,27 @@ def show_links(context: Any, operator: Any, links: Iterable[BaseOperatorLink]) -
 
 
 class SparkAppOperator(SparkSubmitOperator):
-    """Run one of this package's Spark applications for a pipeline; without Spark, if that has no lake tables.
+    """Run one of this package's applications for a pipeline: in Spark if the pipeline has lake tables.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
-    :param spark_conn_id: Airflow connection of Spark; None runs on `master`, on this worker
-    :param master: Spark master without a `spark_conn_id`
-    :param application: another application than the one this operator is for (templated)
-    :param preflight: whether to ask source and state, before Spark is started on this worker, for what the
-        application would refuse to begin with
-    :param stop_timeout_s: how long a stopped application may take to finish before it is killed
-    :param poll_interval_s: how often its state and its log are looked at
+    :param spark_conn_id: Airflow connection of Spark; None: Spark runs on this worker, with `master`
+    :param master: Spark master if there is no `spark_conn_id`
+    :param application: path of another application to run instead of the operator's own (templated)
+    :param preflight: check source and state before an application is started on this worker, and fail with
+        the error that the application would raise
+    :param stop_timeout_s: seconds after a stop request until the application is killed
+    :param poll_interval_s: seconds between two looks at the application's state and log
 
-    Everything else is SparkSubmitOperator's. `application_args` come after the operator's own.
+    Other parameters: see SparkSubmitOperator. `application_args` are appended to the operator's own
+    arguments.
     """
 
     app: ClassVar[str]
     may_replace: ClassVar[bool] = False
-    """Whether one that runs for other parameters, and that no task follows, is stopped for a new one. An
-    application that may not be replaced, as a copy of tables, is waited for, wherever it runs."""
+    """True if a running application that has other parameters and no follower is stopped and replaced.
+
+    If False, as for a snapshot, the task waits for the end of that application, on whichever host it runs.
+    """
     hand_over_after_s: float | None = None
     application: str
     application_args: list[Any] | None
@@ -258,28 +265,28 @@ class SparkAppOperator(SparkSubmitOperator):
 
     @property
     def place_name(self) -> str:
-        """Under which name the one application of its kind lives on a host."""
+        """The name of the application directory on a host, in which at most one application runs."""
         return self.app
 
     @property
     def lock_purpose(self) -> str:
-        """For what the application takes the lock of its pipeline."""
+        """The purpose under which the application takes the lock of its pipeline."""
         return self.app
 
     def secrets(self) -> dict[str, str]:
-        """Variables for the application's process alone. Raises ConfigError."""
+        """Return secret environment variables for the application's process only. Raises ConfigError."""
         return connection_strings(self._resolved)
 
     def app_arguments(self) -> list[str]:
-        """Arguments after `--pipeline FILE` on the application's command line. Raises ConfigError."""
+        """Return the application's arguments after `--pipeline FILE`. Raises ConfigError."""
         raise NotImplementedError
 
     def check_start(self, access: Access) -> None:
-        """Raise what the application would refuse to begin with, as far as that is known without Spark."""
+        """Raise the error that the application would raise at its start, if it can be found without Spark."""
         raise NotImplementedError
 
     def ended_well(self) -> None:
-        """Called when the application ended with exit code 0 and nobody stopped it."""
+        """Called if the application ended with exit code 0 and the task was not asked to stop."""
 
     def execute(self, context: Any) -> Any:
         with translated():
@@ -302,12 +309,13 @@ class SparkAppOperator(SparkSubmitOperator):
             self._spark_binary = spark_submit.spark_submit(self._spark_binary or "spark-submit")
         return self._get_hook()
 
-    # --- on a cluster: SparkSubmitOperator's way ---
+    # --- on a cluster, by SparkSubmitOperator ---
 
     def _execute_on_cluster(self, context: Any) -> None:
-        """The pipeline travels as one of Spark's files; the DSN is the cluster's to provide.
+        """Run the application on a cluster. The pipeline is sent as one of Spark's files.
 
-        SparkSubmitHook would put variables for a cluster's driver on the command line, where `ps` shows them.
+        The cluster must provide the DSN: SparkSubmitHook would put variables for the driver on the command
+        line, where `ps` shows them.
         """
         self._following = None
         folder = Path(tempfile.mkdtemp(prefix="pgrepl-"))
@@ -365,7 +373,11 @@ class SparkAppOperator(SparkSubmitOperator):
             raise
 
     def _await_turn(self, pause: Pause) -> None:
-        """Wait while an application of the same kind, as on another host, holds the pipeline's lock."""
+        """Wait while another process, as on another host, holds the pipeline's lock for this purpose.
+
+        Does nothing without `preflight`. An application that may be replaced is waited for 15 s, then
+        BusyError is raised.
+        """
         if self.preflight:
             limit_s = _JUST_ENDED_S if self.may_replace else float("inf")
             access = access_to(self._resolved)
@@ -410,7 +422,7 @@ class SparkAppOperator(SparkSubmitOperator):
         return app
 
     def _after_end(self) -> None:
-        """What SparkSubmitOperator runs after its application."""
+        """Run the commands that SparkSubmitOperator runs after its application."""
         if self._resolved.has_lake_tables:
             self._get_hook()._run_post_submit_commands()
 
@@ -418,7 +430,10 @@ class SparkAppOperator(SparkSubmitOperator):
         self.log.log(level, "%s", text)
 
     def _conclude(self, end: End) -> Any:
-        """The task's result, by how its application ended; raises unless it ended well."""
+        """Return the task's result after the end or hand-over of its application.
+
+        Raises an exception for a failure and for a requested stop.
+        """
         assert self._following is not None
         if end.handed_over:
             self.log.info("The application goes on; the next run of this task adopts it")
@@ -427,7 +442,7 @@ class SparkAppOperator(SparkSubmitOperator):
         self.ended_well()
         return end.result
 
-    # --- ResumableJobMixin; `_following` is there when the driver runs on this worker ---
+    # --- ResumableJobMixin; `_following` is set if the driver runs on this worker ---
 
     def submit_job(self, context: Any) -> Any:
         if self._following is None:
@@ -436,7 +451,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def get_job_status(self, external_id: Any, context: Any) -> str:
         if self._following is None:
-            # What was submitted before the Spark connection was changed is not the cluster's.
+            # An application that was launched before the Spark connection was changed is not on the cluster.
             is_one = isinstance(external_id, str) and not external_id.startswith("pgrepl-")
             return str(super().get_job_status(external_id, context)) if is_one else AppState.LOST.value
         return self._following.status(external_id).value
@@ -454,7 +469,11 @@ class SparkAppOperator(SparkSubmitOperator):
         return self._conclude(self._ended)
 
     def get_job_result(self, external_id: Any, context: Any) -> Any:
-        """Also called alone, when an application ended well while no task was watching."""
+        """Return the result of the application.
+
+        Airflow also calls this without `poll_until_complete`, if the application succeeded without a
+        follower.
+        """
         if self._following is None:
             return super().get_job_result(external_id, context)
         if self._ended is None and self._following.is_known(external_id):

@@ -1,4 +1,4 @@
-"""Operators on single tables that need no Spark: pause, resume, retry, remove."""
+"""The operators that pause, resume, retry and remove tables. They need no Spark."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class TablesOperator(BaseOperator):
-    """Base of these operators.
+    """The base of the operators on single tables.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
-    :param tables: a list, or a comma list (templated)
+    :param tables: a list, or a comma-separated text (templated)
     """
 
     template_fields: Sequence[str] = ("pipeline", "tables")
     template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
     ui_color = "#d9e8f5"
     done: ClassVar[str]
-    """What was done to the tables, for the log."""
+    """The operation as a past participle, for the log."""
 
     def __init__(
         self, *, pipeline: PipelineArgument, tables: Sequence[str] | str | None, **kwargs: Any
@@ -53,15 +53,18 @@ class TablesOperator(BaseOperator):
         return done
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:
-        """Do it; the result goes to XCom."""
+        """Change the tables, and return the result for XCom."""
         raise NotImplementedError
 
 
-# The operations are imported where they run: they bring deltalake along, which no parsing of a DAG needs.
+# Import the operations where they run: they import deltalake, which parsing a DAG does not need.
 
 
 class PgPauseTablesOperator(TablesOperator):
-    """Let tables stand still; the changelog keeps what they need to go on. XCom: `tables`."""
+    """Set tables to `paused`. XCom: `tables`.
+
+    Their changes stay in the changelog while they are paused, and are applied after they are resumed.
+    """
 
     done = "paused"
 
@@ -73,7 +76,7 @@ class PgPauseTablesOperator(TablesOperator):
 
 
 class PgResumeTablesOperator(TablesOperator):
-    """Have paused tables catch up with the others. XCom: `tables`."""
+    """Resume paused tables: they catch up with the other tables from the changelog. XCom: `tables`."""
 
     done = "resumed"
 
@@ -85,11 +88,14 @@ class PgResumeTablesOperator(TablesOperator):
 
 
 class PgRetryTablesOperator(TablesOperator):
-    """Have errored tables, whose cause is gone, catch up from the changelog, without a new copy.
+    """Move errored tables to `catching_up`, so that they continue from the changelog without a new copy.
 
-    :param tables: None, or an empty list: all errored ones (templated)
+    If tables are named, either all are moved or none. Otherwise, a table that cannot continue stays errored
+    and fails the task.
 
-    XCom: `tables` that go on, and `refused` with the reasons of those that cannot, which fail the task.
+    :param tables: a list, or a comma-separated text; None or empty: all errored tables (templated)
+
+    XCom: `tables` that continue, and `refused`: the reasons of the others by table.
     """
 
     done = "retried"
@@ -113,14 +119,14 @@ class PgRetryTablesOperator(TablesOperator):
 
 
 def _why(tried: Retried) -> str:
-    """Why a table stays errored, without its name, which most of these errors begin with."""
+    """Return the error that keeps a table errored, without the table's name at its start."""
     return str(tried.refused).removeprefix(f"{tried.table}: ")
 
 
 class PgRemoveTablesOperator(TablesOperator):
-    """Take tables out of the pipeline and of its publication.
+    """Remove tables from the pipeline and from its publication.
 
-    :param drop_lake_tables: drop their lake tables and histories, too (templated; only `true` or `false`)
+    :param drop_lake_tables: also drop their lake tables and histories (templated; only `true` or `false`)
 
     XCom: `tables` and `dropped`.
     """

@@ -1,4 +1,4 @@
-"""PgTeardownOperator: give a pipeline up."""
+"""The operator that drops a pipeline."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from airflow_provider_pgrepl.operators.failures import translated
 
 
 class PgTeardownOperator(BaseOperator):
-    """Drop what the pipeline made at its source: slots, publication, records; with `drop_lake` the lake, too.
+    """Drop the slots, the publication and the records of a pipeline; with `drop_lake`, also its lake.
 
-    Stop the pipeline's tasks first. While an application runs, it waits and then fails, to be retried.
+    Stop the pipeline's tasks first. While an application runs, the task waits up to `timeout_s` seconds, then
+    fails and can be retried.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
-    :param drop_lake: drop its lake tables and changelog, too (templated; only `true` or `false`)
-    :param give_up: the name of the source, if that has another history than the lake, as after a restore
-        (templated; the error of a try without it says the name)
-    :param only_say: only say what would be dropped (templated; only `true` or `false`)
-    :param timeout_s: how long to wait for applications that run
+    :param drop_lake: also drop its lake tables and changelog (templated; only `true` or `false`)
+    :param give_up: the name of the source, if it has another history than the lake, as after a restore. The
+        error of a try without this parameter names it (templated)
+    :param only_say: drop nothing, and report what would be dropped (templated; only `true` or `false`)
+    :param timeout_s: seconds to wait for running applications
 
-    XCom: `dropped` and `kept`, in words.
+    XCom: `dropped` and `kept`, a phrase for each object.
     """
 
     template_fields: Sequence[str] = ("pipeline", "drop_lake", "give_up", "only_say")
@@ -55,7 +56,7 @@ class PgTeardownOperator(BaseOperator):
         self.timeout_s = timeout_s
 
     def execute(self, context: Any) -> dict[str, Any]:  # noqa: ARG002
-        # Imported here, as it brings deltalake along, which no parsing of a DAG needs.
+        # Import this here: it imports deltalake, which parsing a DAG does not need.
         from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 
         with translated():

@@ -1,4 +1,4 @@
-"""The documents of the installed version, served by Airflow: they need no network, and fit what runs."""
+"""The plugin that serves the documents of the installed version in Airflow, without internet access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.runtime.spark_submit import shipped_fol
 
 _FIRST = "docs/README.md"
 _OTHERS = {".png": "image/png", ".svg": "image/svg+xml", "": "text/plain; charset=utf-8"}
-"""What pages show or lead to beside pages, by suffix: pictures, and the license."""
+"""Content types by file suffix of files other than pages: pictures, and the license without a suffix."""
 _STYLE = (
     ":root{color-scheme:light dark}body{max-width:62rem;margin:2rem auto;padding:0 1rem;"
     "font:16px/1.5 system-ui,sans-serif}table{border-collapse:collapse}td,th{border:1px solid #8886;"
@@ -30,10 +30,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class DocumentPages:
-    """An ASGI application that shows Markdown files of one folder, their pictures, and where a lake is.
+    """An ASGI application that serves Markdown files of a folder, their pictures, and the page of a lake.
 
-    Not FastAPI's, which every component of Airflow would have to import with the plugin. The documents are
-    those that anybody may read who installs the package, so that no login is asked for.
+    It does not use FastAPI, which every component of Airflow would have to import with the plugin. It
+    requires no login, because the documents are public: they are part of the package.
     """
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
@@ -49,7 +49,7 @@ class DocumentPages:
         await send({"type": "http.response.body", "body": body})
 
     def answer(self, path: str, lake: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Status, headers and body for a page by its path in the folder, or for that of a lake."""
+        """Return status, headers and body for a path in the folder, or for the page of the lake `lake`."""
         kind = [(b"content-type", b"text/html; charset=utf-8")]
         if path == "":
             return 307, [(b"location", f"{DOCUMENTS_PREFIX}/{_FIRST}".encode())], b""
@@ -62,7 +62,7 @@ class DocumentPages:
         return 404, kind, b"There is no such page."
 
     def pages(self) -> dict[str, Path]:
-        """All pages, by path."""
+        """Return the files of all pages, by path."""
         return self._found("*.md", "docs/**/*.md")
 
     def _others(self) -> dict[str, Path]:
@@ -78,7 +78,7 @@ class DocumentPages:
 
 @lru_cache(maxsize=64)
 def render(text: str) -> str:
-    """A whole page of HTML; headings get the anchors that links between the documents name."""
+    """Return Markdown as an HTML page. Headings get the anchors to which the documents link."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -92,7 +92,7 @@ def render(text: str) -> str:
 
 
 def _of_lake(path: str) -> str:
-    """Where the lake is, to be copied, and how it is read."""
+    """Return the HTML page with the path of a lake, and with links on how to read it."""
     reading, layout = (f'<a href="docs/reference/{name}.md">' for name in ("reading", "lake-layout"))
     return _page(
         "Lake",
@@ -107,7 +107,7 @@ def _page(title: str, body: str) -> str:
 
 
 class PgReplPlugin(AirflowPlugin):
-    """Serves the documents, and puts them into Airflow's menu of documents."""
+    """The plugin that serves the documents and adds them to Airflow's menu of documents."""
 
     name = "pgrepl"
     fastapi_apps = [  # noqa: RUF012 - Airflow's own form

@@ -1,4 +1,4 @@
-"""PgSchemaDriftSensor: DDL at the source that no row has followed yet, or that a migration would bring."""
+"""The sensor for DDL at the source before the next row arrives, and for the DDL of a migration."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ _GRACE = timedelta(minutes=5)
 
 
 class PgSchemaDriftSensor(BaseSensorOperator):
-    """Compare a pipeline's tables with the source's catalog; mark those errored that cannot go on.
+    """Compare a pipeline's tables with the source's catalog, and mark tables errored that cannot continue.
 
-    It checks once and returns what it found, so that the schedule of its DAG is how often drift is looked
-    for. With `until_drift` it waits for drift instead, and tasks after it deal with it.
+    The sensor checks once and returns the report, so that the schedule of its DAG sets the interval of
+    checks. With `until_drift` it waits for drift, and the tasks after it react.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
-    :param fail_on: `unsafe`: fail when a table cannot go on; `any`: also when one changed safely, or a new
-        one matches; `never` (templated)
-    :param mark_errored: whether tables that cannot go on are marked errored (templated)
+    :param fail_on: `unsafe`: fail if a table cannot continue; `any`: also fail if a table changed safely, or
+        if a new table matches a pattern; `never` (templated)
+    :param mark_errored: mark tables errored that cannot continue (templated)
     :param until_drift: check every `poke_interval` until there is something to report
-    :param sql: try this migration instead, on the database of `database_conn_id`; nothing of it stays
+    :param sql: check this migration instead. It is applied to the database of `database_conn_id` and rolled
+        back (templated)
+    :param migration_file: the path of a file with the migration, instead of `sql` (templated)
+    :param database_conn_id: the connection of the database for the migration: a copy of the source's schema
         (templated)
-    :param migration_file: likewise, a file (templated)
-    :param database_conn_id: where to try it: a copy of the source's schema (templated)
-    :param migration_timeout_s: how long the migration may take
-    :param deferrable: let the triggerer make the checks
+    :param migration_timeout_s: seconds after which the migration is canceled
+    :param deferrable: run the checks in the triggerer. A migration is always checked on the worker.
 
-    A failure is no reason to retry, so there are no retries then. The report is in XCom also when the task
-    fails. `soft_fail` makes it skipped.
+    A failure because of drift is not retried. The report is in XCom even if the task fails. With `soft_fail`
+    the task is skipped instead of failed.
     """
 
     template_fields: Sequence[str] = (
@@ -100,13 +101,16 @@ class PgSchemaDriftSensor(BaseSensorOperator):
             poke_interval_s=self.poke_interval,
             deadline=time.time() + self.timeout,
         )
-        # The trigger keeps the time itself; this is for one that cannot.
+        # The trigger ends at its deadline. Airflow's timeout is for a trigger that cannot do so.
         timeout = timedelta(seconds=self.timeout) + _GRACE
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
         return None
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """What the triggerer found."""
+        """Return the report of the trigger's event, or raise its error.
+
+        Raises AirflowSensorTimeout if no drift was found until the deadline.
+        """
         if event["status"] == "timeout":
             last = f"; the last check could not be made: {event['message']}" if "message" in event else ""
             raise AirflowSensorTimeout(f"nothing was found to have drifted within {self.timeout} s{last}")
@@ -124,8 +128,8 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         return self._conclude(report, context)
 
     def _check(self) -> DriftReport | None:
-        """What is found; None when that could not be seen just now, and is to be tried again."""
-        # Imported where they run: they bring pyarrow along, which no parsing of a DAG needs.
+        """Return the report, or None if the check failed temporarily and the sensor waits for drift."""
+        # Import these here: they import pyarrow, which parsing a DAG does not need.
         from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
         from airflow_provider_pgrepl.replication.app.drift_check.migration import check_migration
 

@@ -1,1 +1,1 @@
-"""Applications on this host: started detached, found again, followed, stopped. Knows no Airflow."""
+"""Start, find, follow and stop detached applications on this host. Does not import Airflow."""

@@ -1,4 +1,4 @@
-"""Find the application that a task is to follow: one that runs for its pipeline here, or a new one."""
+"""Adopt the application that runs for a task's pipeline on this host, or launch a new one."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _KILL_WAIT_S = 30.0
 _SAY_EVERY_S = 60.0
 Say = Callable[[int, str], None]
 Pause = Callable[[float], None]
-"""Waits so many seconds; raises what ends the task that waits."""
+"""Waits for the given number of seconds. Raises the exception that ends the waiting task."""
 
 
 class PlaceTakenError(Exception):
-    """An application lives there, or is just being started."""
+    """An application of this directory is running or is being started."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A place that nobody has, and a folder for the application that is to live there."""
+    """The lock of an application directory, and the folder of the application to launch in it."""
 
     folder: Path
     _lock: LockedFile
@@ -67,25 +67,32 @@ class Claim:
     def launch(
         self, command: Sequence[str], application: str, env: Mapping[str, str], stop_timeout_s: float
     ) -> LocalApp:
-        """Start it; it has the place from now on, whatever becomes of this process."""
+        """Start the application. Its supervisor inherits the lock and holds it if this process ends."""
         return LocalApp.launch(command, application, env, self.folder, stop_timeout_s, self._lock)
 
 
 class Place:
-    """A private folder with one of its own for each application that was started: of these one may run."""
+    """A private directory with a folder for each started application, of which at most one runs."""
 
     def __init__(self, run_folder: Path, app: str, pipeline: Pipeline) -> None:
-        """`app`: `snapshot`, `replicate` or `publish-NAME`. Raises ConfigError for an unsafe folder."""
+        """Create the directory below `run_folder` if it is missing.
+
+        :param app: `snapshot`, `replicate` or `publish-NAME`
+        :raises ConfigError: if a folder on the way cannot be created or is unsafe
+        """
         host = "host-" + re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
-        # By what stays when the file changes, so that what a killed task left is found: pipelines of one name
-        # have different lakes.
+        # Use only values that do not change with the pipeline file, so that a later task finds the folder of
+        # a killed task. Pipelines with the same name have different lakes.
         digest = hashlib.sha256(f"{app}\0{pipeline.name}\0{pipeline.lake_root}".encode()).hexdigest()[:12]
         self.app = app
         home = private_folder(private_folder(run_folder.expanduser().absolute()) / host)
         self.folder = private_folder(home / f"{app}-{pipeline.name}-{digest}")
 
     def find(self, token: object) -> LocalApp | None:
-        """The application of this place with that token, whoever gave it; None when there is none."""
+        """Return the application with this token, or None if the token is invalid or unknown.
+
+        Searches this directory, then the running applications of this pipeline in other run folders.
+        """
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             return None
         folder = self.folder / token
@@ -94,12 +101,14 @@ class Place:
         return next((app for app in self._elsewhere() if app.token == token), None)
 
     def running(self) -> LocalApp | None:
-        """The one that runs, if there is one."""
+        """Return the running application of this directory, or None."""
         return next((app for app in self.apps() if app.status() is AppState.RUNNING), None)
 
     def elsewhere(self) -> LocalApp | None:
-        """Return the application that runs on this host for the same pipeline and lake from another run
-        folder, as after `[pgrepl] run_folder`, AIRFLOW_HOME or the host's name was changed."""
+        """Return the application of the same pipeline and lake that runs from another run folder, or None.
+
+        There is one after a change of `[pgrepl] run_folder`, AIRFLOW_HOME or the host name.
+        """
         return next(self._elsewhere(), None)
 
     def _elsewhere(self) -> Iterator[LocalApp]:
@@ -112,15 +121,16 @@ class Place:
                 yield app
 
     def apps(self) -> list[LocalApp]:
-        """All that have left something here."""
+        """Return all applications that have a folder in this directory."""
         names = sorted(path.name for path in self.folder.iterdir())
         return [app for app in map(self.find, names) if app is not None]
 
     @contextmanager
     def claim(self) -> Iterator[Claim]:
-        """Take the place for a new application; those that left something here have ended then.
+        """Lock the directory and create a folder in it for a new application.
 
-        Raises PlaceTakenError while one is there. If nothing was launched inside the block, nothing stays.
+        The lock guarantees that no earlier application of this directory is running. If the block launches
+        nothing, the folder is deleted. Raises PlaceTakenError if another process holds the lock.
         """
         lock = LockedFile.take(self.folder / _LOCK)
         if lock is None:
@@ -138,7 +148,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Order:
-    """A pipeline, arguments, settings of Spark, and variables, whose values are never written down."""
+    """The parameters of an application: pipeline, arguments, Spark settings and environment variables.
+
+    The values of environment variables are stored only as salted hashes.
+    """
 
     pipeline: Pipeline
     application: str
@@ -147,12 +160,15 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def write(self, folder: Path) -> None:
-        """Leave it beside the application that it is for."""
+        """Write the parameters to the folder of their application."""
         salt = secrets.token_hex(16)
         write_whole(folder / _FILE, json.dumps({"salt": salt, **self._comparable(salt)}))
 
     def differences(self, folder: Path) -> list[str]:
-        """The names of what the application of that folder was ordered otherwise; `order` if nobody knows."""
+        """Return the names of the parameters that differ from those of the application in `folder`.
+
+        Returns `["order"]` if the parameters of that application cannot be read.
+        """
         try:
             known = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             return _differences(known, self._comparable(str(known["salt"])))
@@ -160,8 +176,10 @@ class Order:
             return ["order"]
 
     def differences_of_place(self, folder: Path) -> list[str]:
-        """Those by which source, state or store may be others than that application's: names and paths are
-        the same at two servers."""
+        """Return the differing parameters that may name another source, state database or store.
+
+        These decide whether two pipelines are the same: two servers can have the same names and paths.
+        """
         return [name for name in self.differences(folder) if name in _OF_PLACE]
 
     def _comparable(self, salt: str) -> dict[str, Any]:
@@ -195,7 +213,7 @@ Launch = Callable[[Claim], LocalApp]
 
 @dataclass(frozen=True)
 class InCharge:
-    """An application, and the lock that makes this process the one that follows it."""
+    """An application, and its follower lock, which this process holds."""
 
     app: LocalApp
     charge: LockedFile
@@ -204,13 +222,16 @@ class InCharge:
 
 @dataclass(frozen=True)
 class Adoption:
-    """A task's way to its application.
+    """The adoption of a running application by a task, or the launch of a new one.
 
-    `may_replace`: an application that runs with other parameters, and that no task follows, is stopped for a
-    new one. An application that may not be replaced is waited for, whoever follows it. `is_fresh`: no
-    application is adopted; one that no task follows is stopped, also if it has the same parameters. `who`
-    names this task to others. `await_turn`: called before a launch; waits, or raises BusyError, while an
-    application on another host holds the pipeline's lock.
+    :param may_replace: if True, a running application that has other parameters and no follower is stopped
+        and replaced. If False, the task waits until that application has ended, even if another task follows
+        it.
+    :param is_fresh: do not adopt an application. One without a follower is stopped, even if it has the same
+        parameters.
+    :param who: the name of this task, shown to other tasks
+    :param await_turn: called before a launch. Waits, or raises BusyError, while an application on another
+        host holds the pipeline's lock.
     """
 
     place: Place
@@ -224,10 +245,12 @@ class Adoption:
     await_turn: Callable[[Pause], None] = lambda _: None
 
     def take(self, pause: Pause = time.sleep) -> InCharge:
-        """Adopt the application that runs, or launch one.
+        """Adopt the running application, or launch one.
 
-        Raises BusyError while another task follows an application that may be replaced, or one that may be
-        another's runs elsewhere on this host, and what `pause` raises.
+        :raises BusyError: if another task follows an application that may be replaced; if an application that
+            was asked to end does not end; if an application of this name and lake, possibly of another
+            pipeline, runs from another run folder; or if the folder of a running application is gone
+        :raises Exception: any exception of `pause`
         """
         deadline = None
         while True:
@@ -250,7 +273,10 @@ class Adoption:
             pause(_POLL_S)
 
     def _elsewhere(self) -> LocalApp | None:
-        """The application that runs for this pipeline from another run folder."""
+        """Return the application that runs for this pipeline from another run folder, or None.
+
+        Raises BusyError if that application may use another source, state database or store.
+        """
         app = self.place.elsewhere()
         if app is None or not (others := self.order.differences_of_place(app.folder)):
             return app
@@ -265,14 +291,14 @@ class Adoption:
         )
 
     def take_known(self, app: LocalApp) -> InCharge:
-        """Become the one that follows this application. Raises BusyError while another task does."""
+        """Take the follower lock of `app`. Raises BusyError if another task still holds it after 15 s."""
         charge = app.take_charge(self.who, _CHARGE_WAIT_S)
         if charge is None:
             raise self._followed(app)
         return InCharge(app, charge, is_new=False)
 
     def _launch(self) -> InCharge | None:
-        """Launch a new application. Returns None while another process holds the place."""
+        """Launch a new application. Returns None if another process holds the lock of the directory."""
         try:
             with self.place.claim() as claim:
                 self._bury(claim.folder)
@@ -282,11 +308,11 @@ class Adoption:
             return None
 
     def _take_running(self, app: LocalApp, pause: Pause) -> InCharge | None:
-        """Return the application in charge of this task, or None if it has ended."""
+        """Return the running application if this task can follow it, or None once it has ended."""
         try:
             return self._take(app, pause)
         except FileNotFoundError:
-            return None  # it has ended meanwhile, and its task has cleaned up
+            return None  # the application has ended, and its task has deleted the folder
 
     def _take(self, app: LocalApp, pause: Pause) -> InCharge | None:
         if app.is_stopping:
@@ -306,10 +332,12 @@ class Adoption:
         return self._adopt_or_replace(app, charge, different)
 
     def _adopt_or_replace(self, app: LocalApp, charge: LockedFile, different: list[str]) -> InCharge | None:
-        """Return the application, or None once it has ended for a new one. `different`: its parameters that
-        differ from this task's."""
+        """Adopt the application, or stop it for a new one and return None once it has ended.
+
+        :param different: the parameters that differ from those of this task
+        """
         if app.is_stopping:
-            # Who followed it until now has asked it to end.
+            # The previous follower has asked the application to end.
             charge.release()
             self._see_it_end(app)
             return None
@@ -323,14 +351,17 @@ class Adoption:
         self._see_it_end(app)
         charge.release()
         if not self._is_of_place(app):
-            app.remove()  # the next task looks for remains in its own place alone
+            app.remove()  # the next task cleans up its own directory only
         return None
 
     def _is_of_place(self, app: LocalApp) -> bool:
         return app.folder.parent == self.place.folder
 
     def _see_it_end(self, app: LocalApp) -> None:
-        """Wait for an application that was asked to end. Raises BusyError if it does not."""
+        """Wait for the end of an application that was asked to end.
+
+        Raises BusyError if it still runs after `stop_timeout_s` + 30 seconds.
+        """
         self.say(logging.INFO, "Waiting for the application that is ending")
         if app.wait(self.stop_timeout_s + _KILL_WAIT_S) is AppState.RUNNING:
             raise BusyError(
@@ -340,8 +371,10 @@ class Adoption:
             )
 
     def _await(self, app: LocalApp, pause: Pause, take: Callable[[], LockedFile | None]) -> LockedFile | None:
-        """Wait until the application has ended, or until `take` returns its follower's lock. Once a minute
-        the log says which application it is."""
+        """Wait until the application has ended, or until `take` returns its follower lock.
+
+        Returns the lock, or None if the application has ended. Logs once a minute which application this is.
+        """
         next_say = time.monotonic()
         while app.status() is AppState.RUNNING:
             if (charge := take()) is not None:
@@ -365,7 +398,10 @@ class Adoption:
         )
 
     def _bury(self, own: Path) -> None:
-        """Delete what earlier applications left, and say how they ended that nobody followed to their end."""
+        """Delete the folders of earlier applications. Log a warning for each that failed without a follower.
+
+        :param own: the folder of the new application, which is kept
+        """
         for app in self.place.apps():
             if app.folder == own:
                 continue

@@ -1,4 +1,4 @@
-"""Following: a task watches the application that it is in charge of, and passes on what that says."""
+"""Follow an application from a task: forward its log, its result and a stop request."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ class StoppedError(Exception):
 
 
 class ForsakenError(Exception):
-    """Whoever runs this process has died: it is not the one in charge any more."""
+    """The parent of this process has died, so this process no longer acts for the task."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How an application ended, or that it was handed over and goes on. `result`: what it left behind."""
+    """The end of an application, or its hand-over to the next task run while it continues.
+
+    :param why: the last error in its log, or its last lines if there is no error
+    :param result: the last content of its result file
+    """
 
     status: AppState
     exit_code: int | None
@@ -40,10 +44,12 @@ class End:
 
 
 class Following:
-    """One try's dealings with the application of its pipeline on this host.
+    """The application of a pipeline on this host, as one try of a task follows it.
 
-    `after_end`: called once it has ended, before its folder is deleted. `on_result`: called with what it
-    leaves for a reader, while it runs and at its end.
+    :param poll_interval_s: seconds between two looks at its state, log and result
+    :param hand_over_after_s: seconds until the application is handed over; None follows it to its end
+    :param after_end: called once the application has ended, before its folder is deleted
+    :param on_result: called with each new content of its result file, while it runs and at its end
     """
 
     def __init__(
@@ -65,18 +71,19 @@ class Following:
         self.was_asked_to_stop = False
 
     def begin(self) -> str:
-        """Adopt or launch; the handle by which a later try finds the application.
+        """Adopt or launch the application, and return the handle by which a later try finds it.
 
-        Raises BusyError, and StoppedError or ForsakenError while it waits for another application.
+        Raises BusyError. Raises StoppedError or ForsakenError while it waits for another application.
         """
         self._found = self._adoption.take(self._pause)
         self._pass_on_stop()
         return self._found.app.token
 
     def status(self, handle: object) -> AppState:
-        """Of the application that a handle stands for; LOST when it is none of this place.
+        """Return the state of the application that `handle` identifies.
 
-        LOST, too, when it runs for another order: whoever begins anew finds it, and decides.
+        Returns LOST if this host has no such application, if the running application was asked to stop, or if
+        it was started with other parameters. In the last two cases, `begin` finds it and decides.
         """
         app = self._adoption.place.find(handle)
         if app is None:
@@ -87,7 +94,10 @@ class Following:
         return status
 
     def follow(self, handle: object) -> End:
-        """Pass on what it says until it has ended, or is handed over. Raises ForsakenError, BusyError."""
+        """Forward the log and results of the application until it has ended or is handed over.
+
+        Raises ForsakenError. Raises BusyError if another task follows the application.
+        """
         if self._found is None:
             app = self._adoption.place.find(handle)
             if app is None:
@@ -100,11 +110,14 @@ class Following:
         return end
 
     def is_known(self, handle: object) -> bool:
-        """Whether there is still something to conclude of it."""
+        """Return True if this host still has the application that `handle` identifies."""
         return self._adoption.place.find(handle) is not None
 
     def stop(self) -> None:
-        """Ask it to end; returns at once. A task may be asked before it is in charge of an application."""
+        """Ask the application to end, and return at once.
+
+        If this task does not follow an application yet, the request is forwarded as soon as it does.
+        """
         self.was_asked_to_stop = True
         self._pass_on_stop()
 
@@ -120,7 +133,11 @@ class Following:
             self._found.app.stop()
 
     def stop_and_wait(self) -> None:
-        """Stop what this try is in charge of, and see it end; nothing, when it is not in charge any more."""
+        """Stop the application that this try follows, wait for its end and delete its folder.
+
+        Waits at most `stop_timeout_s` + 30 seconds. Does nothing if this try follows no application, or if
+        the parent of this process has died.
+        """
         found, self._found = self._found, None
         if found is None or self._is_forsaken:
             return
@@ -134,7 +151,7 @@ class Following:
         log = app.log()
         hand_over_at = time.monotonic() + (self._hand_over_after_s or float("inf"))
         while True:
-            status = app.status()  # before the log, so that its last lines are not missed
+            status = app.status()  # read the state before the log, so that no last line is missed
             for line in log.new_lines(ended=status is not AppState.RUNNING):
                 self._adoption.say(line.level, _shown(line))
             self._look_at_result(app)
@@ -164,7 +181,10 @@ class Following:
 
 
 def _shown(line: LogLine) -> str:
-    """The text, with the time when it was said if that was long ago: the log has its own time of day."""
+    """Return the text of a log line. A line that is 5 s old or older starts with its own time.
+
+    The task log adds the current time to each line.
+    """
     if line.at is None or (datetime.now(UTC) - line.at).total_seconds() < _LATE_S:
         return line.text
     return f"[{line.at:%Y-%m-%d %H:%M:%S} UTC] {line.text}"

@@ -1,4 +1,4 @@
-"""LocalApp: a Spark application on this host that lives on when the task which started it dies."""
+"""A detached Spark application on this host. It keeps running if the task that started it dies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _TAIL_LINES = 20
 _POLL_S = 0.2
 _REAP_S = 10.0
 _children: dict[str, subprocess.Popen[bytes]] = {}
-"""Supervisors started by this very process, which alone can reap them, by token."""
+"""The supervisors that this process started, by token. Only their parent process can reap them."""
 
 
 def is_process(pid: int, token: str) -> bool:
-    """Whether process `pid` runs, and has this token among its arguments."""
+    """Return True if process `pid` runs and has this token among its arguments."""
     try:
         return token in psutil.Process(pid).cmdline()
     except (psutil.Error, OSError, ValueError, OverflowError):
@@ -43,7 +43,10 @@ def is_process(pid: int, token: str) -> bool:
 
 
 def ask_to_end(pid: int, token: str) -> None:
-    """SIGTERM to that process, and to no other that may get its id meanwhile."""
+    """Send SIGTERM to process `pid` if it has this token among its arguments.
+
+    Where the system has pidfds, the signal cannot reach another process that gets the same pid.
+    """
     if not hasattr(os, "pidfd_open"):
         if is_process(pid, token):
             os.kill(pid, signal.SIGTERM)
@@ -62,8 +65,10 @@ def ask_to_end(pid: int, token: str) -> None:
 
 
 def supervised_folders() -> Iterator[Path]:
-    """Yield the folders that supervisors of this host name among their arguments. Any process can name any
-    folder there: only what lies in the folder says whether one of ours runs."""
+    """Yield the folders that supervisors on this host name among their arguments.
+
+    Any process can name any folder there. Check the content of the folder before you trust it.
+    """
     program = Path(supervisor.__file__).name
     for process in psutil.process_iter(["cmdline"]):
         words: list[str] = process.info["cmdline"] or []
@@ -72,10 +77,10 @@ def supervised_folders() -> Iterator[Path]:
 
 
 def private_folder(path: Path) -> Path:
-    """A folder, made where it is not there, which nobody but this user can enter.
+    """Create the folder with mode 0700 if it is missing, and return its path.
 
-    Raises ConfigError for one that cannot be made, is a link, is somebody else's, or was open to others'
-    writing: what lies in it then may be anybody's.
+    Raises ConfigError if it cannot be created, is a link, or belongs to another user. Also raises ConfigError
+    if other users can write to it, because they may have put files there. Other modes are set to 0700.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,7 +101,7 @@ def private_folder(path: Path) -> Path:
 
 
 def is_private_folder(path: Path) -> bool:
-    """Whether there is such a folder."""
+    """Return True if `path` is a folder of this user with mode 0700, and not a link."""
     try:
         facts = path.lstat()
     except OSError:
@@ -107,7 +112,7 @@ def is_private_folder(path: Path) -> bool:
 
 
 def remove_private_folder(path: Path) -> None:
-    """Delete it with all that is in it, if it is one; links in it are not followed."""
+    """Delete a private folder and its content without following links. Does nothing for another path."""
     if is_private_folder(path):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -121,7 +126,10 @@ def _refused(path: Path, why: str) -> ConfigError:
 
 
 class LockedFile:
-    """An exclusive lock on a file. Held until `release`, or until all processes that inherited it ended."""
+    """An exclusive lock on a file.
+
+    It is held until this process and all processes that inherited it have released it or ended.
+    """
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -129,7 +137,7 @@ class LockedFile:
 
     @classmethod
     def take(cls, path: Path, holder: str = "") -> LockedFile | None:
-        """The lock, with `holder` written into the file; None while somebody has it."""
+        """Take the lock and write `holder` into the file. Returns None if another process holds the lock."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,14 +149,14 @@ class LockedFile:
         return cls(path, fd)
 
     def release(self) -> None:
-        """Let go of it here; who inherited it keeps it."""
+        """Release the lock in this process. A process that inherited it still holds it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def holder_of(path: Path) -> str:
-    """Who holds it, or held it last, in their own words; empty when unknown."""
+    """Return the text that the last holder of a lock wrote into its file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -156,7 +164,7 @@ def holder_of(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds it at this moment."""
+    """Return True if a process holds the lock on this file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -171,7 +179,7 @@ def is_held(path: Path) -> bool:
 
 
 class LogTail:
-    """Lines of all segments, in order. The folder keeps how far they were read, and the last error."""
+    """The lines of all log segments, in order. The folder stores the read position and the last error."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -180,10 +188,10 @@ class LogTail:
         self.last_lines: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def new_lines(self, *, ended: bool = False) -> Iterator[LogLine]:
-        """Complete lines not read before; with `ended` also an unfinished last one."""
+        """Yield the complete lines not read before; if `ended`, also an unfinished last line."""
         yield from self._skip_what_is_gone()
         while True:
-            # Asked before the segment is read: what it then lacks is in no later one.
+            # Check this before reading: if there is a next segment, this one is complete.
             has_next = self._segment(self._number + 1).exists()
             yield from self._lines(ended or has_next)
             if not has_next:
@@ -191,11 +199,14 @@ class LogTail:
             self._number, self._offset = self._number + 1, 0
 
     def why(self) -> str:
-        """Its last error, for people; its last lines where it had none."""
+        """Return the last error line, or up to 20 last lines if there was no error."""
         return self.last_error or "\n".join(self.last_lines)
 
     def _lines(self, is_whole: bool) -> Iterator[LogLine]:
-        """The segment from where reading stopped; `is_whole` when nothing more will be written to it."""
+        """Yield the lines of the current segment from the read position.
+
+        :param is_whole: True if nothing more will be written to the segment
+        """
         try:
             segment = self._segment(self._number).open("rb")
         except FileNotFoundError:
@@ -242,20 +253,21 @@ class LogTail:
 
 
 class AppState(Enum):
-    """How an application stands, as seen from this host."""
+    """The state of an application, as seen from this host."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     LOST = "lost"
-    """Gone without an exit code, or not of this host: nobody can say how it ended."""
+    """The application does not run and left no exit code, or is not of this host: its outcome is unknown."""
 
 
 @dataclass(frozen=True)
 class LocalApp:
-    """One detached application: a private folder, whose name is the token that its supervisor is known by.
+    """A detached application, represented by its private folder.
 
-    All that is known of it lies in the folder. To be found again, the token is enough.
+    The folder holds everything that is known about the application. Its name is the token that identifies the
+    supervisor, and the token is enough to find the application again.
     """
 
     folder: Path
@@ -274,7 +286,7 @@ class LocalApp:
         stop_timeout_s: float,
         lock: LockedFile,
     ) -> LocalApp:
-        """Start `command` under a supervisor in a session of its own, which holds `lock` while it lives."""
+        """Start `command` under a supervisor, which has its own session and holds `lock` until it ends."""
         app = cls(folder)
         options = {
             "--folder": str(folder),
@@ -297,33 +309,36 @@ class LocalApp:
             pass_fds=(lock.fd,),
         )
         _children[app.token] = process
-        # It does so itself, too, should this process die here.
+        # The supervisor also writes this file, in case this process dies first.
         supervisor.write_whole(folder / supervisor.PID, str(process.pid))
         return app
 
     @property
     def pid(self) -> int | None:
-        """Of its supervisor."""
+        """Return the pid of its supervisor, or None if it is not recorded."""
         return _number(self.folder / supervisor.PID)
 
     def status(self) -> AppState:
-        alive = self._alive()  # before the exit code, which is written last
+        alive = self._alive()  # check this before the exit code, which is written last
         code = self.exit_code()
         if code is None:
             return AppState.RUNNING if alive else AppState.LOST
         return AppState.DONE if code == 0 else AppState.FAILED
 
     def exit_code(self) -> int | None:
-        """None while it runs, and when it went without leaving one."""
+        """Return the exit code. None while the application runs, and if it ended without recording one."""
         return _number(self.folder / supervisor.EXIT_CODE)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has asked it to end."""
+        """Return True if the application was asked to end."""
         return (self.folder / supervisor.STOPPING).exists()
 
     def stop(self) -> None:
-        """Ask it to end gracefully; returns at once. The supervisor kills it if it takes too long."""
+        """Ask the application to end gracefully, and return at once.
+
+        The supervisor kills it if it has not ended after its stop timeout.
+        """
         try:
             (self.folder / supervisor.STOPPING).touch()
         except OSError:  # as on a full disk
@@ -331,17 +346,18 @@ class LocalApp:
                 ask_to_end(pid, self.token)
 
     def wait(self, timeout_s: float) -> AppState:
-        """How it stands when it has ended, or when the time is over."""
+        """Wait up to `timeout_s` seconds for the end of the application, and return its state."""
         deadline = time.monotonic() + timeout_s
         while self.status() is AppState.RUNNING and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return self.status()
 
     def take_charge(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
-        """Become the one that follows it; None while somebody else is. It stops by itself when nobody has
-        followed it for some minutes.
+        """Take the follower lock of the application for the follower `who`.
 
-        A follower that has lost its own parent lets go within a poll of it: hence the time to wait.
+        Waits up to `timeout_s` seconds. Returns the lock, or None if another process still holds it. A
+        follower whose parent has died releases it within one poll interval, so that waiting helps. The
+        supervisor stops an application whose follower lock was free for UNFOLLOWED_S seconds.
         """
         deadline = time.monotonic() + timeout_s
         while (charge := LockedFile.take(self.folder / supervisor.FOLLOWER, who)) is None:
@@ -351,13 +367,17 @@ class LocalApp:
         return charge
 
     def follower(self) -> str:
-        """Who follows it, or did last, in their own words."""
+        """Return the name of the current or last follower, or "" if it is unknown."""
         return holder_of(self.folder / supervisor.FOLLOWER)
 
     def remove(self) -> None:
-        """Delete its folder, once its end is known and its log forwarded."""
+        """Delete the folder of the application. Call this once its end is known and its log is forwarded.
+
+        If this process started the supervisor, wait up to 10 s for the supervisor to end.
+        """
         if (supervisor := _children.pop(self.token, None)) is not None:
-            # It has written the exit code and ends: without the folder it would seem to run until then.
+            # The supervisor has written the exit code and is ending. Without the folder, the application
+            # would seem to run until then.
             with suppress(subprocess.TimeoutExpired):
                 supervisor.wait(_REAP_S)
         remove_private_folder(self.folder)
@@ -366,14 +386,14 @@ class LocalApp:
         return LogTail(self.folder)
 
     def last_words(self) -> str:
-        """Why it ended, in its own words."""
+        """Read the rest of the log. Return the last error line, or up to 20 last lines if there was none."""
         log = self.log()
         for _ in log.new_lines(ended=True):
             pass
         return log.why()
 
     def _alive(self) -> bool:
-        # A process that was just started has no arguments yet; this one's own child needs none to be known.
+        # A process that was just started has no arguments yet. Check a child of this process by its handle.
         if (child := _children.get(self.token)) is not None:
             if child.poll() is None:
                 return True

@@ -1,15 +1,16 @@
-"""The parent of one local Spark application: passes a stop on, keeps its log, leaves its exit code.
+"""The parent process of a local Spark application. It forwards a stop, and stores log and exit code.
 
-    python supervise.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
+    python supervisor.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
         -- spark-submit … APP.py …
-    python supervise.py --application APP.py -- spark-submit … APP.py …
+    python supervisor.py --application APP.py -- spark-submit … APP.py …
 
-The first is detached: it outlives the Airflow task that started it, so that the application does, too, and so
-that whoever comes next learns how it ended. The second stays in the foreground of who called it, a shell or a
-container: the application's output is its own. SIGTERM goes to the application's Python driver and not to
-spark-submit: that is a JVM, which would die at once and take its driver along half-way through a commit. An
-application that has not ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it
-is run by its path.
+The first form is detached: supervisor and application outlive the Airflow task that started them, and the
+next task reads the exit code. The second form runs in the foreground of a shell or a container, and the
+application writes to its standard output.
+
+On a stop, the supervisor sends SIGTERM to the Python driver and not to spark-submit. spark-submit is a JVM:
+it would exit at once and end the driver in the middle of a commit. After `--stop-timeout` seconds the
+application is killed. This file is run by its path and imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOG_PATTERN = "log-{:08d}"
 SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
 UNFOLLOWED_S = 900.0
-"""How long an application goes on that no task follows: handed over, or its task was killed."""
+"""Seconds for which an application continues without a follower, after a hand-over or a killed task."""
 
 _POLL_S = 0.2
 _LOOK_S = 5.0
@@ -43,9 +44,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class SegmentedLog:
-    """What the application writes, in files of bounded size, of which the oldest go: one may run for months.
+    """A log in segments of bounded size. The oldest segments are deleted: an application may run for months.
 
-    Segments end at line ends. A disk that is full loses lines, and holds nobody up.
+    Segments end at line ends, unless a line is longer than two segments. If the disk is full, lines are lost,
+    and the application is not blocked.
     """
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, kept: int = KEPT_SEGMENTS) -> None:
@@ -56,7 +58,7 @@ class SegmentedLog:
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """Append; begin a new segment at the last line end once this one is full."""
+        """Append `data`. Once the segment is full, start a new one after the last line end."""
         end = data.rfind(b"\n") + 1
         is_full = self._size + len(data) >= self._segment_bytes
         if not is_full or not (end or self._size > 2 * self._segment_bytes):
@@ -78,12 +80,12 @@ class SegmentedLog:
 
 
 class Supervisor:
-    """Runs one command in a process group of its own until it ends."""
+    """The run of one command, from start to end, in its own process group."""
 
     def __init__(
         self, command: list[str], application: str, folder: Path | None, stop_timeout_s: float
     ) -> None:
-        """`folder`: where log, stop request and exit code are; None in the foreground."""
+        """:param folder: the folder of log, stop request and exit code; None in the foreground"""
         self._command = command
         self._application = application
         self._folder = folder
@@ -93,9 +95,12 @@ class Supervisor:
         self._next_look = 0.0
 
     def run(self) -> int:
-        """Run to the end and give the exit code, 128 + n for signal n as a shell would."""
+        """Run the command to its end and return its exit code: 128 + n for signal n, as in a shell.
+
+        Returns 127 if the command cannot be started.
+        """
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._ask_to_stop)
         log = None if self._folder is None else SegmentedLog(self._folder)
         try:
@@ -126,11 +131,11 @@ class Supervisor:
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _is_to_stop(self, folder: Path) -> bool:
-        """Return True if it was asked to stop, or if no task has followed it for long."""
+        """Return True if the application was asked to stop, or had no follower for UNFOLLOWED_S seconds."""
         with contextlib.suppress(OSError):
             if (folder / STOPPING).exists():
                 return True
-            # Seldom: as long as somebody follows, each look writes the time of a file.
+            # Check this less often: while a task follows, each check updates the modification time of a file.
             if time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + _LOOK_S
                 return _is_unfollowed(folder / FOLLOWER)
@@ -149,7 +154,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             return
-        # The driver may not be there yet: spark-submit starts it seconds after itself.
+        # The driver may not run yet: spark-submit starts it some seconds after its own start.
         for driver in _drivers(pid, self._application):
             if driver.pid not in self._told:
                 self._told.add(driver.pid)
@@ -158,14 +163,17 @@ class Supervisor:
 
 
 def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
-    """Write down what the application and its children say, until none of them is left to say anything."""
+    """Write the output of the application and its children to the log until all of them have closed it."""
     assert child.stdout is not None
     while chunk := os.read(child.stdout.fileno(), _CHUNK_BYTES):
         log.write(chunk)
 
 
 def _is_unfollowed(follower: Path) -> bool:
-    """Whether nobody has held the follower's lock for UNFOLLOWED_S; the file's time says since when."""
+    """Return True if the follower lock was free for more than UNFOLLOWED_S seconds.
+
+    The file's modification time is the last time at which the lock was found held. Raises OSError.
+    """
     fd = os.open(follower, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -178,7 +186,7 @@ def _is_unfollowed(follower: Path) -> bool:
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
-    """The Python processes that run the application, below `pid` or `pid` itself."""
+    """Return the Python processes that run the application: `pid` and its descendants."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
@@ -190,7 +198,10 @@ def _drivers(pid: int, application: str) -> list[psutil.Process]:
 
 
 def _end_remains(group: int) -> None:
-    """Give what the application left behind a moment, then kill it: nothing may write on after the end."""
+    """Wait up to 10 s for the rest of the process group to end, then kill it.
+
+    No process of the application may write after its end.
+    """
     deadline = time.monotonic() + _REMAINS_S
     while time.monotonic() < deadline:
         try:
@@ -203,20 +214,26 @@ def _end_remains(group: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """In the child before it starts: ask Linux for a SIGTERM should this supervisor be killed."""
+    """Ask Linux to send SIGTERM to this process if the supervisor dies.
+
+    Called in the child before it runs the command. Does nothing on other systems.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that a reader sees whole or not at all."""
+    """Write a file atomically: a reader sees all of `text` or nothing of it."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
 def main(argv: list[str]) -> int:
-    """Start the application, pass signals on, and return its exit code, which the folder gets, too."""
+    """Run the application, forward signals to it, and return its exit code.
+
+    With `--folder`, write the pid of this process and the exit code into the folder.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, help="without it, in the foreground")
     parser.add_argument("--token", help="by which this process is known")

@@ -1,4 +1,4 @@
-"""DriftTrigger: the drift sensor's checks, made by the triggerer."""
+"""The trigger that runs the checks of the drift sensor in the triggerer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 
 class DriftTrigger(BaseTrigger):
-    """Check once, or until something has drifted; connections are looked up here, by the pipeline's ids.
+    """Check for drift once, or until drift is found. Connections are looked up in the triggerer.
 
-    :param pipeline: JSON text; it holds no secrets
-    :param mark_errored: whether tables that cannot go on are marked errored
-    :param until_drift: go on until something is found. What a retry may mend is then passed over
+    :param pipeline: the pipeline as JSON text, which holds no secrets
+    :param mark_errored: mark tables errored that cannot continue
+    :param until_drift: repeat the check until it finds something. Errors that a retry can fix are then
+        ignored.
     :param poke_interval_s: seconds between two checks
-    :param deadline: seconds since 1970 after which no further check is made
+    :param deadline: seconds since 1970 after which no further check starts
 
-    The event has a `status`: `checked` with a `report`, `failed` with `error`, `message` and `hint`, or
-    `timeout`, with these of the last check if it could not be made; where none could be made until the
-    deadline it is `failed`. A triggerer that is restarted begins anew, which a check does not mind.
+    The event has a `status`. `checked` comes with a `report`, and `failed` with `error`, `message` and
+    `hint`. `timeout` means that no drift was found until the deadline. It comes with the error of the last
+    check if that failed. If every check failed until the deadline, the status is `failed`. A restarted
+    triggerer starts the checks again, which is safe.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class DriftTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         self._was_checked, self._failure = False, dict[str, Any]()
         while True:
-            # In a thread: it would hold up every other trigger.
+            # Check in a thread: otherwise the check would block every other trigger.
             event = await asyncio.to_thread(self._check)
             left = self.deadline - time.time()
             if event is None and left <= 0:
@@ -71,14 +73,14 @@ class DriftTrigger(BaseTrigger):
             await asyncio.sleep(min(self.poke_interval_s, left))
 
     def _check(self) -> dict[str, Any] | None:
-        """The event that ends the waiting, if there is one."""
-        # Imported in the thread that checks: it brings pyarrow along, and the triggerer waits for nobody.
+        """Check once. Return the event that ends this trigger, or None to continue."""
+        # Import this in the checking thread: it imports pyarrow, which would block the triggerer.
         from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 
         try:
             report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.mark_errored)
         except AirflowNotFoundException as error:
-            # Elsewhere Airflow says so itself; of a trigger it would say no more than that it failed.
+            # Airflow reports a missing connection of a task, but of a trigger only that it failed.
             return {"status": "failed", **_named(ConfigError(str(error), "define the connection"))}
         except PgReplError as error:
             self._failure = _named(error)

@@ -1,1 +1,1 @@
-"""The programs: snapshot, replicate, status. Each puts the rooms together; its exit code says how it went."""
+"""The programs snapshot, replicate and status, which combine the other packages and return exit codes."""

@@ -1,4 +1,4 @@
-"""Access: a pipeline together with the connection strings that lead to its source and its state."""
+"""A pipeline together with the connection strings of its source and its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from airflow_provider_pgrepl.replication.state.store import Store
 
 @dataclass(frozen=True)
 class Access:
-    """Everything that an operation on a pipeline needs. Connection strings are never shown."""
+    """A pipeline and the connection strings that operations on it need.
+
+    Its repr omits the connection strings.
+    """
 
     pipeline: Pipeline
     dsn: str = field(repr=False)
@@ -24,17 +27,20 @@ class Access:
 
     @classmethod
     def from_environment(cls, pipeline: Pipeline) -> Access:
-        """By PGREPL_DSN and PGREPL_STATE_DSN. Raises ConfigError."""
+        """Return the access with the connection strings in PGREPL_DSN and PGREPL_STATE_DSN.
+
+        Raises ConfigError.
+        """
         return cls(pipeline, process.source_dsn(), process.state_dsn())
 
     def describe(self) -> str:
-        """Pipeline, source and lake by name, for who is asked whether they are the right ones."""
+        """Return the names of pipeline, source and lake, for a prompt that asks the user to confirm them."""
         source = address(self.dsn)
         return f"pipeline {self.pipeline.name}, source {source}, lake {self.pipeline.lake_root}"
 
     @contextmanager
     def source(self, role: str) -> Iterator[Connection]:
-        """A connection to the source in autocommit mode. Raises SourceConnectionError."""
+        """Open a connection to the source in autocommit mode for the block. Raises SourceConnectionError."""
         connection = connect(self.dsn, f"{role} {self.pipeline.name}")
         try:
             yield connection
@@ -43,10 +49,10 @@ class Access:
 
     @contextmanager
     def store(self, role: str) -> Iterator[Store]:
-        """The state of a pipeline that is set up, its schema brought to this version.
+        """Open the state of a pipeline for the block, and migrate its schema to this version.
 
-        Nothing is made where there is none, as in a database that was named by mistake. Raises
-        SourceConnectionError, StateError.
+        Creates nothing: raises StateError if the state is not set up, as in a database that was named by
+        mistake. Raises SourceConnectionError.
         """
         with Store(self.state_dsn, f"{role} {self.pipeline.name}") as store:
             if not store.is_set_up():
@@ -56,7 +62,7 @@ class Access:
 
 
 def not_recorded(pipeline: str) -> StateError:
-    """There is no such pipeline in the state database."""
+    """Return the error of a pipeline that is not recorded in the state database."""
     return StateError(
         f"pipeline {pipeline} is not recorded in this database",
         f"{errors.SNAPSHOT}; if that was done, give the connection of the database in which it was",

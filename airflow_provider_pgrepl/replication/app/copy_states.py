@@ -1,4 +1,5 @@
-"""The recorded states of the tables of a run: snapshotting while they are copied, and what they end as."""
+"""The recorded states of the tables of a run: `snapshotting` while they are copied, and their states
+afterwards."""
 
 from __future__ import annotations
 
@@ -43,8 +44,10 @@ _MENDED_HINT = f"fix the cause, then {errors.SNAPSHOT}: that copies errored tabl
 class CopyStates:
     """A context manager that leaves no table `snapshotting` when its block raises.
 
-    Until `copying` is called, nothing was written to the lake: tables go back to the state that they had, new
-    ones are forgotten, and those that joined the publication leave it. Afterwards they are errored.
+    Before `copying` is called, nothing is written to the lake. If the block raises then, tables return to
+    their previous state (`streaming` ones to `catching_up`), new tables are forgotten, and tables that joined
+    the publication leave it. Afterwards, and for tables that a killed run left `snapshotting`, the tables are
+    marked errored.
     """
 
     def __init__(self, dsn: str, pipeline: Pipeline, store: Store) -> None:
@@ -56,7 +59,7 @@ class CopyStates:
         self._is_copying = False
 
     def join(self, tables: Iterable[TableName]) -> None:
-        """Note that these tables joined the publication for this run."""
+        """Remember that these tables joined the publication for this run."""
         self._joined.update(tables)
 
     def begin(self, relations: Iterable[Relation]) -> None:
@@ -73,11 +76,11 @@ class CopyStates:
             self._store.set_state(name, table, TableState.SNAPSHOTTING)
 
     def copying(self) -> None:
-        """Note that lake tables may be written from now on."""
+        """Remember that lake tables may be written from now on."""
         self._is_copying = True
 
     def mark_errored(self, table: TableName, error: PgReplError) -> None:
-        """Stop this table, and only this one."""
+        """Mark this table errored; the other tables continue."""
         log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
         record = self._store.read_tables(self._pipeline.name).get(table)
         if record is None or record.state is TableState.REMOVED:
@@ -104,7 +107,10 @@ class CopyStates:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """What fails here is logged: the error of the block is the one that is raised."""
+        """Restore the tables or mark them errored.
+
+        A PgReplError here is only logged: the block's error is raised.
+        """
         try:
             records = self._store.read_tables(self._pipeline.name)
             begun = {table for table in self._before if self._is_begun(records.get(table), table)}
@@ -121,7 +127,7 @@ class CopyStates:
 
     def _is_begun(self, now: TableRecord | None, table: TableName) -> bool:
         before = self._before[table]
-        # A paused table is not set to `snapshotting` in one step.
+        # A paused table becomes `catching_up` before it becomes `snapshotting`.
         is_resumed = before is not None and before.state is TableState.PAUSED and not self._is_copying
         return _is_under_way(now) or (is_resumed and now is not None and now.state is TableState.CATCHING_UP)
 
@@ -130,17 +136,17 @@ class CopyStates:
         return before is None or not _is_under_way(before)
 
     def _was_out(self, table: TableName) -> bool:
-        """Return True for a table that was not replicated, which a killed run may have published."""
+        """Return True if the table was not replicated before. A killed run may have published it."""
         before = self._before[table]
         return before is None or before.state is TableState.REMOVED
 
     def withdraw(self, tables: Collection[TableName]) -> None:
-        """Take tables that this run published out of the publication again. What fails is logged."""
+        """Drop tables that this run published from the publication. A failure is logged."""
         pipeline = self._pipeline
         if not tables or pipeline.publication_mode != "create":
             return
         try:
-            # The error may have been that of the connection that published them.
+            # Connect again: the error may come from the connection that published the tables.
             with closing(connect(self._dsn, "unpublish")) as source:
                 drop_tables(source, pipeline.publication, tables, pipeline.lock_timeout_s)
         except PgReplError as failure:
@@ -173,7 +179,7 @@ class CopyStates:
 
 
 def _is_under_way(record: TableRecord | None) -> bool:
-    """Return True for a table that waits for its copy, or is copied, or was when a run was killed."""
+    """Return True if the table waits for its copy, is being copied, or was when a run was killed."""
     return record is not None and record.state.is_being_copied
 
 
@@ -193,8 +199,10 @@ def record_tables(
     keeper: Keeper,
     exported: ExportedSnapshot,
 ) -> Copied:
-    """Record the keeper's tables, which are `snapshotting`, as of its snapshot; no row is read. One that the
-    settings do not fit as it is now is errored. Raises LakeError, StateError."""
+    """Record the keeper's tables, which are `snapshotting`, as of its snapshot. Reads no rows.
+
+    A table that the settings no longer fit is marked errored. Raises LakeError, StateError.
+    """
     # A commit at the consistent point itself is not in the snapshot.
     position = LSN(exported.consistent_point - 1)
     index = RelationIndex(relations_uri(pipeline.lake_root))
@@ -202,7 +210,7 @@ def record_tables(
     place = None if watching is None else EffectiveFrom(position, watching)
     rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
     found = Copied()
-    # First: a table that is recorded is not taken again by whoever repeats this.
+    # Do this first: a repeated run does not record a recorded table again, and would skip this step.
     _leave_lake(pipeline, record, position)
     for relation in (without_excluded_defaults(known, pipeline) for known in keeper.relations):
         if problems := list(rules.problems(relation)):
@@ -219,8 +227,10 @@ def record_tables(
 
 
 def _leave_lake(pipeline: Pipeline, record: EpochRecord, position: LSN) -> None:
-    """Where there were lake tables: a point that names none. Nobody is to read for current what stays as it
-    is."""
+    """Append a consistent point without tables if the newest one has any.
+
+    The lake tables no longer change, and readers must not take them for current.
+    """
     points = Points(pipeline.lake_root)
     newest = points.latest()
     if newest is not None and newest.tables:

@@ -1,10 +1,10 @@
-"""The recorded epoch of a pipeline, and the refusals where its lake or state is gone, or is another one.
+"""The recorded epoch of a pipeline, and the errors for a lake or a state that is missing or is another one.
 
-A folder that is not mounted looks like one in which nothing has begun; to begin there drops the slot, and
-with it what the lake that is away still needs.
+A folder that is not mounted looks like one in which no epoch has begun. Beginning an epoch there would drop
+the slot, and with it the changes that the missing lake still needs.
 
-Whether tables were taken with lake tables or without, as the pipeline file says it now.
-The pipeline file by which a table was taken is recorded with it.
+The pipeline file by which a table was copied is recorded with the table. It shows whether the table was
+copied with a lake table, which may differ from the present pipeline file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _NAMED = 5
 
 
 def find_epoch(pipeline: Pipeline) -> EpochRecord | None:
-    """The present epoch; None when none has begun. Raises LakeError when the lake is another pipeline's."""
+    """Return the present epoch, or None if none has begun.
+
+    Raises LakeError if the lake is another pipeline's.
+    """
     try:
         record = reader.read_epoch(changelog_uri(pipeline.lake_root))
     except NoChangelogError:
@@ -44,7 +47,7 @@ def find_epoch(pipeline: Pipeline) -> EpochRecord | None:
 
 
 def check_owner(pipeline: Pipeline, record: EpochRecord) -> None:
-    """Raises LakeError when the lake is another pipeline's."""
+    """Raise LakeError if the lake is another pipeline's."""
     if record.pipeline != pipeline.name:
         raise LakeError(
             f"the lake {pipeline.lake_root} belongs to the pipeline {record.pipeline!r}",
@@ -53,7 +56,7 @@ def check_owner(pipeline: Pipeline, record: EpochRecord) -> None:
 
 
 def has_tables(record: EpochRecord | None, records: Records) -> bool:
-    """Whether any table of this epoch is in the lake; before that, the epoch can be begun again."""
+    """Return True if any table of this epoch is in the lake. Until then, the epoch can be begun again."""
     return record is not None and any(
         table.position_lsn is not None and table.position_lsn >= record.consistent_point - 1
         for table in records.values()
@@ -61,15 +64,19 @@ def has_tables(record: EpochRecord | None, records: Records) -> bool:
 
 
 def check_lake(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> None:
-    """Raises LakeError when tables were copied into a lake in which nothing has begun."""
+    """Raise LakeError if tables were copied, but no epoch has begun in the lake."""
     if epoch is None and any(record.position_lsn is not None for record in records.values()):
         raise lost_lake(pipeline)
 
 
 def known_tables(store: Store, pipeline: Pipeline, record: EpochRecord | None) -> frozenset[str]:
-    """The tables beside the changelog that the lake has had by what the state says: an earlier version did
-    not mark them there. The index of relations is none of them: what the state has of it is put back."""
-    # Without lake tables an LSN is applied, too, and there are no points.
+    """Return the names of the lake's own tables, besides the changelog, that must exist according to the
+    state.
+
+    An earlier version did not mark them in the changelog. The index of relations is not among them: it is
+    restored from the state.
+    """
+    # Without lake tables the progress has an applied LSN too, but there are no consistent points.
     if record is None or not pipeline.has_lake_tables or not store.is_set_up():
         return frozenset()
     progress = store.read_progress(record.pipeline)
@@ -78,11 +85,10 @@ def known_tables(store: Store, pipeline: Pipeline, record: EpochRecord | None) -
 
 
 def check_lake_is_there(pipeline: Pipeline, records: Records, *, must_have_begun: bool) -> None:
-    """Raise LakeError if tables were copied into a lake whose changelog is not there, and NoChangelogError if
-    nothing was copied although `must_have_begun`.
+    """Raise LakeError if tables were copied into a lake whose changelog is missing.
 
-    Reads only. A changelog that is there and cannot be opened is left to the application, which sets aside
-    what a crash has left in it.
+    Raises NoChangelogError if nothing was copied although `must_have_begun`. Reads only. Raises nothing for a
+    changelog that exists but cannot be opened: the application sets aside what a crash left in it.
     """
     uri = changelog_uri(pipeline.lake_root)
     try:
@@ -98,7 +104,7 @@ def check_lake_is_there(pipeline: Pipeline, records: Records, *, must_have_begun
 
 
 def lost_lake(pipeline: Pipeline) -> LakeError:
-    """What happened, and what leads out of it."""
+    """Return the error of a lake into which tables were copied, and whose changelog is missing."""
     return LakeError(
         f"tables of pipeline {pipeline.name} have been copied, but there is no changelog in the lake"
         f" {pipeline.lake_root}: it is not mounted on this host, or was moved or deleted",
@@ -107,8 +113,11 @@ def lost_lake(pipeline: Pipeline) -> LakeError:
 
 
 def begun_epoch(store: Store, pipeline: Pipeline) -> EpochRecord:
-    """The present epoch. Raises LakeError when the lake is another pipeline's, or not there any more,
-    NoChangelogError before the first snapshot."""
+    """Return the present epoch.
+
+    Raises LakeError if the lake is another pipeline's or is missing, NoChangelogError before the first
+    snapshot.
+    """
     epoch = find_epoch(pipeline)
     if epoch is None and store.is_set_up():
         store.migrate()
@@ -117,18 +126,21 @@ def begun_epoch(store: Store, pipeline: Pipeline) -> EpochRecord:
 
 
 def check_state(store: Store, pipeline: Pipeline, epoch: EpochRecord | None) -> None:
-    """Raises StateError when the lake has begun and nothing is recorded of the pipeline. Creates nothing."""
+    """Raise StateError if the lake has an epoch and the state does not record the pipeline.
+
+    Creates nothing.
+    """
     if epoch is not None and not is_recorded(store, pipeline):
         raise lost_state(pipeline, epoch)
 
 
 def is_recorded(store: Store, pipeline: Pipeline) -> bool:
-    """Raises StateError when the state cannot be read."""
+    """Return True if the state records the pipeline. Raises StateError if the state cannot be read."""
     return store.is_set_up() and store.read_pipeline(pipeline.name) is not None
 
 
 def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
-    """What happened, and what leads out of it."""
+    """Return the error of a state database that does not record the pipeline of an existing lake."""
     return StateError(
         f"the lake of pipeline {pipeline.name} is in epoch {epoch.epoch}, but the state database knows"
         " nothing of the pipeline: its schema _pgrepl was dropped, or this is another server or database, or"
@@ -139,9 +151,9 @@ def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
 
 
 def taken_otherwise(pipeline: Pipeline, record: TableRecord) -> bool:
-    """Whether a table has a lake table and is to have none, or the other way round.
+    """Return True if a table has a lake table and `lake_tables` is now `none`, or the reverse.
 
-    Tables that were copied by older versions have one.
+    Tables that were copied by older versions have a lake table.
     """
     if record.position_lsn is None or record.state is TableState.REMOVED:
         return False
@@ -150,12 +162,12 @@ def taken_otherwise(pipeline: Pipeline, record: TableRecord) -> bool:
 
 
 def otherwise_taken(pipeline: Pipeline, records: Records) -> list[TableName]:
-    """Those that are to be taken the other way."""
+    """Return the tables that must be copied again because `lake_tables` has changed, sorted."""
     return sorted(table for table, record in records.items() if taken_otherwise(pipeline, record))
 
 
 def check_lake_choice(pipeline: Pipeline, records: Records) -> None:
-    """Raises ConfigError, naming the tables that were taken the other way than the file says."""
+    """Raise ConfigError, naming the tables, if tables were copied with another value of `lake_tables`."""
     found = otherwise_taken(pipeline, records)
     if not found:
         return
@@ -173,7 +185,8 @@ def check_lake_choice(pipeline: Pipeline, records: Records) -> None:
 
 
 def check_may_change(store: Store, pipeline: Pipeline, tables: list[TableName]) -> None:
-    """Raises BusyError while a replication runs, which does with these tables what the file said before."""
+    """Raise BusyError if `lake_tables` changes for these tables while a replication runs with its former
+    value."""
     if tables and store.is_locked(pipeline.name, "replicate"):
         raise BusyError(
             f"lake_tables is {pipeline.lake_tables} now, and the replication that runs was started with"
@@ -183,6 +196,6 @@ def check_may_change(store: Store, pipeline: Pipeline, tables: list[TableName]) 
 
 
 def refuse_without_lake(pipeline: Pipeline, what: str, instead: str) -> None:
-    """Raises ConfigError for what only lake tables can be asked for."""
+    """Raise ConfigError if the pipeline has no lake tables, for an operation that needs them."""
     if not pipeline.has_lake_tables:
         raise ConfigError(f"{what}: pipeline {pipeline.name} has no lake tables (lake_tables: none)", instead)

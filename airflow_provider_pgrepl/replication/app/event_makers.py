@@ -1,4 +1,4 @@
-"""What a publisher's settings make of changes."""
+"""The makers of events, by a publisher's settings."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ def maker_of(
     wrapped: Callable[[Any], Any] | None = None,
     begun_with: Attnums | None = None,
 ) -> Maker:
-    """What makes the events of a publisher, given what is read. `salt`: of hashes; `wrapped`: makes of each
-    transform another; `begun_with`: as PublishedColumns has it. Raises ConfigError for a transform that
-    cannot be imported."""
+    """Return the maker that turns changes into the events of a publisher.
+
+    Raises ConfigError for a transform that cannot be imported.
+
+    :param salt: the salt of hashes
+    :param wrapped: called with each transform; its result is used instead of the transform
+    :param begun_with: as in `PublishedColumns`
+    """
 
     def published_of(relations: KnownRelations) -> PublishedColumns:
         return PublishedColumns(relations, settings.column_rules, salt, settings.rows, begun_with)

@@ -1,4 +1,5 @@
-"""Gathering the evidence of whose source, lake and state are, and recording what of it is missing."""
+"""Functions that gather the evidence that source, lake and state belong together, and record missing
+evidence."""
 
 from __future__ import annotations
 
@@ -47,12 +48,15 @@ def gather(
     lake_may_fail: bool = False,
     migrates: bool = True,
 ) -> Evidence:
-    """Ask source (None: it is left out), lake and state.
+    """Read the evidence from source, lake and state.
 
-    `migrates`: whether a state's schema of an earlier version is brought to this one; else it is an error.
-    `lake_may_fail`: a changelog that cannot be read counts as none. It is for commands that do not touch it,
-    or look again once the remains of a crash are set aside. Raises SourceError, StateError, ChangelogError,
-    LakeError.
+    Raises SourceError, StateError, ChangelogError, LakeError.
+
+    :param source: None to leave the source out
+    :param lake_may_fail: treat a changelog that cannot be read as missing, for commands that do not use it,
+        or that read it again after the remains of a crash are set aside
+    :param migrates: migrate a state schema of an earlier version to this one; if False, such a schema is an
+        error
     """
     recorded = _read_recorded(store, pipeline, migrates=migrates)
     lake = _Lake()
@@ -63,7 +67,7 @@ def gather(
             raise
     recorded_lake, doubt = "", ""
     if recorded is not None and is_same_place(recorded.lake, pipeline.lake_root):
-        # By another path, as where a link leads.
+        # The same lake under another path, for example through a symbolic link.
         recorded = replace(recorded, lake=pipeline.lake_root)
     if lake.epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
         recorded_lake, doubt = _find_recorded_lake(recorded.lake)
@@ -89,10 +93,11 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
     slots = {slot.name: slot for slot in found if slot is not None}
     durable_lsn = evidence.durable_lsn
     if epoch is not None and epoch.slot in slots and slot_error(slots[epoch.slot], durable_lsn):
-        # A receiver that runs has moved it since the changelog was opened; the other is read last.
+        # A running receiver has advanced the slot since the changelog was opened. Read the durable LSN again,
+        # after the slot.
         durable_lsn = _read_lake(evidence.pipeline.lake_root).durable_lsn
     is_copy = None
-    # A teardown has deleted the tokens; the lake of one that was interrupted is its own as well.
+    # A teardown deletes the tokens. The lake of an interrupted teardown still belongs to the pipeline.
     if epoch is not None and token and not evidence.torn_down:
         is_copy = token_error(source, epoch.slot, token, is_recorded=recorded is not None)
     server, lake_at_source = read_server(source), ""
@@ -114,8 +119,10 @@ def check(
 ) -> Evidence:
     """Check at the start of a command that source, lake and state are this pipeline's, and log their names.
 
-    `needs_source`: False if the command changes only state or lake: a source that cannot be reached is left
-    out. Raises what contradicts, and what `gather` does.
+    Raises the first contradiction, and what `gather` raises.
+
+    :param needs_source: False if the command changes only state or lake: an unreachable source is then left
+        out
     """
     try:
         with closing(connect(dsn, f"check {pipeline.name}", read_only=True)) as source:
@@ -140,7 +147,7 @@ def _read_recorded(store: Store, pipeline: Pipeline, *, migrates: bool) -> Pipel
 
 
 def _received_by_state(store: Store, name: str) -> LSN:
-    """Up to where changes, or copies, of the source have been received, as far as the state says."""
+    """Return the LSN up to which changes or copies of the source were received, according to the state."""
     positions = [record.position_lsn or _START for record in store.read_tables(name).values()]
     progress = store.read_progress(name)
     return max([_START if progress is None else progress.durable_lsn, *positions])
@@ -148,7 +155,7 @@ def _received_by_state(store: Store, name: str) -> LSN:
 
 @dataclass(frozen=True)
 class _Lake:
-    """What the changelog says; without one, nothing."""
+    """The evidence in the changelog; the defaults mean that there is no changelog."""
 
     epoch: EpochRecord | None = None
     id: str = ""
@@ -173,7 +180,7 @@ def _read_lake(root: str) -> _Lake:
 
 
 def _find_recorded_lake(root: str) -> tuple[str, str]:
-    """The id of the lake at the recorded path, and why one may be there if none could be read."""
+    """Return the ID of the lake at the recorded path, and if none was read, why one may be there."""
     try:
         try:
             return lake_id(open_changelog(changelog_uri(root))), ""
@@ -184,10 +191,10 @@ def _find_recorded_lake(root: str) -> tuple[str, str]:
 
 
 def record_evidence(store: Store, evidence: Evidence) -> None:
-    """Record in state and changelog what is not known there of each other and of the source.
+    """Record the evidence that state and changelog lack about each other and about the source.
 
-    The caller holds the lock of replication and has found that all known evidence agrees. The commit ends a
-    receiver that runs all the same. Raises LakeError, StateError.
+    The caller holds the replication lock and has checked that all known evidence agrees. The commit to the
+    changelog ends a receiver that runs in spite of the lock. Raises LakeError, StateError.
     """
     server, epoch, recorded = evidence.server, evidence.epoch, evidence.recorded
     assert server is not None

@@ -1,4 +1,4 @@
-"""LakeReplication: receiver and applier, which has Spark tasks merge changes into lake tables."""
+"""Replication with lake tables: the receiver, and the applier, whose Spark tasks merge changes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STARTS = 3
-"""How often in a row a query is started: Spark waits 10 s for the Python process of its source, which may
-take longer to load on a busy host."""
+"""Starts of a query in a row: Spark waits 10 s for the Python process of its source, which may take longer to
+load on a busy host."""
 _LAST_MERGES_S = 10.0
-"""For merges that still run when something has failed; what is not committed then is done again."""
+"""Seconds that the app waits for running merges before it ends. Merges that are not committed then are
+repeated."""
 
 
 class LakeReplication(Replication):
-    """One run of the app."""
+    """One run of the app for a pipeline with lake tables."""
 
     def _work(self, target: LSN | None) -> int:
         spark = None
@@ -44,7 +45,10 @@ class LakeReplication(Replication):
                 spark.stop()
 
     def _gives_up(self) -> bool:
-        """Whether to end is asked for while executors are waited for. Raises what ended the receiver."""
+        """Return True if it is time to end while executors are awaited.
+
+        Raises the error that ended the receiver.
+        """
         if self._receiver.failed.is_set():
             self._raise_receiver_error()
         return self._stop.is_set
@@ -68,7 +72,7 @@ class LakeReplication(Replication):
         return process.DONE
 
     def _follow(self, *, available_now: bool = False) -> None:
-        """Run a query to its end; start another one when Spark could not start its Python process in time."""
+        """Run a query to its end. Start another one if Spark could not start its Python process in time."""
         for left in reversed(range(_STARTS)):
             query = self._applier.start(available_now=available_now)
             self._watch(query)
@@ -84,7 +88,7 @@ class LakeReplication(Replication):
         return failure is not None and self._applier.error is None and is_of_workers(str(failure))
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Until the query ends, the applier fails, or we are to stop."""
+        """Supervise until the query ends, the applier fails, or it is time to end."""
         while query.isActive and self._applier.error is None and not self._stop.wait(POLL_S):
             self._supervise()
 
@@ -102,7 +106,10 @@ class LakeReplication(Replication):
         return process.RETRY_MAY_HELP
 
     def _finish(self, query: StreamingQuery) -> None:
-        """Wait for the batch that runs; raise what ended the query, if not we."""
+        """Stop a running query after its batch.
+
+        Raises the error that ended the query, the applier or the receiver.
+        """
         if query.isActive:
             self._applier.stop(query)
         elif (failure := query.exception()) is not None and self._applier.error is None:

@@ -1,4 +1,4 @@
-"""Find the changes that the changelog must keep: tables, publishers, or a look back still need them."""
+"""The changes that the changelog must keep: for tables, for publishers, and in case they are sent again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def needed_above(dsn: str, pipeline: Pipeline, tables: LSN | None) -> LSN | None:
-    """`tables`: above which LSN these need changes. None when nothing may go, as while the source is away."""
+    """Return the LSN above which changes must be kept, or None if all must, as while the source is away.
+
+    :param tables: the LSN above which tables need changes
+    """
     try:
         sent_again = sent_again_above(dsn, pipeline)
     except SourceError as error:
@@ -31,23 +34,29 @@ def needed_above(dsn: str, pipeline: Pipeline, tables: LSN | None) -> LSN | None
 
 
 def watched_above(records: Iterable[TableRecord]) -> LSN | None:
-    """Above which LSN the definitions of tables have yet to be looked at, where there are no lake tables."""
+    """Return the LSN above which table definitions have yet to be checked, or None if no table is followed.
+
+    For a pipeline without lake tables.
+    """
     found = [one.position_lsn for one in records if one.state.is_followed and one.position_lsn is not None]
     return min(found, default=None)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """`needed_above` and `needed_later` as `Maintenance.run` takes them."""
+    """The arguments `needed_above` and `needed_later` of `Maintenance.run`."""
 
     needed_above: Mapping[int, int]
     needed_later: tuple[tuple[float, Mapping[int, int]], ...] = ()
 
 
 def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
-    """What may go and when: what publishers have not published is kept for `publish_keep_h` of each.
+    """Return which changes must be kept, and for how long.
 
-    `needed`: above which LSN of the epoch all others need changes. Raises LakeError, LakeUnavailableError.
+    Changes that a publisher has not published are kept for its `publish_keep_h` hours. Raises LakeError,
+    LakeUnavailableError.
+
+    :param needed: the LSN of the epoch above which all other readers need changes
     """
     own = {epoch: int(needed)}
     rights = [
@@ -64,7 +73,7 @@ def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
 
 
 def _record(lake_root: str, name: str) -> PublisherRecord | None:
-    """None for a publisher that never began."""
+    """Return the record of a publisher; None if it never began. Raises LakeError if its table is missing."""
     if (record := read_record(lake_root, name)) is None:
         own_tables.check_publisher(lake_root, name)
     return record
@@ -73,17 +82,18 @@ def _record(lake_root: str, name: str) -> PublisherRecord | None:
 def _lowest(own: Mapping[int, int], positions: Iterable[EventPosition]) -> dict[int, int]:
     found = dict(own)
     for position in positions:
-        # Of the transaction at its LSN some may be left.
+        # Part of the transaction at this LSN may be unpublished.
         above = max(0, position.commit_lsn - (not position.is_after_transaction))
         found[position.epoch] = min(found.get(position.epoch, above), above)
     return found
 
 
 def sent_again_above(dsn: str, pipeline: Pipeline) -> LSN | None:
-    """Above which LSN the server may send changes again: with them it shows that it was not set back.
+    """Return the LSN above which the server may send changes again; None without a slot. Raises SourceError.
 
-    After a crash the slot stands where the server has last saved it, which is not before its restart_lsn, and
-    stays there as long as a transaction is open or prepared. None without a slot. Raises SourceError.
+    Changes that are sent again prove that the server was not restored to an earlier state. After a crash the
+    slot is at the position that the server last saved. That is not before its restart_lsn, which does not
+    advance while a transaction is open or prepared.
     """
     with closing(connect(dsn, f"maintenance {pipeline.name}")) as source:
         slot = read_slot(source, pipeline.slot)

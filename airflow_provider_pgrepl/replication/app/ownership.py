@@ -1,8 +1,8 @@
-"""Comparison of source, lake and state: are all of them this pipeline's? Ours, not ours, or cannot tell.
+"""Comparison of source, lake and state, to determine whether all of them belong to this pipeline.
 
-A name and a path are no evidence. What only this pipeline can have left is: the system identifier and the
-database's oid in the changelog and in the state, the ids of changelog and record in each other, and the
-database of the slot. Evidence that an earlier version has not recorded contradicts nothing.
+A name or a path is no evidence. Only this pipeline can have left the following: the system identifier and the
+database's OID in the changelog and in the state, the IDs of changelog and record in each other, and the
+database of the slot. Evidence that an earlier version did not record contradicts nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _POLLS = int(RENEW_S * 1.25 / _POLL_S)
 
 
 class Answer(Enum):
-    """The result of a comparison: what a command was given is the pipeline's, is not, or may not be."""
+    """The result of a comparison: an object is the pipeline's, is not, or this cannot be determined."""
 
     OURS = "ours"
     NOT_OURS = "not ours"
@@ -54,11 +54,11 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A contradiction among the evidence.
+    """A contradiction in the evidence.
 
-    `gives_up`: the name of what a new epoch would give up for it; None where none may begin at all.
-    `doubted`: the name of the source, if that has the right identity, and its history or what is recorded of
-    it differs.
+    `gives_up`: the name that `--give-up` takes so that a new epoch may begin in spite of it; None if none may
+    begin at all. `doubted`: the name of the source if its identity is right, but its history, or what is
+    recorded of it, differs.
     """
 
     answer: Answer
@@ -71,14 +71,15 @@ class Difference:
 class Evidence:
     """The identities of source, lake and state. None, or empty: could not be read, or does not exist.
 
-    `slots`: those of the names that changelog and state have, by name. `recorded_lake_id`: of the changelog
-    in the lake that the state has recorded, where that is another one than the pipeline file's.
-    `recorded_lake_doubt`: why that lake may be there, although no changelog could be read in it.
-    `is_copy`: the error of a source that lacks the token which it shares with the lake. `durable_lsn`: up to
-    where changes of the source were received, by the changelog, or without one by the state; `written_lsn`:
-    the server's WAL position, which was read later. `torn_down`: a teardown gave up the lake's epoch.
-    `lake_at_source`: of the pipeline with this slot that the source's own database has recorded, if the state
-    knows nothing.
+    `slots`: the slots that changelog and state name, by name. `recorded_lake_id`: the ID of the changelog in
+    the lake that the state records, if that is another lake than the pipeline file's. `recorded_lake_doubt`:
+    why that lake may be there, although no changelog could be read in it. `is_copy`: the error of a source
+    that lacks the token which it shares with the lake.
+
+    `durable_lsn`: the LSN up to which changes of the source were received, from the changelog, or from the
+    state if there is no changelog. `written_lsn`: the server's WAL position, read later. `torn_down`: a
+    teardown gave up the lake's epoch. `lake_at_source`: if the state does not record the pipeline, the lake
+    of the pipeline with this slot that the source's own database records.
     """
 
     pipeline: Pipeline
@@ -96,27 +97,30 @@ class Evidence:
     lake_at_source: str = ""
 
     def describe(self) -> str:
-        """Pipeline, source and lake by name, for logs and prompts."""
+        """Return the names of pipeline, source and lake, for logs and prompts."""
         source = "" if self.server is None else f", source {source_of(self.server)}"
         return f"pipeline {self.pipeline.name}{source}, lake {self.pipeline.lake_root}"
 
 
 def compare(evidence: Evidence) -> tuple[Answer, PgReplError | None]:
-    """Say whose these are, and what contradicts: its message says what is where."""
+    """Return the answer and the error of the first contradiction, or OURS and None."""
     for difference in differences(evidence):
         return difference.answer, difference.error
     return Answer.OURS, None
 
 
 def check_ours(evidence: Evidence) -> None:
-    """Raise what contradicts that all of it is this pipeline's."""
+    """Raise the error of the first contradiction to source, lake and state being this pipeline's."""
     _, error = compare(evidence)
     if error is not None:
         raise error
 
 
 def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
-    """Raise what contradicts, but for the history, or the lost state, of a source that `give_up` names."""
+    """Raise the first contradiction, except doubts about a source that `give_up` names.
+
+    Such doubts concern the history of a source, or a lost state.
+    """
     for difference in differences(evidence):
         error = difference.error
         if difference.doubted and difference.doubted in give_up:
@@ -131,9 +135,10 @@ def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
 
 
 def check_acceptable(evidence: Evidence, name: str) -> bool:
-    """Return True if all agrees but for the token that the source lacks, and `name` is the source's.
+    """Return True if everything agrees except for the token that the source lacks, and `name` is the source.
 
-    False if it has the token. Raises what contradicts, ConfigError for another name.
+    Returns False if the source has the token. Raises every other contradiction, and ConfigError for another
+    name.
     """
     check_ours(replace(evidence, is_copy=None))
     for difference in differences(evidence):
@@ -148,8 +153,11 @@ def check_acceptable(evidence: Evidence, name: str) -> bool:
 
 
 def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
-    """Raise what keeps a requested new epoch from beginning: something that is not this pipeline's, and can
-    never be replaced, or is not named in `give_up`."""
+    """Raise the error that keeps a requested new epoch from beginning.
+
+    That is a contradiction that no new epoch may replace, or ConfigError for one that is not named in
+    `give_up`.
+    """
     for difference in differences(evidence):
         if difference.gives_up is None:
             raise difference.error
@@ -162,7 +170,7 @@ def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
 
 
 def differences(evidence: Evidence) -> Iterator[Difference]:
-    """All contradictions; first those that say most."""
+    """Yield all contradictions, the most significant ones first."""
     yield from _name(evidence)
     yield from _source_of_lake(evidence)
     yield from _source_of_record(evidence)
@@ -205,7 +213,10 @@ def _source_of_lake(evidence: Evidence) -> Iterator[Difference]:
 
 
 def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Difference]:
-    """Of a copy of the source since the last start, which has the token, and of a restored source."""
+    """Yield contradictions of the source's history and slot.
+
+    They show a restored source, or a copy of the source since the last start, which has the token.
+    """
     epoch, durable_lsn = evidence.epoch, evidence.durable_lsn
     written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
     if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
@@ -220,8 +231,11 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
 
 
 def has_begun(evidence: Evidence) -> bool:
-    """Whether the epoch's slot has to be there. While an epoch begins, or if that was interrupted, the record
-    names the source and no lake, and the slot is a new one; a teardown has dropped it."""
+    """Return True if the epoch's slot must exist.
+
+    A teardown has dropped the slot. While an epoch begins, or if that was interrupted, the record names the
+    source and no lake, and the slot is a new one.
+    """
     recorded = evidence.recorded
     if recorded is None or evidence.torn_down:
         return False
@@ -250,7 +264,11 @@ def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
 
 
 def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
-    """A lake that was moved keeps its changelog's id; a copy of one has it, too, and the other is there."""
+    """Yield contradictions between the recorded lake and the pipeline file's lake.
+
+    A lake that was moved keeps its changelog's ID. A copy has the same ID, but the original lake still
+    exists.
+    """
     recorded, root = evidence.recorded, evidence.pipeline.lake_root
     if recorded is None:
         return
@@ -291,7 +309,11 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
 
 
 def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
-    """Of a state's connection that leads elsewhere: the pipeline's apps hold their locks at the source."""
+    """Yield a contradiction if the source's own database records the pipeline, and the state database does
+    not.
+
+    The pipeline's apps hold their locks at the source.
+    """
     server = evidence.server
     if server is None or evidence.recorded is not None or not evidence.lake_at_source:
         return
@@ -310,7 +332,7 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
     if epoch is None:
         return
     if recorded is None:
-        # A slot that is not there is no evidence of a teardown: a copy of the source has none.
+        # A missing slot is no evidence of a teardown: a copy of the source has no slot.
         if epoch.slot in evidence.slots or not evidence.torn_down:
             name = KnownSource(epoch.system_identifier, epoch.database, epoch.database_oid).name
             yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), name, name)
@@ -327,7 +349,10 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
 
 
 def check_no_foreign_receiver(store: Store, pipeline: Pipeline) -> None:
-    """Raise RewoundError if a receiver of others writes the lake. One that holds the lock here may run."""
+    """Raise RewoundError if a receiver that holds no lock in this state database writes the lake.
+
+    A receiver that holds the replication lock here may run.
+    """
     try:
         store.lock(pipeline.name, "replicate")
     except BusyError:
@@ -339,10 +364,10 @@ def check_no_foreign_receiver(store: Store, pipeline: Pipeline) -> None:
 
 
 def check_no_receiver(pipeline: Pipeline, wait: Callable[[float], None] = time.sleep) -> None:
-    """Raise RewoundError if a receiver writes the lake. The caller holds the lock of replication.
+    """Raise RewoundError if a receiver writes the lake. The caller holds the replication lock.
 
-    Unless the last receiver has ended by itself, this waits for longer than one that runs lets pass between
-    two commits. Raises ChangelogError, LakeUnavailableError.
+    Unless the last receiver has ended cleanly, this waits for longer than a running one lets pass between two
+    commits. Raises ChangelogError, LakeUnavailableError.
     """
     uri = changelog_uri(pipeline.lake_root)
     changelog = open_changelog(uri)

@@ -1,4 +1,4 @@
-"""Every app as a process: its surroundings, its logging, and what its exit code says."""
+"""The process of each app: environment variables, logging, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DONE = 0
 RETRY_MAY_HELP = 75
 WILL_NOT_HELP = 78
 CRASHED = 70
-"""An error that is nobody's but ours: a bug. A retry may get past it."""
+"""The exit code for an unexpected error, which is a bug of this package. A retry may succeed."""
 
 DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
@@ -42,15 +42,15 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 Work = Callable[[Pipeline, argparse.Namespace], int]
 STOP_LIMIT_S = 100.0
-"""How long an app that was asked to end may take; Airflow's operators wait longer (`stop_timeout_s`)."""
+"""Seconds that an app may take to end when asked to. Airflow's operators wait longer (`stop_timeout_s`)."""
 CAUGHT_UP = "caught-up"
 MAINTENANCE_LIMIT_S = 600.0
-"""How long maintenance joins files, unless told otherwise; what is begun then is finished."""
+"""Seconds that maintenance compacts files by default. A compaction that has begun is finished."""
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
 def source_dsn() -> str:
-    """The source's DSN. Raises ConfigError."""
+    """Return the source's DSN. Raises ConfigError if PGREPL_DSN is not set."""
     dsn = os.environ.get(DSN_VARIABLE, "").strip()
     if not dsn:
         raise ConfigError(
@@ -60,12 +60,12 @@ def source_dsn() -> str:
 
 
 def state_dsn() -> str:
-    """The DSN of the database that holds the `_pgrepl` schema: the source, unless told otherwise."""
+    """Return the DSN of the database with the `_pgrepl` schema: PGREPL_STATE_DSN, by default the source's."""
     return os.environ.get(STATE_DSN_VARIABLE, "").strip() or source_dsn()
 
 
 def target_uri() -> str:
-    """The URI of a publisher's target. Raises ConfigError."""
+    """Return the URI of a publisher's target. Raises ConfigError if PGREPL_TARGET_URI is not set."""
     uri = os.environ.get(TARGET_VARIABLE, "").strip()
     if not uri:
         raise ConfigError(
@@ -76,7 +76,7 @@ def target_uri() -> str:
 
 
 def registry_uri() -> str:
-    """The URI of a schema registry. Raises ConfigError."""
+    """Return the URI of a schema registry. Raises ConfigError if PGREPL_REGISTRY_URI is not set."""
     uri = os.environ.get(REGISTRY_VARIABLE, "").strip()
     if not uri:
         raise ConfigError(
@@ -88,7 +88,10 @@ def registry_uri() -> str:
 
 
 def hash_salt(settings: PublisherSettings) -> bytes:
-    """What goes into the hashes of a publisher; nothing where it makes none. Raises ConfigError."""
+    """Return the salt of a publisher's hashes.
+
+    Raises ConfigError if it has hash_columns and there is no salt.
+    """
     salt = os.environ.get(SALT_VARIABLE, "")
     if settings.hash_columns and not salt:
         raise ConfigError(
@@ -100,7 +103,7 @@ def hash_salt(settings: PublisherSettings) -> bytes:
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose exit code says of wrong arguments that the same will not help again."""
+    """An argument parser that exits with 78 on wrong arguments: repeating the same command will not help."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -110,7 +113,7 @@ class Parser(argparse.ArgumentParser):
 def run(
     program: str, argv: Sequence[str], make: Callable[[argparse.ArgumentParser], None], work: Work
 ) -> int:
-    """Parse arguments, run, and turn whatever happens into an exit code and a readable last line."""
+    """Parse the arguments, do the work, and return its exit code; log an error as the last line."""
     parser = Parser(prog=program)
     parser.add_argument("--pipeline", required=True, metavar="FILE.json", help="the pipeline file")
     make(parser)
@@ -130,9 +133,9 @@ def run(
 
 @contextmanager
 def traces_of_threads() -> Iterator[None]:
-    """Within, log the trace of what ends a thread, or fails where nothing can catch it.
+    """During the block, log the trace of an exception that ends a thread, or that no code can catch.
 
-    Python itself would write the text of the exception, which may hold values of rows.
+    Python itself would print the text of the exception, which may hold values of rows.
     """
 
     def of_thread(ended: threading.ExceptHookArgs) -> None:
@@ -153,10 +156,10 @@ def traces_of_threads() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code, without the interpreter's own end.
+    """End this process with an exit code, without finalizing the interpreter.
 
-    While that takes modules and threads down, native threads of libraries go on, and now and then one of them
-    crashes (SIGSEGV) a process that has done all its work. Functions registered with `atexit` are run.
+    During finalization native threads of libraries keep running. Sometimes one of them crashes (SIGSEGV) a
+    process that has done all its work. Functions registered with `atexit` are run.
     """
     with suppress(Exception):
         atexit._run_exitfuncs()
@@ -169,7 +172,7 @@ def leave(code: int) -> NoReturn:
 
 def _log_to_stderr() -> None:
     if not faulthandler.is_enabled():
-        # Where each thread was when a library crashes: names of files and functions, no values.
+        # If a library crashes, print where each thread was: names of files and functions, no values.
         faulthandler.enable(2)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(process_io.formatter(os.environ.get(process_io.FORMAT_VARIABLE, "")))
@@ -179,22 +182,25 @@ def _log_to_stderr() -> None:
 
 
 def exit_code(error: PgReplError) -> int:
-    """The exit code for an error: it says whether running the app again may help."""
+    """Return the exit code for an error: 75 if running the app again later may help, else 78."""
     return RETRY_MAY_HELP if error.retry is Retry.TIMED else WILL_NOT_HELP
 
 
 def end_at_once() -> NoReturn:
-    """End this process as a kill would, so that no thread of it writes another byte; retry may help."""
+    """End this process as a kill would, so that none of its threads writes another byte.
+
+    The exit code is 75.
+    """
     logging.shutdown()
     os._exit(RETRY_MAY_HELP)
 
 
 class StopSignal:
-    """SIGTERM, SIGINT, or the end of the parent process (as when spark-submit is killed): time to end.
+    """The request to end: SIGTERM, SIGINT, or the end of the parent process, as when spark-submit is killed.
 
-    Who was asked to, and has not ended after STOP_LIMIT_S, whatever it hangs on, is ended as by a kill, which
-    loses nothing. A thread of its own sees to it: a signal's Python handler runs in the main thread only, and
-    not while that waits in a library.
+    A process that has not ended `limit_s` seconds after it was asked to is ended as by a kill, which loses
+    nothing. A thread of its own does this: Python runs signal handlers in the main thread only, and not while
+    that waits in a library.
     """
 
     def __init__(self, limit_s: float = STOP_LIMIT_S) -> None:
@@ -217,12 +223,18 @@ class StopSignal:
         self._write_end.close()
 
     def install(self) -> None:
-        """To be called again after a Spark session was made, which takes SIGINT for itself."""
+        """Install the signal handlers.
+
+        Call it again after creating a Spark session, which replaces that of SIGINT.
+        """
         for number in _STOPPING:
             signal.signal(number, lambda *_: self._asked.set())
 
     def _watch(self) -> None:
-        """Read the numbers of signals, which the interpreter writes wherever its main thread is."""
+        """Wait for a request to end, then enforce the limit.
+
+        The interpreter writes the numbers of signals to the socket, whatever its main thread is doing.
+        """
         with self._read_end as signals:
             signals.settimeout(_PARENT_INTERVAL_S)
             while not self.is_set:
@@ -237,7 +249,7 @@ class StopSignal:
             end_at_once()
 
     def wait(self, seconds: float) -> bool:
-        """Wait a while; whether it is time to end."""
+        """Wait for up to `seconds`, and return True if it is time to end."""
         return self._asked.wait(seconds) or self.is_set
 
     @property
@@ -246,7 +258,7 @@ class StopSignal:
 
 
 def of_snapshot(parser: argparse.ArgumentParser) -> None:
-    """Which tables are copied, and into which epoch."""
+    """Add the arguments of the snapshot app: the tables to copy, and the epoch."""
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--tables", metavar="a.b,c.d", help="copy these tables (again), and no others")
     ways.add_argument(
@@ -272,7 +284,7 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
 
 
 def of_replicate(parser: argparse.ArgumentParser) -> None:
-    """How far it goes."""
+    """Add the arguments of the replication app: where it ends, and its publisher."""
     parser.add_argument(
         "--until",
         type=_until,
@@ -287,7 +299,7 @@ def of_replicate(parser: argparse.ArgumentParser) -> None:
 
 
 def of_publish(parser: argparse.ArgumentParser) -> None:
-    """Which publisher, and from where to where it goes."""
+    """Add the arguments of the publishing app: the publisher, where it begins and where it ends."""
     parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
     parser.add_argument(
         "--until",
@@ -303,7 +315,7 @@ def of_publish(parser: argparse.ArgumentParser) -> None:
 
 
 def of_publish_snapshot(parser: argparse.ArgumentParser) -> None:
-    """Which table of which publisher, and where it goes."""
+    """Add the arguments of the app that publishes a snapshot: publisher, table and subject."""
     parser.add_argument(
         "--publisher", required=True, metavar="NAME", help="of the file's publishers, to NATS"
     )
@@ -312,7 +324,7 @@ def of_publish_snapshot(parser: argparse.ArgumentParser) -> None:
 
 
 def of_try_events(parser: argparse.ArgumentParser) -> None:
-    """Which publisher's events, and of which changes."""
+    """Add the arguments of `pgrepl events try`: the publisher, and which of its events to print."""
     parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
     parser.add_argument(
         "--lsn",
@@ -325,7 +337,7 @@ def of_try_events(parser: argparse.ArgumentParser) -> None:
 
 
 def of_consume(parser: argparse.ArgumentParser) -> None:
-    """Which tables are kept where, and how far."""
+    """Add the arguments of the consuming app: its file, where it ends, and the tables to resnapshot."""
     parser.add_argument("file", metavar="FILE.json", help="which tables are kept where")
     parser.add_argument("--until", choices=(CAUGHT_UP,), help="end when the streams are read to their end")
     parser.add_argument(
@@ -338,7 +350,7 @@ def of_consume(parser: argparse.ArgumentParser) -> None:
 
 
 def as_given(options: Mapping[str, object]) -> list[str]:
-    """Parsed options as an application is given them again."""
+    """Return parsed options as command-line arguments."""
     given = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""ProgressWriter: how far receiver and applier are, written where people see it, in a thread of its own.
+"""A thread that writes the progress of receiver and applier to the state database.
 
 The thread that supervises must not wait for a state database that does not answer.
 """
@@ -29,15 +29,15 @@ _LOCK_INTERVAL_S = 10.0
 
 
 def holder() -> str:
-    """The process, as people can find it."""
+    """Return the name of this process for people, as `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class ProgressWriter:
-    """Writes every two seconds from `start` to `stop`, and once at the end. `error` is what ended it before.
+    """A thread that writes the progress every 2 s from `start` to `stop`, and once at the end.
 
-    `idle_at` says since when no batch is running, as far as is known; None while maintenance is at work: it
-    writes into the folders of tables, too.
+    `error`: the error that ended the thread early. `idle_at` returns since when no batch is known to run, or
+    None during maintenance, which also writes into the folders of tables.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ProgressWriter:
         self.error: Exception | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class ProgressWriter:
     def _write(self) -> None:
         received, applied = self._received(), self._applied()
         rate = self._rate(received.changes)
-        # The next one will do. Whoever needs the source says that it is gone.
+        # The next write suffices. The threads that need the database report that it is away.
         with suppress(SourceConnectionError):
             self._store.write_progress(
                 self._pipeline,
@@ -98,7 +98,7 @@ class ProgressWriter:
             )
 
     def _rate(self, changes: int) -> float:
-        """Changes received a second since the last time."""
+        """Return the changes received per second since the last call."""
         now, last = time.monotonic(), self._last_time
         rate = 0.0 if last is None else (changes - self._last_changes) / max(now - last, 0.001)
         self._last_time, self._last_changes = now, changes
@@ -106,11 +106,12 @@ class ProgressWriter:
 
 
 class LockKeeper(BlockThread):
-    """A context manager that asks `store`, a reconnecting one, every few seconds whether its session lives.
+    """A context manager that checks every few seconds that the session of `store` is alive.
 
-    A restarted server has no session of this app: to other commands, such as teardown, the app would seem
-    to have ended. The store then connects and takes its locks again. While the database is away, nothing
-    happens. If another process has a lock by then, `end` is called, in the thread of the keeper.
+    `store` is a reconnecting one. A restarted server has no session of this app: to other commands, such as
+    teardown, the app would seem to have ended. The store then connects and takes its locks again. While the
+    database is away, nothing happens. If another process holds a lock by then, the keeper's thread calls
+    `end`.
     """
 
     def __init__(self, store: Store, end: Callable[[], object], interval_s: float = _LOCK_INTERVAL_S) -> None:

@@ -1,4 +1,4 @@
-"""The publishing app: one publisher of a pipeline, until it is stopped or has caught up."""
+"""The publishing app: runs one publisher of a pipeline until it is stopped or has caught up."""
 
 from __future__ import annotations
 
@@ -59,18 +59,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 DurableWith = Callable[[LSN], LSN | None]
-"""Given an LSN: the changelog's durable LSN once all that committed at or before it is durable; None before,
-and where nobody knows. Of an idle source the changelog itself says that late."""
+"""Given an LSN, returns the changelog's durable LSN once everything that committed at or before the LSN is
+durable. Returns None before that, and if it is not known. For an idle source the changelog records this only
+after a delay."""
 _PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
 _WAIT_S = 1.0
 
 
 def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
-    """Raise what says that the lake is not the one that the state has for the pipeline, or was not written
-    from the connected database; LakeError, ChangelogError.
+    """Raise an error if the state records another lake for the pipeline, or another database wrote the lake.
 
-    A state that has none, as after a teardown, contradicts nothing: only the lake is read. Nor does another
-    history of the source: what was received from it before is published.
+    Raises the error of the first such difference; LakeError, ChangelogError. If the state records no lake, as
+    after a teardown, only the lake is read. Another history of the source raises nothing: changes that were
+    received from it before are published.
     """
     evidence = _gather(pipeline, store)
     for difference in differences(evidence):
@@ -80,8 +81,11 @@ def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
 
 
 def _gather(pipeline: Pipeline, store: Store) -> Evidence:
-    """A copy of lake and state has all that they say of each other, and another database: the source is
-    compared where it can be asked."""
+    """Return the evidence, without that of the source if it cannot be reached.
+
+    Copies of lake and state agree with each other. Only the source shows that they belong to another
+    database.
+    """
     try:
         with closing(connect(process.source_dsn(), f"publish {pipeline.name}", read_only=True)) as source:
             return gather(pipeline, store, source)
@@ -91,11 +95,11 @@ def _gather(pipeline: Pipeline, store: Store) -> Evidence:
 
 
 def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
-    """Raise ConfigError when settings name a table that there never was: it would wait for ever, and what a
-    rule was to hide would be sent.
+    """Raise ConfigError if the settings name a table that the pipeline does not replicate and never has.
 
-    A table that comes under a pattern of the pipeline may yet be made; of one that is to hide nothing it is
-    only said.
+    The publisher would wait for the table forever, and a rule with a wrong name would hide nothing. A table
+    that a pattern of the pipeline matches may still be created: without a column rule or row filter for it,
+    only a warning is logged.
     """
     listed = TableSelection.parse(pipeline.tables)
     known = {*(listed.names or ()), *map(TableName.parse, pipeline.insert_only)}
@@ -123,8 +127,10 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
 
 
 def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
-    """Raise ConfigError when the settings name another place than where a publisher has sent events: who
-    reads there would miss all that came before, and nobody would have said so."""
+    """Raise ConfigError if the settings name another destination than the publisher has sent events to.
+
+    Consumers at the new destination would miss all earlier events without notice.
+    """
     if record.place and record.place != settings.full_place:
         raise ConfigError(
             f"publisher {settings.name} has sent its events to {record.place}, and its settings now name"
@@ -135,7 +141,10 @@ def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
 
 
 def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
-    """Raise ConfigError when tables wait whose changes would be given to a function without the others'."""
+    """Raise ConfigError if tables are stopped and the settings have `transform_transaction`.
+
+    The function would get the changes of these tables without the other changes of their transactions.
+    """
     if settings.whole is not None and record.stopped:
         names = ", ".join(sorted(one.table for one in record.stopped.values()))
         raise ConfigError(
@@ -146,7 +155,10 @@ def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
 
 @dataclass(frozen=True)
 class PublishedUpTo:
-    """Called from any thread: the publisher's record once it has, else None."""
+    """A callable that returns the publisher's record once everything up to an LSN is published, else None.
+
+    Everything that committed at or before the LSN counts. Can be called from any thread.
+    """
 
     publisher: Publisher
     durable_with: DurableWith
@@ -160,7 +172,7 @@ class PublishedUpTo:
 
 
 def has_published(record: PublisherRecord, durable: LSN) -> bool:
-    """Whether all that committed before an LSN is published, but for what stopped."""
+    """Return True if everything that committed before `durable` is published, except for stopped tables."""
     position = record.position
     if position.is_after_transaction:
         return position.commit_lsn >= durable - 1
@@ -168,17 +180,20 @@ def has_published(record: PublisherRecord, durable: LSN) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the app; returns its exit code."""
+    """Run the app and return its exit code."""
     return process.run("publish", argv, of_publish, _run)
 
 
 def check_publishing(pipeline: Pipeline) -> None:
-    """Raise what the app would refuse to begin with, as far as that is known without the target."""
+    """Raise the error with which the app would not start, as far as it is known without the target."""
     open_changelog(changelog_uri(pipeline.lake_root))
 
 
 def open_target(settings: PublisherSettings, uri: str) -> Target:
-    """The target of a publisher, not yet connected. Raises ToolError without its client, TargetError."""
+    """Return the target of a publisher, not yet connected.
+
+    Raises ToolError if its client is missing, TargetError.
+    """
     kind = TARGETS[settings.target]
     try:
         target = getattr(importlib.import_module(f"{_PUBLISHING}.{kind.module}"), kind.title)
@@ -215,14 +230,14 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 
 
 class Stop(Protocol):
-    """Says when it is time to end."""
+    """A signal that it is time to end."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait a while; whether it is time to end."""
+        """Wait for up to `seconds`, and return True if it is time to end."""
 
     @property
     def is_set(self) -> bool:
-        """Whether it is time to end."""
+        """Return True if it is time to end."""
 
 
 def publish(
@@ -236,15 +251,18 @@ def publish(
     durable_with: DurableWith = lambda _: None,
     begun: Callable[[Publisher], object],
 ) -> bool:
-    """Publish until it is time to end, or all up to an LSN, or that was durable, is published; whether it is.
+    """Publish until it is time to end, or until everything up to `until` is published: return True then.
 
-    `snapshot_command`: begins the process of a snapshot from the lake. `durable_with`: as PublishedUpTo has
-    it. `begun`: given the publisher before it
-    publishes; it never is if it is time to end before. Raises PgReplError.
+    Raises PgReplError.
+
+    :param until: an LSN, or `caught-up` for everything that is durable at the start
+    :param snapshot_command: the command that starts the process of a snapshot from the lake
+    :param durable_with: as in `PublishedUpTo`
+    :param begun: called with the publisher before it publishes; not called if it is time to end before that
     """
     begin_compiling()
     settings = pipeline.publisher(name)
-    # Each attempt to connect would be an error in the log, with a trace of the client's own.
+    # Silence the client libraries: they log each failed attempt to connect as an error, with a traceback.
     for client in (*(kind.logger for kind in TARGETS.values()), "httpx2"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target = open_target(settings, process.target_uri())
@@ -267,7 +285,7 @@ def publish(
         make = maker_of(settings, salt, begun_with=record.columns)
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, make)
         if FORMATS[settings.format].has_snapshots:
-            # With a client that is known to be there.
+            # Imported here, where the client is known to be installed.
             from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
 
             jetstream = cast("JetStream", target)
@@ -333,7 +351,7 @@ def _end(publisher: Publisher, reached: bool, *, is_limited: bool) -> int:
 
 
 def summary(record: PublisherRecord) -> dict[str, object]:
-    """How a publisher stands, of JSON's types, small enough for XCom."""
+    """Return the state of a publisher in JSON types, small enough for XCom."""
     return {
         "position": str(record.position),
         "published": record.published,
@@ -360,7 +378,7 @@ def _take(
     if settings.begin == "newest":
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         begin = max(begin, EventPosition.after_transaction(read_epoch_number(changelog), durable))
-    # One that an earlier version began does not say where it sends.
+    # The record of an earlier version lacks the destination.
     record = publisher_log.take(PublisherRecord(begin), holder)
     return replace(record, place=settings.full_place)
 
@@ -368,9 +386,10 @@ def _take(
 def _with_columns(
     record: PublisherRecord, pipeline: Pipeline, settings: PublisherSettings
 ) -> PublisherRecord:
-    """The record with the columns that the publisher begins with, once it is to stop at others.
+    """Return the record with the columns that the publisher begins with, unless `new_columns` is `publish`.
 
-    It is written down before anything is sent. `--after` begins again, so also with the columns of then.
+    The record is saved before anything is sent. `--after` discards the columns: the publisher then begins
+    with those of that time.
     """
     if settings.new_columns == "publish":
         return replace(record, columns=None)
@@ -381,9 +400,11 @@ def _with_columns(
 
 
 def _durable_after(pipeline: Pipeline, position: EventPosition, stop: Stop) -> LSN | None:
-    """Up to where the changelog is durable, which is beyond the position; None when it is time to end.
+    """Wait until the changelog is durable beyond `position`, and return its durable LSN.
 
-    A crash of the machine may have taken from the changelog what was published: the server sends it again.
+    Returns None when it is time to end. A crash of the host may have removed published changes from the
+    changelog: the server sends them again. If the changelog is in another epoch than `position`, the function
+    returns without waiting.
     """
     has_said = False
     while True:

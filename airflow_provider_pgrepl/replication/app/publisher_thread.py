@@ -1,4 +1,4 @@
-"""PublisherThread: a publisher in a thread of the replication's process."""
+"""A publisher that runs in a thread of the replication's process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _ENDS_WITHIN_S = process.STOP_LIMIT_S / 2
 
 
 class _Asked:
-    """What the publisher sees of a StopSignal, which works in a main thread only."""
+    """The request to end that the publisher gets in place of a StopSignal, which works in a main thread
+    only."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -36,7 +37,7 @@ class _Asked:
 
 
 class PublisherThread:
-    """Publishes from `start` to `stop`. Target and salt are those of the environment."""
+    """A thread that publishes from `start` to `stop`. Target and salt come from the environment."""
 
     def __init__(self, pipeline: Pipeline, name: str, durable_with: DurableWith) -> None:
         self._pipeline, self._name, self._durable_with = pipeline, name, durable_with
@@ -47,26 +48,29 @@ class PublisherThread:
         self._thread = threading.Thread(target=self._run, name="pgrepl-publisher", daemon=True)
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Start publishing."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what ended it."""
+        """Raise the error that ended the thread, unless `stop` was called."""
         if self._ended.is_set() and not self._asked.is_set:
             raise self._error or PgReplError(f"publisher {self._name} has ended by itself")
 
     def has_published(self, durable: LSN) -> bool:
-        """Whether the target has, or has refused, all that committed before an LSN."""
+        """Return True if the target has accepted or rejected everything that committed before `durable`."""
         return self._publisher is not None and has_published(self._publisher.record, durable)
 
     @property
     def stopped_tables(self) -> list[str]:
-        """Tables that are not published any more."""
+        """Return the tables that are not published any more, sorted."""
         record = None if self._publisher is None else self._publisher.record
         return sorted(one.table for one in record.stopped.values()) if record else []
 
     def stop(self) -> None:
-        """Ask it to end between two batches, and wait for that; what was not confirmed is sent again."""
+        """Ask the thread to end between two batches, and wait for that, up to 50 s.
+
+        Events that were not confirmed are sent again by the next run.
+        """
         self._asked.ask()
         self._thread.join(_ENDS_WITHIN_S)
 

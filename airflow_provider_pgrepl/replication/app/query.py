@@ -1,4 +1,4 @@
-"""`pgrepl sql`: a query over the lake as of one moment, without Spark, as text or as Parquet."""
+"""The command `pgrepl sql`: a query on the lake at a point in time, without Spark, as text or Parquet."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_vie
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 MOST_SHOWN = 1_000
-"""Rows that the format `table` shows: it needs all of them for the widths of its columns."""
+"""The most rows that the format `table` shows: it reads them all before it knows its column widths."""
 _WIDEST = 80
-"""Characters of a value that the format `table` shows."""
+"""The most characters of a value that the format `table` shows."""
 
 _AS_THEY_ARE = (
     pa.types.is_integer,
@@ -38,7 +38,11 @@ _AS_THEY_ARE = (
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    """Print what a query finds. Raises what `Lake.at` and `Lake.sql` of `airflow_provider_pgrepl.lake` do."""
+    """Print the result of a query to stdout, and return the exit code.
+
+    Raises ConfigError for Parquet on a terminal, and what `Lake.at` and `Lake.sql` of
+    `airflow_provider_pgrepl.lake` raise.
+    """
     write = FORMATS[arguments.format]
     if write is _write_parquet and sys.stdout.isatty():
         raise ConfigError("Parquet is not for a terminal", "send it to a file, with > orders.parquet")
@@ -47,7 +51,7 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             write(rows, sys.stdout.buffer)
             sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # Whoever read has enough; Python's own flush at the end must not fail.
+        # The reader of the pipe has closed it. Python's own flush at the end must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return process.DONE
 
@@ -70,7 +74,10 @@ def _moment(text: str) -> datetime:
 
 
 def _write_table(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
-    """As psql does: numbers to the right, NULL as nothing, and how many rows there are."""
+    """Write up to MOST_SHOWN rows and their count as psql does.
+
+    Integers and decimals are right-aligned, NULL is empty.
+    """
     names = [one_line(name) for name in rows.schema.names]
     to_right = [pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in rows.schema.types]
     lines: list[tuple[str, ...]] = []
@@ -102,7 +109,7 @@ def _cell(text: str | None) -> str:
 
 
 def _write_csv(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
-    """With a head; NULL is nothing, and texts are in quotes."""
+    """Write CSV with a header. NULL is an empty field, and text values are quoted."""
     schema = _with_texts(rows.schema, _is_plain)
     with pyarrow.csv.CSVWriter(out, schema) as writer:
         for batch in rows:
@@ -110,7 +117,7 @@ def _write_csv(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
 
 
 def _write_json(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
-    """An object a line, with the values that `pgrepl changes` writes."""
+    """Write one JSON object per line, with the values that `pgrepl changes` writes."""
     lines = JsonRows(rows.schema.names)
     for batch in rows:
         columns = [json_texts(_known(column), is_json=False) for column in batch.columns]
@@ -126,7 +133,7 @@ def _write_parquet(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
 
 
 class _Counted:
-    """A pipe that knows its place, for which pyarrow asks."""
+    """A pipe that counts the bytes written to it: pyarrow asks for its position."""
 
     closed = False
 
@@ -157,7 +164,7 @@ def _with_texts(schema: pa.Schema, is_kept: Callable[[pa.DataType], bool]) -> pa
 
 
 def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with its values as texts where the schema has texts in their place."""
+    """Return a batch in which the columns that `schema` declares as text are converted to text."""
     pairs = zip(batch.columns, schema.types, strict=True)
     return pa.record_batch([one if one.type == kind else _texts(one) for one, kind in pairs], schema=schema)
 
@@ -167,13 +174,14 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Values as texts: what has parts as JSON, bytes as PostgreSQL writes them."""
+    """Return values as text: nested types as JSON, bytes in PostgreSQL's hex format, others as Arrow
+    casts."""
     kind = values.type
     if pa.types.is_nested(kind):
         return pa.array(_each(values, json_value), pa.string())
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array(_each(values, lambda value: f"\\x{value.hex()}"), pa.string())
-    # Arrow has no text of an interval.
+    # Arrow cannot cast an interval to text.
     return (
         pa.array(_each(values, str), pa.string()) if pa.types.is_interval(kind) else values.cast(pa.string())
     )
@@ -184,7 +192,7 @@ def _each(values: pa.Array, text_of: Callable[[Any], str]) -> Iterator[str | Non
 
 
 def _known(values: pa.Array) -> pa.Array:
-    """A type that no lake table has, as of an interval that SQL made, as text."""
+    """Return values as text if no lake table has their type, as an interval that SQL computed."""
     kind = values.type
     is_known = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
     return _texts(values) if pa.types.is_temporal(kind) and not is_known else values

@@ -1,4 +1,4 @@
-"""A store that outlives its connection, which ends when the server is restarted."""
+"""A store that connects again when its connection is lost, for example because the server restarts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from airflow_provider_pgrepl.replication.state.store import Store
 log = logging.getLogger(__name__)
 
 Wait = Callable[[float], bool]
-"""Waits so many seconds; whether it is time to end."""
+"""Waits for a number of seconds, and returns True if it is time to end."""
 
 
 def open_reconnecting_store(dsn: str, role: str, reconnect_s: float, wait: Wait) -> Store:
-    """A store that, when its connection was lost, connects and takes its locks again, and then does once more
-    what failed. Every statement of a store may be done twice.
+    """Return a store that connects again after a lost connection, takes its locks again and repeats the call.
 
-    The locks are taken over from the lost session, which the server may take for alive. If another process
-    has them, BusyError is raised at once: this process has to end. After `reconnect_s`, or when it is time to
-    end, the error stands. Progress is not waited for: it is soon written again.
+    Every statement of a store may be executed twice. The locks are taken over from the lost session, which
+    the server may still consider alive. If another process holds a lock, BusyError is raised at once: this
+    process has to end. After `reconnect_s` seconds, or when it is time to end, the connection error is
+    raised. `write_progress` tries only once: the progress is soon written again.
     """
     return cast(Store, _ReconnectingStore(dsn, role, reconnect_s, wait))
 
@@ -63,14 +63,17 @@ class _ReconnectingStore:
         self._session = self._store.session
 
     def close(self) -> None:
-        """For good: a thread that is still at work does not connect, and lock, again."""
+        """Close the store for good: a thread that still uses it does not connect and lock again."""
         with self._reopening:
             self._is_closed = True
             self._store.close()
 
     def _reopen(self, lost: Store, error: SourceConnectionError, patience_s: float) -> None:
-        """Connect again, unless another thread has done so. Raises what the last attempt did, `error` when it
-        is closed, and BusyError at once when another process has taken a lock meanwhile."""
+        """Connect again, unless another thread has done so.
+
+        Raises the error of the last attempt, `error` if the store is closed, and BusyError at once if another
+        process has taken a lock in the meantime.
+        """
         deadline, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             with self._reopening:

@@ -1,9 +1,10 @@
-"""The start after a crash: half-written commits are set aside, and the index of relations is completed.
+"""The start after a crash: sets aside half-written commits, and completes the index of relations.
 
-Of the changelog only what the slot was not told of: that comes again. A file that is not there although the
-slot was told of its commit may only be out of sight, behind a mount or while a copy is under way. So may one
-of the points or of the index of relations that a crash cannot have left so. A changelog that cannot be opened
-is identified by its last whole commit: unless source and state are its pipeline's, nothing is set aside.
+In the changelog, only commits that were not confirmed to the slot are set aside: the server sends their
+changes again. If a commit was confirmed and one of its files is missing, the file may only be out of sight,
+behind a mount or while a copy is under way. The same holds for damage to the consistent points or the index
+of relations that a crash cannot cause. A changelog that cannot be opened is identified by its last whole
+commit: unless source and state are its pipeline's, nothing is set aside.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ log = logging.getLogger(__name__)
 
 
 def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
-    """Set aside what a crash tore, for a caller that holds the lock of replication.
+    """Set aside the commits that a crash has torn. The caller holds the replication lock.
 
-    `evidence` may lack the changelog's. `give_up`: the names that a requested new epoch gives up, None if
-    none was requested. A new epoch gives up what the slot was told, too. Raises LakeError,
-    LakeUnavailableError, SourceError, and what contradicts that source, lake and state are the pipeline's.
+    `evidence` may lack the changelog's. Raises LakeError, LakeUnavailableError, SourceError, and
+    contradictions to source, lake and state being the pipeline's.
+
+    :param give_up: the names that a requested new epoch gives up, None if none was requested; a new epoch
+        also gives up commits that were confirmed to the slot
     """
     changelog, *others = found = _find(evidence.pipeline.lake_root)
     if not any(found):
@@ -61,7 +64,10 @@ def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = 
 def settle_idle_lake(
     store: Store, evidence: Evidence, dsn: str, give_up: Collection[str] | None = None
 ) -> None:
-    """Likewise for who does not hold it: a replication app that runs has done it itself."""
+    """Do the same as `settle_lake`, for a caller that does not hold the replication lock.
+
+    Does nothing while a replication app holds the lock: that app has done it itself.
+    """
     name = evidence.pipeline.name
     if not any(_find(evidence.pipeline.lake_root)):
         return
@@ -82,7 +88,7 @@ def _find(lake: str) -> list[Torn]:
 
 
 def _completed(evidence: Evidence, remains: Remains, dsn: str) -> Evidence:
-    """The evidence with what a changelog that could not be opened says."""
+    """Return the evidence, completed with that of a changelog that could not be opened."""
     record, is_copy = remains.record, evidence.is_copy
     if record is None:
         return evidence
@@ -96,7 +102,7 @@ def _completed(evidence: Evidence, remains: Remains, dsn: str) -> Evidence:
 
 
 def _check_never_whole(evidence: Evidence, changelog: Torn, others: Collection[Torn]) -> None:
-    """Raise LakeError unless all there is of the changelog is a first commit that was never whole."""
+    """Raise LakeError unless the only remains of the changelog are a first commit that was never whole."""
     if evidence.recorded is not None and changelog.commits == (0,) and not any(others):
         return
     raise LakeError(
@@ -122,10 +128,10 @@ def _check_untold(evidence: Evidence, remains: Remains) -> None:
 
 
 def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:
-    """Have all recorded tables in the index before anything is received: the receiver looks how those are
-    published that are in it, and of any other a change that nobody sent would go unseen.
+    """Add every recorded table that the index of relations lacks.
 
-    Raises LakeError, LakeUnavailableError.
+    Call it before receiving starts: the receiver checks the publication status of indexed tables only, so
+    that missing changes of another table would go unnoticed. Raises LakeError, LakeUnavailableError.
     """
     index = RelationIndex(relations_uri(pipeline.lake_root))
     known = set(index.relation_ids())

@@ -1,4 +1,4 @@
-"""The replication app: receiver and applier, or watch, until it is stopped or has caught up."""
+"""The replication app: runs the receiver, and the applier or the table watch, until stopped or caught up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the app; returns its exit code."""
+    """Run the app and return its exit code."""
     return process.run("replicate", argv, of_replicate, _run)
 
 
@@ -53,10 +53,12 @@ def replicate(
     publisher: str | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
-    """Replicate until it is time to end, or up to an LSN or `caught-up`; the exit code.
+    """Replicate until it is time to end, or up to an LSN or `caught-up`, and return the exit code.
 
-    `publisher`: one that runs in this process; `meanwhile`: called again and again. Both are for a pipeline
-    without lake tables. Raises ConfigError, and what ends receiving, applying or publishing.
+    Raises ConfigError, and the error that ends receiving, applying or publishing.
+
+    :param publisher: the publisher that runs in this process, only for a pipeline without lake tables
+    :param meanwhile: called repeatedly, only for a pipeline without lake tables
     """
     _check_publisher(pipeline, publisher)
     begin_compiling()
@@ -67,7 +69,8 @@ def replicate(
     ) as store:
         store.lock(pipeline.name, "replicate")
         check_store(pipeline.lake_root)
-        # Before anything in it is set aside, and again with what may not have been readable before that.
+        # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
+        # before.
         settle_lake(check(pipeline, store, dsn, lake_may_fail=True), dsn)
         evidence = check(pipeline, store, dsn)
         record = begun_epoch(store, pipeline)
@@ -81,9 +84,10 @@ def replicate(
         for difference in file_differences(pipeline, records):
             log.warning("%s", difference)
         recall_relations(pipeline, record, records.values())
-        # Now, because an index that was given up has just begun anew.
+        # Only now: `recall_relations` may have recreated an index whose loss was accepted.
         own_tables.record(pipeline.lake_root)
-        # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
+        # Record this process before starting Spark, which takes seconds: until then `pgrepl status` would
+        # show the previous process.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
         check_role(dsn, pipeline)
         target = _target(dsn, until)
@@ -99,7 +103,8 @@ def _replication(
     publisher: str | None,
     meanwhile: Callable[[], None],
 ) -> Replication:
-    # Each imports what the other has no use for; Spark need not be installed where there are no lake tables.
+    # Each class imports modules that the other does not need. Spark need not be installed without lake
+    # tables.
     if pipeline.has_lake_tables:
         from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
 
@@ -121,7 +126,7 @@ def _check_publisher(pipeline: Pipeline, publisher: str | None) -> None:
 
 
 def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
-    """Raises ConfigError for a lake that was begun with another slot or publication."""
+    """Raise ConfigError if the lake was begun with another slot or publication."""
     for field in ("slot", "publication"):
         begun, wanted = getattr(record, field), getattr(pipeline, field)
         if begun != wanted:

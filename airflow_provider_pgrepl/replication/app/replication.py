@@ -1,4 +1,4 @@
-"""Replication: what a run of the replication app has, whether there are lake tables or not."""
+"""A run of the replication app, with and without lake tables."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 _RECEIVING_S = 3.0
-"""How long a query that ends by itself waits for the receiver: each starts Python processes of its own, and
-takes a second or two to find that nothing has come."""
+"""Seconds that a query which ends on its own waits for the receiver. Each query starts Python processes, and
+needs a second or two to find that there is nothing to apply."""
 _BUDGET_INTERVAL_S = 15.0
 _IDLE_S, _AGAIN_S = 5.0, 600.0
-"""After how long without changes memory is given back, and again."""
+"""Seconds without changes after which unused memory is released, and seconds until it is released again."""
 
 
 class Replication:
-    """One run of the app: a receiver, what is made of its changelog, and what both are watched by.
+    """One run of the app: a receiver, the work on its changelog, and the threads that watch both.
 
-    A subclass does the work with the changelog.
+    A subclass does the work on the changelog.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class Replication:
         self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
 
     def run(self, target: LSN | None) -> int:
-        """Until stopped, failed, or (with a target) everything up to it is in the lake."""
+        """Run until stopped or failed or, with a target, until everything up to it is in the lake.
+
+        Returns the exit code.
+        """
         self._receiver.start()
         try:
             return self._run_reported(target)
@@ -66,7 +69,7 @@ class Replication:
             self._receiver.stop()
 
     def _run_reported(self, target: LSN | None) -> int:
-        """What is received is reported also while the work begins, which may take some seconds."""
+        """Do the work while progress is reported: from before the work begins, which may take seconds."""
         summary = self._make_summary()
         protection = SourceProtection(self._dsn, process.state_dsn(), self._pipeline)
         self._progress = self._make_progress_writer()
@@ -84,15 +87,18 @@ class Replication:
             self._progress.stop()
 
     def _work(self, target: LSN | None) -> int:
-        """Until it is time to end, or all up to a target is done; the exit code. Raises what ended it."""
+        """Work until it is time to end, or until everything up to a target is done.
+
+        Returns the exit code. Raises the error that ended the work.
+        """
         raise NotImplementedError
 
     def _needed_above(self) -> LSN | None:
-        """Above which LSN changes are needed here; None while that cannot be told."""
+        """Return the LSN above which this run needs changes, or None while it is not known."""
         raise NotImplementedError
 
     def _done_version(self) -> int:
-        """The changelog version that is done with; below 0 while none is."""
+        """Return the newest changelog version that this run has finished with; below 0 if there is none."""
         raise NotImplementedError
 
     def _make_progress_writer(self) -> ProgressWriter:
@@ -117,7 +123,8 @@ class Replication:
     def _has_received(self, target: LSN) -> bool:
         """Return True once everything up to the target is durable; wait a few seconds for it.
 
-        A receiver that takes longer is not waited for: what it has received is applied meanwhile.
+        Returns False if the receiver takes longer: the changes that it has received are applied in the
+        meantime. Also returns False if the receiver failed or it is time to end.
         """
         deadline = time.monotonic() + _RECEIVING_S
         while self._receiver.progress.seen_lsn < target:
@@ -142,7 +149,7 @@ class Replication:
         return [str(table.table) for table in tables if table.state is state]
 
     def _supervise(self) -> None:
-        """Raise what ended the receiver; report; look after the lake when it is time."""
+        """Raise the error that ended the receiver or the progress writer. Start maintenance if it is due."""
         if self._receiver.failed.is_set():
             self._raise_receiver_error()
         if self._progress.error is not None:
@@ -159,7 +166,10 @@ class Replication:
         threading.Thread(target=self._alone, args=(work,), name="pgrepl-maintenance", daemon=True).start()
 
     def _alone(self, work: Callable[[], None]) -> None:
-        """Runs beside the writers. What fails here is tried again next time, and stops nothing."""
+        """Run maintenance concurrently with the writers, unless other maintenance is running.
+
+        An error is logged and stops nothing; the next run tries again.
+        """
         if not self._tidying.acquire(blocking=False):
             return
         try:
@@ -187,7 +197,8 @@ class Replication:
             log.warning("maintenance of %s failed: %s", place, error)
 
     def _retention(self, needed: LSN) -> Retention | None:
-        """None, so that nothing goes, while it cannot be read what publishers need."""
+        """Return the retention; None, so that nothing is deleted, while the publishers' needs cannot be
+        read."""
         try:
             return retention(self._pipeline, self._record.epoch, needed)
         except LakeError as error:
@@ -197,7 +208,7 @@ class Replication:
     def _raise_receiver_error(self) -> None:
         error = self._receiver.error
         if isinstance(error, FencedError):
-            # Another process is at work: nothing of ours may touch the lake from here on.
+            # Another receiver has taken over: this process must not write to the lake any more.
             log.error("%s", error)
             process.end_at_once()
         assert error is not None
@@ -205,8 +216,11 @@ class Replication:
 
 
 class EventReplication(Replication):
-    """One run of the app. `publisher`: the name of the one that runs in it; `meanwhile`: called every
-    moment."""
+    """One run of the app for a pipeline without lake tables.
+
+    :param publisher: the name of the publisher that runs in this process
+    :param meanwhile: called about every 0.1 s
+    """
 
     def __init__(
         self,
@@ -241,7 +255,7 @@ class EventReplication(Replication):
         if progress.seen_lsn < lsn:
             self._receiver.request_keepalive()
             return None
-        # Read after the other: all that was durable with it.
+        # Read after `seen_lsn`, so that it covers everything that was durable then.
         return progress.durable_lsn
 
     def _needed_above(self) -> LSN:
@@ -281,14 +295,14 @@ class EventReplication(Replication):
             self._release_at = now + _AGAIN_S
 
     def _is_done(self, durable: LSN, version: int) -> bool:
-        """Whether all that is durable was looked at, and published if it is here."""
+        """Return True if all durable changes were checked and, if a publisher runs here, published."""
         has_looked = self._applied.version >= version
         return has_looked and (self._publisher is None or self._publisher.has_published(durable))
 
     def _caught_up(self, target: LSN) -> int:
         code = super()._caught_up(target)
         if self._publisher is not None:
-            # What has stopped is in its record once it has ended.
+            # The record lists all stopped tables only once the publisher has ended.
             self._publisher.stop()
         if self._publisher is not None and self._publisher.stopped_tables:
             log.error("not published: %s: see pgrepl status", ", ".join(self._publisher.stopped_tables))

@@ -1,16 +1,16 @@
-"""The snapshot application, and SnapshotRun: one run of it, with what it looked at before it began.
+"""The snapshot application, and SnapshotRun, one run of it.
 
-The snapshot app: begins an epoch, or takes single tables, and copies them at one source snapshot.
-    snapshot --pipeline FILE.json                    what is not in the lake yet, or is errored
+The app begins an epoch, or copies single tables, at one source snapshot.
+    snapshot --pipeline FILE.json                    tables that are not in the lake yet, or are errored
     snapshot --pipeline FILE.json --tables a.b,c.d   copy these tables again, whatever state they are in
     snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
     snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
     snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
-    snapshot --pipeline FILE.json --take-over SLOT   begin where another program's slot stands
+    snapshot --pipeline FILE.json --take-over SLOT   begin at the position of another program's slot
 
 `take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch` and `take_over` do the same for callers in
-Python. At first set-up everything is refused when anything is wrong, and nothing is created. Later on an
-error of one table marks that table errored, and the others are copied.
+Python. At the first set-up any problem stops the run, and nothing is created. Later on an error of one table
+marks that table errored, and the other tables are copied.
 """
 
 from __future__ import annotations
@@ -86,24 +86,24 @@ from airflow_provider_pgrepl.replication.storage.probe import check_directory, c
 log = logging.getLogger(__name__)
 
 _EXECUTOR_S = 600.0
-"""How long a snapshot waits for executors, which answer within seconds where there are any."""
+"""Seconds that a snapshot waits for executors. If there are any, they answer within seconds."""
 
 
 @dataclass
 class SnapshotRun:
-    """One run on a pipeline whose lock it holds."""
+    """One run on a pipeline whose snapshot lock it holds."""
 
     taking: TableSnapshotter
     epoch: EpochRecord | None
     records: Records
     new_epoch: bool
     names: str
-    """Pipeline, source and lake."""
+    """The names of pipeline, source and lake."""
     check_executors: Callable[[], None]
-    """Raises ToolError; to be called before anything is made for a copy."""
+    """Raises SparkError or ToolError. Call it before anything is created for a copy."""
     recorded: BoundRules | None = None
     lost: Collection[own_tables.MissingTable] = ()
-    """The lake's own tables that are given up with the epoch before."""
+    """The lake's own tables that are given up with the previous epoch."""
 
     @property
     def has_begun(self) -> bool:
@@ -114,20 +114,24 @@ class SnapshotRun:
         return requested_of(self.records, self.recorded)
 
     def check_has_begun(self, option: str) -> None:
-        """Raises ConfigError naming the option, which is for pipelines that have begun."""
+        """Raise ConfigError, naming the option, if the pipeline has no epoch yet."""
         if not self.has_begun:
             raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
 
     def select(self, requested: RequestedTables) -> tuple[Selected, RequestedTables]:
-        """What belongs to the pipeline then. Raises ConfigError for choices for other tables."""
+        """Return the tables that belong to the pipeline with these requests, and the requests.
+
+        Raises ConfigError for settings of other tables.
+        """
         selected = select_tables(self.taking.source, self.taking.pipeline, requested)
         check_choices(self.taking.pipeline, selected.tables | requested.removed)
-        if self.has_begun:  # Else the preflight has said it.
+        if self.has_begun:  # Otherwise the preflight has logged it.
             log_left_out(selected)
         return selected, requested
 
     def is_due(self, selected: Selected, table: TableName) -> bool:
-        """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
+        """Return True if a table must be copied, or must be marked errored because it can no longer be
+        replicated."""
         record = self.records.get(table)
         if record is None or taken_otherwise(self.taking.pipeline, record):
             return True
@@ -136,14 +140,16 @@ class SnapshotRun:
         if not record.state.needs_changes:
             return True
         if table in selected.unnamed:
-            # Nothing is copied of it now: the receiver knows its columns by their attnums.
+            # Do not copy it now: the receiver identifies its columns by their attnums.
             log.warning("%s; the table goes on, and cannot be copied until then", selected.problems[table])
             return False
         return table in selected.problems and record.state is not TableState.PAUSED
 
     def _stays_errored(self, record: TableRecord) -> bool:
-        """Whether a table stopped at a place in the stream, and taking it would mend nothing: without lake
-        tables no row is read, and what is missing in its events stays so."""
+        """Return True if a table stopped at an LSN of the stream and a snapshot would not resolve that.
+
+        Without lake tables no row is read, so the changes that are missing in its events stay missing.
+        """
         if self.taking.pipeline.has_lake_tables or record.lsn is None:
             return False
         if record.state is not TableState.ERRORED:
@@ -157,7 +163,7 @@ class SnapshotRun:
         return True
 
     def begin(self, take_over: str = "") -> Outcome:
-        """Begin an epoch; `take_over` as in `begin_epoch`, and raising what that does."""
+        """Begin an epoch. `take_over` as in `begin_epoch`; raises what that raises."""
         taking = self.taking
         if self.epoch is not None:
             check_no_foreign_receiver(taking.store, taking.pipeline)
@@ -173,7 +179,7 @@ class SnapshotRun:
         return begin_epoch(taking, relations, requested, self.epoch, take_over, replace_record=self.new_epoch)
 
     def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
-        """Copy these into the epoch that runs."""
+        """Copy these tables into the present epoch."""
         if not tables:
             log.info("nothing to do: every table has been copied already (%s)", self.names)
             if requested.removed:
@@ -185,7 +191,7 @@ class SnapshotRun:
         assert self.epoch is not None
         changing = otherwise_taken(self.taking.pipeline, self.records)
         check_may_change(self.taking.store, self.taking.pipeline, changing)
-        # Settings are bound to the tables as they are now: executors may be long in coming.
+        # Bind the settings to the tables as they are now: executors may take long to start.
         wanted = [relation for relation in selected.relations if relation.table in tables]
         self.taking.index_selected(self.epoch.epoch, wanted)
         self.check_executors()
@@ -196,11 +202,13 @@ class SnapshotRun:
 def opened(
     access: Access, *, new_epoch: bool = False, give_up: Collection[str] = ()
 ) -> Iterator[SnapshotRun]:
-    """Check source, lake and state, open the state, take the pipeline's lock.
+    """Check source, lake and state, open the state, and take the pipeline's snapshot lock.
 
-    `give_up`: names of what a new epoch may replace though it is not this source's or lake's. Raises what the
-    checks say, before anything is created or set aside; BusyError, which names the holder, while another run
-    is at work.
+    Raises what the checks raise, before anything is created. Ownership is checked before the remains of a
+    crash are set aside. Raises BusyError, which names the holder, while another run holds the lock.
+
+    :param give_up: the names of sources or lakes that a new epoch may replace although they are not the
+        present ones
     """
     pipeline, given_up = access.pipeline, frozenset(give_up)
     check_store(pipeline.lake_root)
@@ -219,7 +227,7 @@ def opened(
         epoch = evidence.epoch
         if epoch is None:
             check_not_nested(pipeline.lake_root)
-            # Before anything is recorded: such a record would keep the next try from another lake.
+            # Check this before recording anything: the record would prevent another try with another lake.
             check_directory(pipeline.lake_root)
         records = read_records(store, pipeline)
         if not new_epoch:
@@ -258,8 +266,11 @@ def opened(
 
 
 def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own_tables.MissingTable]:
-    """The lake's own tables that are lost with an epoch which is given up: `pgrepl accept-missing` refuses
-    there. Raises LakeError for those of one that goes on, and where another table is in the place."""
+    """Return the lake's own tables that are lost together with an epoch that is given up.
+
+    `pgrepl accept-missing` cannot be run in that case. Raises LakeError if an epoch that continues lacks such
+    a table, or if another table is in its place.
+    """
     root = evidence.pipeline.lake_root
     if evidence.torn_down or (new_epoch and any(differences(evidence))):
         return own_tables.find_lost(root)
@@ -268,7 +279,10 @@ def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own
 
 
 def _check_executors(session: LazySession, access: Access) -> None:
-    """Those of a cluster: a local session has the driver's."""
+    """Raise SparkError if a cluster provides no executor in time, ToolError if its packages differ.
+
+    Checks nothing for a local session, which has the driver's packages.
+    """
     if access.pipeline.has_lake_tables and runs_on_cluster():
         spark, dsn = session.get(), access.dsn
         until = time.monotonic() + _EXECUTOR_S
@@ -286,7 +300,7 @@ def _check_executors(session: LazySession, access: Access) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the app; returns its exit code."""
+    """Run the app and return its exit code."""
     return process.run("snapshot", argv, of_snapshot, _run)
 
 
@@ -316,7 +330,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 
 
 def _result(access: Access, outcome: Outcome) -> dict[str, Any]:
-    """What was copied, for who reads it as data: tables, rows, and the consistent point of the copies."""
+    """Return the result of a run as data: copied tables, rows, the copies' consistent point, and failed
+    tables."""
     with access.store("snapshot") as store:
         records = store.read_tables(access.pipeline.name)
     copied = [records[table] for table in sorted(outcome.copied) if table in records]
@@ -324,7 +339,7 @@ def _result(access: Access, outcome: Outcome) -> dict[str, Any]:
     return {
         "tables": [str(record.table) for record in copied],
         "rows": sum(record.rows_copied or 0 for record in copied),
-        # A copy at a consistent point has the position before it.
+        # The position of a copy is the LSN before its consistent point.
         "lsn": str(LSN(max(positions) + 1)) if positions else None,
         "failed": [str(table) for table in sorted(outcome.failed)],
     }
@@ -342,7 +357,10 @@ def _parse_tables(option: str, text: str) -> list[TableName]:
 
 
 def take_tables(access: Access) -> Outcome:
-    """Begin the first epoch, or take what is not in the lake yet, or is errored. Raises PgReplError."""
+    """Begin the first epoch, or copy the tables that are not in the lake yet or are errored.
+
+    Raises PgReplError.
+    """
     with opened(access) as run:
         if not run.has_begun:
             return run.begin()
@@ -354,10 +372,10 @@ def take_tables(access: Access) -> Outcome:
 
 
 def take_over(access: Access, slot: str) -> Outcome:
-    """Begin the first epoch where another program's slot stands: its changes come first, none is left out.
-    Once it has begun, this does as `take_tables`.
+    """Begin the first epoch at the position of another program's slot, so that no change is left out.
 
-    The publication must be the one that this program has used. Raises PgReplError.
+    If the pipeline has begun, does the same as `take_tables`. The publication must be the one that the other
+    program has used. Raises PgReplError, among them ConfigError if `publication_mode` is not "use".
     """
     if access.pipeline.publication_mode != "use":
         raise ConfigError(
@@ -374,19 +392,21 @@ def take_over(access: Access, slot: str) -> Outcome:
 def begin_new_epoch(access: Access, give_up: Collection[str] = ()) -> Outcome:
     """Begin a new epoch: new slot, publication and positions, all tables copied again.
 
-    `give_up`: the names of what it replaces, where that is of another source or lake. Raises ConfigError,
-    which says the name, PgReplError.
+    Raises ConfigError, which gives the name to pass, and PgReplError.
+
+    :param give_up: the names of the source or lake that it replaces, if they are not the present ones
     """
     with opened(access, new_epoch=True, give_up=give_up) as run:
         return run.begin()
 
 
 def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
-    """Copy these tables of the pipeline again, whatever state they are in. Readers keep the old version until
-    one commit replaces it; the table then catches up with the others.
+    """Copy these tables of the pipeline again, whatever state they are in.
 
-    One that cannot be taken is errored then. Raises ConfigError for tables that are not the pipeline's, and
-    PgReplError for what concerns more than a table; run again, it takes what was not finished.
+    Readers keep the old version until one commit replaces it. The table then catches up with the others. A
+    table that cannot be copied is marked errored. Raises ConfigError for tables that are not the pipeline's,
+    and PgReplError for problems of more than one table. A repeated run copies the tables that were not
+    finished.
     """
     wanted = frozenset(tables)
     with opened(access) as run:
@@ -403,11 +423,13 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
 
 
 def add_tables(access: Access, tables: Collection[TableName] | None = None) -> Outcome:
-    """Take tables that the pipeline file does not hold, or that were removed; None: all that match a pattern
-    now and are not recorded yet. What is in the lake already is left as it is.
+    """Add tables that the pipeline file does not list, or that were removed.
 
-    Raises ConfigError, TableError for a table that cannot be replicated, with nothing done; SnapshotError,
-    which a retry may mend, when a table is written all the time and cannot be locked.
+    Tables that are in the lake already stay unchanged. Raises ConfigError, or TableError for a table that
+    cannot be replicated, before anything is changed. Raises SnapshotError, which a retry may resolve, if a
+    table cannot be locked because it is written to all the time.
+
+    :param tables: None to add all unrecorded tables that match a pattern now
     """
     wanted = frozenset(tables or ())
     with opened(access) as run:

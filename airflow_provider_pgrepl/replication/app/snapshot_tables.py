@@ -1,4 +1,4 @@
-"""Snapshots of tables: the first ones of an epoch, and those of an epoch that runs (TableSnapshotter)."""
+"""Snapshots of tables: the first ones of an epoch, and later ones in a running epoch (TableSnapshotter)."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""How many snapshots are tried until one has brought a table into the lake."""
+"""Snapshots that are tried until one has copied a table into the lake."""
 _PAUSES_S = (1.0, 5.0, 15.0, 60.0)
-"""Seconds before tables are copied again under a new snapshot, as after they gave way to statements of the
-source; as often as there are pauses, and again after a table was finished."""
+"""Seconds before tables are copied again under a new snapshot after they gave way to statements of the
+source. After the last pause they are marked errored. The count begins again when a table is finished."""
 
 _MENDED_HINT = f"mend it, then {errors.SNAPSHOT}: that copies errored tables again; or remove the table"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has done: tables that were copied, and those that are errored now, with why."""
+    """The result of a run: the tables that were copied, and those that are errored now, with their errors."""
 
     copied: tuple[TableName, ...] = ()
     failed: dict[TableName, PgReplError] = field(default_factory=dict)
@@ -79,7 +79,10 @@ class Outcome:
 
 @dataclass
 class TableSnapshotter:
-    """One run's connections, and what it does with them. `spark` gives the session when it is needed."""
+    """The connections of one run, and its copying of tables.
+
+    `spark` returns the session when it is needed.
+    """
 
     access: Access
     source: Connection
@@ -94,18 +97,18 @@ class TableSnapshotter:
         return self.store.read_tables(self.pipeline.name)
 
     def take(self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord) -> Outcome:
-        """Copy these tables, whatever state they are in; one that cannot be is marked errored, and only that.
+        """Copy these tables, whatever state they are in. A table that cannot be copied is marked errored.
 
-        Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
-        not be used several times over. If nothing was copied yet, tables and publication are then as before;
-        otherwise the tables that are left are errored with the cause. Tables that have given way to
-        statements of the source again and again are errored, and TableSnapshotError is raised at the end.
+        Raises errors that concern all tables: SnapshotError if a lock was not available in time, or several
+        snapshots in a row could not be used. If nothing was copied yet, tables and publication are then as
+        before. Otherwise the remaining tables are errored with the cause. Tables that repeatedly gave way to
+        statements of the source are errored, and TableSnapshotError is raised at the end.
         """
         with self.copy_states() as states:
             return self._take(states, set(tables), requested, record)
 
     def copy_states(self) -> CopyStates:
-        """What records the states of tables while they are copied."""
+        """Return the context manager that records the states of tables while they are copied."""
         return CopyStates(self.access.dsn, self.pipeline, self.store)
 
     def _take(
@@ -120,8 +123,8 @@ class TableSnapshotter:
             relations, unfit = self.examine(left, requested, record)
             failed |= unfit
             left -= unfit.keys()
-            # Published without a key, say, a table refuses the application's updates. By oid: it may have
-            # another name now. Nothing is in the lake of it.
+            # A published table without a key, for example, rejects the application's updates. Find it by OID,
+            # because it may have been renamed. The lake has no rows of it.
             if withdrawn := [added[table] for table in unfit if table in added]:
                 states.withdraw(table_names(self.source, withdrawn))
             if not relations:
@@ -160,22 +163,28 @@ class TableSnapshotter:
     def _begin(
         self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]
     ) -> list[Relation]:
-        """Publish the tables, record that they are copied now, and return those that were not published."""
-        # Who removes a table meanwhile sees that it is taken again, or has removed it before.
+        """Publish the tables, record that they are being copied, and return those that were not published."""
+        # Under this lock: a process that removes a table has either finished before, or sees that it is
+        # copied again.
         with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
             joined = ownership.publish(relations)
             states.join(relation.table for relation in joined)
             records = self.records()
-            # Also for a table that is published already: a run may have been killed between the two.
+            # Also for a new table that is published already: a run may have been killed between the two
+            # steps.
             if joined or any(_is_new(records.get(relation.table)) for relation in relations):
                 renew_walsender(self.source, self.pipeline.slot)
-            # Recorded first: the applier's batches hold nothing of these tables that is not in the
-            # snapshot.
+            # Recorded before the snapshot is exported: the applier's batches then hold no changes of these
+            # tables that are not in the snapshot.
             states.begin(relations)
         return joined
 
     def _wait_or_stop(self, states: CopyStates, result: Copied, times: int) -> None:
-        """Leave the source's statements time; after several times mark displaced tables errored and raise."""
+        """Pause, so that statements of the source can run. After the last pause, mark displaced tables
+        errored.
+
+        Raises the error of the unusable snapshot in that case.
+        """
         assert result.unusable is not None
         if times < len(_PAUSES_S):
             time.sleep(_PAUSES_S[times])
@@ -187,8 +196,10 @@ class TableSnapshotter:
     def examine(
         self, tables: Collection[TableName], requested: RequestedTables, epoch: EpochRecord | None
     ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
-        """Select them as they are now: those that can be copied, and why the others, which are errored then,
-        cannot."""
+        """Select the tables as they are now. Return those that can be copied, and the errors of the others.
+
+        The other tables are marked errored.
+        """
         requested = replace(requested, recorded=self._recorded_names(epoch))
         selected = select_tables(self.source, self.pipeline, requested)
         relations = [relation for relation in selected.relations if relation.table in tables]
@@ -203,17 +214,18 @@ class TableSnapshotter:
         return [relation for relation in relations if relation.table not in unfit], unfit
 
     def _recorded_names(self, epoch: EpochRecord | None) -> BoundRules | None:
-        """As they are known now: each selection adds to them."""
+        """Return the names and settings under which tables are recorded now: each selection adds to them."""
         name = self.pipeline.name
         recorded, selected = self.store.read_pipeline(name), self.store.read_selected(name)
         return recorded_names(self.source, self.pipeline, epoch, self.records(), recorded, selected)
 
     def record_selected(self, relations: Iterable[Relation]) -> None:
-        """Record the tables in the state, for as long as there is no epoch: settings are bound to them."""
+        """Record the tables in the state while there is no epoch, so that settings are bound to them."""
         self.store.record_selected(self.pipeline.name, self._bare(relations))
 
     def index_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
-        """Record the tables in the lake before they are published: the receiver hides their columns by it."""
+        """Record the tables in the lake before they are published, so that the receiver can hide their
+        columns."""
         RelationIndex(relations_uri(self.pipeline.lake_root)).add_selected(epoch, self._bare(relations))
 
     def _bare(self, relations: Iterable[Relation]) -> list[Relation]:
@@ -233,7 +245,7 @@ class TableSnapshotter:
             return self.copy(keeper, exported, record, states)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot_holder.Keeper:
-        """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
+        """Hold the snapshot and its tables. Raises what `snapshot_holder.keep` raises."""
         return snapshot_holder.keep(
             self.access.dsn,
             exported.snapshot,
@@ -252,8 +264,7 @@ class TableSnapshotter:
         *,
         begins_epoch: bool = False,
     ) -> Copied:
-        """Copy the keeper's tables, or record them where there are no lake tables, and have the applier look
-        at what is new."""
+        """Copy the keeper's tables, or record them if there are no lake tables, and wake the applier."""
         for warning in table_warnings(keeper.relations, self.pipeline):
             log.warning("%s", warning)
         if self.pipeline.has_lake_tables:
@@ -272,7 +283,7 @@ class TableSnapshotter:
         *,
         begins_epoch: bool,
     ) -> Copied:
-        # It needs Spark, which need not be installed where there are no lake tables.
+        # Imported here: it needs Spark, which need not be installed without lake tables.
         from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 
         copy = SnapshotCopy(
@@ -286,7 +297,7 @@ class TableSnapshotter:
 
 
 def selected_tables(selected: Selected) -> set[TableName]:
-    """The tables that can be replicated."""
+    """Return the selected tables that can be replicated."""
     return {relation.table for relation in selected.relations}
 
 
@@ -307,13 +318,15 @@ def begin_epoch(
     *,
     replace_record: bool = False,
 ) -> Outcome:
-    """Make publication and slot, and copy these tables at the slot's snapshot.
+    """Create publication and slot, and copy these tables at the slot's snapshot.
 
-    Tables that were not finished when that snapshot was lost are taken under another one, into the epoch that
-    has begun. `take_over`: another program's slot, where the epoch begins; its tables are then taken as new
-    ones are. `replace_record`: a new epoch was asked for, also of another source, slot or lake than recorded.
-    Raises SlotError or PublicationError for what is somebody else's, SnapshotError when no snapshot could be
-    held; no slot is left then.
+    If that snapshot is lost, unfinished tables are copied under another one, into the epoch that has begun.
+    Raises SlotError or PublicationError if one exists that the pipeline does not own, and SnapshotError if no
+    snapshot could be held. No slot is left then.
+
+    :param take_over: another program's slot, at which the epoch begins; tables are then copied as new ones
+        are
+    :param replace_record: a new epoch was requested, possibly of another source, slot or lake than recorded
     """
     pipeline, server = taking.pipeline, read_server(taking.source)
     ownership = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
@@ -335,9 +348,10 @@ def _make_epoch(
     beginning: Beginning,
 ) -> Outcome:
     pipeline, tables = taking.pipeline, [relation.table for relation in relations]
-    # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
+    # Drop the slot first: this fails while the slot is being read, and nothing may be altered under a running
+    # app.
     ownership.drop_slot()
-    # First of all: settings are bound to the tables as they are now, whatever becomes of this run.
+    # Record this first: settings are bound to the tables as they are now, even if this run fails.
     taking.record_selected(relations)
     ownership.prepare_publication(relations)
     if take_over:
@@ -404,7 +418,7 @@ def _begin(
             raise
         record = _open_epoch(taking, ownership, server, exported.consistent_point, last, beginning)
         with taking.copy_states() as states:
-            # What tables were in another epoch is over.
+            # States from another epoch must not be restored.
             states.copying()
             states.begin(relations)
             return record, taking.copy(keeper, exported, record, states, begins_epoch=True)
@@ -436,11 +450,12 @@ def _open_epoch(
             database_oid=server.database_oid,
             pipeline_id=ownership.pipeline_id(),
         )
-        # First in the source. That of the last epoch stays there until the changelog has this one.
+        # Write the token to the source first. The last epoch's token stays there until the changelog has this
+        # one.
         before = read_token(open_changelog(uri)) if last is not None else 0
         token = write_token(taking.source, pipeline.slot, before, pipeline.used_publication)
         if not is_other_source:
-            # Before there is an epoch that a receiver could begin to read.
+            # Index the tables before there is an epoch that a receiver could begin to read.
             taking.index_selected(record.epoch, selected)
         if last is None:
             writer.create_changelog(uri, record, token, beginning.former_lake)
@@ -459,7 +474,7 @@ def _open_epoch(
             lake_id=lake_id(open_changelog(uri)),
         )
     except BaseException:
-        # A slot that no changelog goes with would hold the source's WAL for nobody.
+        # A slot without a changelog would retain WAL at the source, and no receiver would read it.
         drop_unused(taking.access.dsn, taking.source, pipeline.slot)
         raise
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)

@@ -1,8 +1,8 @@
-"""SourceOwnership: what of the source is the pipeline's own (slot, publication), and what is not.
+"""The slot and publication that a pipeline owns at its source, and the beginning of an epoch in a lake.
 
-What stands in a lake before an epoch begins there: of which lake it is, and of which epochs.
-Without a changelog nothing else says so. App ids of tables carry the pipeline's name, and a pipeline of
-another server may have that, too.
+Without a changelog, only the consistent points, the index of relations and the lake tables show which lake it
+is and which epochs it had. App IDs of tables contain the pipeline's name, which a pipeline of another server
+may share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _ALL_CHANGES = "insert, update, delete, truncate"
 
 @dataclass
 class SourceOwnership:
-    """Nothing is dropped or altered that another pipeline, or a person, has made."""
+    """The slot and publication of a pipeline.
+
+    Drops or alters nothing that another pipeline or a person has made.
+    """
 
     dsn: str
     source: Connection
@@ -45,11 +48,14 @@ class SourceOwnership:
     store: Store
 
     def claim(self, server: Server, last: EpochRecord | None, *, replace_record: bool = False) -> None:
-        """Record slot and publication as ours, the publication before it exists; refuse what is not ours.
+        """Record slot and publication as the pipeline's own, the publication before it exists.
 
-        `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost.
-        `replace_record`: also where another source, slot or lake is recorded; what of it was ours here, under
-        other names, is dropped before. Raises SlotError or PublicationError.
+        Raises SlotError or PublicationError for one that exists and is not the pipeline's own.
+
+        :param last: the epoch of the pipeline's lake, which names slot and publication even if the state was
+            lost
+        :param replace_record: replace a record of another source, slot or lake; first drop the slot and
+            publication that the pipeline owned here under other names
         """
         pipeline = self.pipeline
         known = None if last is None or known_source(last, server).differs(server) else last
@@ -94,18 +100,19 @@ class SourceOwnership:
         self.store.register(
             pipeline,
             server.system_identifier,
-            # Another program may make one of this name while we wait for transactions that are open.
+            # Another program may create a slot of this name while this process waits for open transactions.
             slot_owned=found is not None,
             publication_owned=creates,
             database=server.database,
             database_oid=server.database_oid,
-            # Until the changelog is there: which it is follows from the path.
+            # Empty until the changelog exists: until then the path identifies the lake.
             lake_id="",
             replace=replace_record,
         )
 
     def _drop_former(self, recorded: PipelineRecord | None, known: EpochRecord | None) -> None:
-        """Drop slot and publication that were ours under other names: nothing would name them any more."""
+        """Drop the slot and publication that the pipeline owned under other names: no record will name
+        them."""
         pipeline, former = self.pipeline, recorded or known
         if former is None:
             return
@@ -123,20 +130,22 @@ class SourceOwnership:
             log.info("dropped the publication of the epoch that is given up: %s", former.publication)
 
     def drop_slot(self) -> None:
-        """Drop the slot if the pipeline has made it. Raises BusyError while it is read."""
+        """Drop the slot if the pipeline has created it. Raises BusyError while a walsender is reading it."""
         recorded = self.store.read_pipeline(self.pipeline.name)
         if recorded is not None and recorded.slot_owned:
             drop_slot(self.source, self.pipeline.slot)
             self.store.record_slot(self.pipeline.name, is_owned=False)
 
     def record_slot(self) -> None:
-        """Record that the pipeline has made its slot."""
+        """Record that the pipeline has created its slot."""
         self.store.record_slot(self.pipeline.name, is_owned=True)
 
     @contextmanager
     def slot_noted(self) -> Iterator[None]:
-        """Record that the slot is gone, if the block fails and has dropped it: the next of its name would be
-        another program's."""
+        """Record that the pipeline has no slot, if the block fails and the slot does not exist any more.
+
+        Another program may create the next slot of this name.
+        """
         try:
             yield
         except BaseException:
@@ -146,7 +155,10 @@ class SourceOwnership:
             raise
 
     def pipeline_id(self) -> str:
-        """The id of the pipeline's record in the state."""
+        """Return the ID of the pipeline's record in the state.
+
+        Raises StateError if the record was deleted.
+        """
         recorded = self.store.read_pipeline(self.pipeline.name)
         if recorded is None:
             raise StateError(
@@ -155,7 +167,7 @@ class SourceOwnership:
         return recorded.id
 
     def prepare_publication(self, relations: list[Relation]) -> None:
-        """Make the publication, or check the one that is to be used. Raises PublicationError."""
+        """Create the publication again, or check the one that is to be used. Raises PublicationError."""
         pipeline = self.pipeline
         found = publication.read_publication(self.source, pipeline.publication)
         if pipeline.publication_mode == "create":
@@ -194,7 +206,7 @@ class SourceOwnership:
         return found[0]
 
     def check_publication(self, oid: int) -> None:
-        """Raises PublicationError when the epoch's publication is gone, or was created again."""
+        """Raise PublicationError if the epoch's publication no longer exists or was created again."""
         found = publication.read_identity(self.source, self.pipeline.publication)
         if found is None or found[0] != oid:
             fate = "no longer exists" if found is None else "was dropped and created again"
@@ -204,10 +216,10 @@ class SourceOwnership:
             )
 
     def publish(self, relations: Sequence[Relation]) -> list[Relation]:
-        """Add to the publication the tables that it lacks, and return these.
+        """Add the tables that the publication lacks, and return them.
 
-        Raises PublicationError, PrivilegeError; SnapshotError when a table could not be locked. The
-        publication is as it was then.
+        Raises PrivilegeError, PublicationError, also if a publication that is only used lacks tables, and
+        SnapshotError if a table could not be locked. The publication is unchanged then.
         """
         name = self.pipeline.publication
         if self.pipeline.publication_mode == "create":
@@ -239,8 +251,11 @@ def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The number of a new epoch. `former_lake`: the id of the lake whose changelog was lost, as the state has
-    it; empty if it has none, or the changelog is there."""
+    """The number of a new epoch.
+
+    `former_lake`: the ID of the lake whose changelog was lost, from the state; empty if the state has none,
+    or the changelog exists.
+    """
 
     epoch: Epoch
     former_lake: str = ""
@@ -249,11 +264,11 @@ class Beginning:
 def find_beginning(
     store: Store, pipeline: Pipeline, tables: Iterable[TableName], last: EpochRecord | None
 ) -> Beginning:
-    """Return with what an epoch begins after `last`, or without a changelog.
+    """Return the number of the epoch that begins after `last`, or without a changelog.
 
-    Its number is above all that points, index of relations and, without a changelog, the tables are of: what
-    they say of an epoch would be believed of the new one. Raises LakeError for what is in the place of a
-    table, or of the points, and was not written into this lake by what the state knows.
+    The number is above all epochs of consistent points, index of relations and, without a changelog, tables:
+    their records would otherwise be taken for the new epoch's. Raises LakeError if, as far as the state
+    knows, the points or a folder in the place of a table were not written into this lake.
     """
     lake_root = pipeline.lake_root
     former, of_tables = ("", 0) if last is not None else _check_former_tables(store, pipeline, tables)
@@ -266,7 +281,10 @@ def find_beginning(
 
 
 def _check_former_tables(store: Store, pipeline: Pipeline, tables: Iterable[TableName]) -> tuple[str, int]:
-    """The id of the lost lake, and the highest epoch that a table is of."""
+    """Return the ID of the lost lake, and the highest epoch of a table.
+
+    Raises LakeError as `find_beginning`.
+    """
     name, root = pipeline.name, pipeline.lake_root
     recorded = store.read_pipeline(name)
     is_here = recorded is not None and is_same_place(recorded.lake, root)

@@ -1,4 +1,4 @@
-"""Tables that leave the publication at once because the source refuses the application's changes of them."""
+"""Problems at the source, and removal of published tables whose changes the source rejects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ INTERVAL_S = 15.0
 def source_problems(
     source: Connection, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
 ) -> tuple[str, ...]:
-    """Return in sentences what the source's own statements suffer; `refused` from `published_refused`."""
+    """Return sentences about problems of the application's statements at the source.
+
+    :param refused: the result of `published_refused`
+    """
     synchronous = synchronous_problem(source, pipeline.slot)
     return (*([synchronous] if synchronous else []), *map(str, refused.values()))
 
@@ -40,8 +43,11 @@ def source_problems(
 def source_warnings(
     source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
 ) -> tuple[str, ...]:
-    """Return in sentences what may be meant to be so: rows and tables that the lake does not get, and tables
-    of ours that subscribers of others get."""
+    """Return sentences about conditions that may be intended.
+
+    They are rows and tables that the lake does not get, and tables of schema `_pgrepl` that other programs'
+    subscribers get.
+    """
     sent = all_tables_warning(source, pipeline.slot, pipeline.used_publication)
     left_out: Iterable[str] = ()
     if any(text.endswith(".*") for text in pipeline.tables):
@@ -52,9 +58,9 @@ def source_warnings(
 def published_refused(
     source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
 ) -> dict[TableName, RefusedChanges]:
-    """Return the tables that are in the publication now, and whose changes the source refuses.
+    """Return the tables that are published now, and whose changes the source rejects for that reason.
 
-    Those of another's publication that the pipeline does not replicate count, too.
+    Includes tables of a publication of others that the pipeline does not replicate.
     """
     oids = _oids(records)
     current = list(read_relations(source, oids, pipeline.publication).values())
@@ -64,7 +70,7 @@ def published_refused(
 
 
 def _oids(records: Mapping[TableName, TableRecord]) -> dict[int, TableName]:
-    """Return the tables by oid."""
+    """Return the names of the recorded tables by OID, without removed tables."""
     return {
         record.relation.oid: table
         for table, record in records.items()
@@ -75,7 +81,10 @@ def _oids(records: Mapping[TableName, TableRecord]) -> dict[int, TableName]:
 def protect_source(
     source: Connection, store: Store, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
 ) -> None:
-    """Take these tables out of the pipeline's own publication, and mark them errored."""
+    """Drop these tables from the pipeline's own publication, and mark them errored.
+
+    Does nothing if the pipeline does not own the publication.
+    """
     recorded = store.read_pipeline(pipeline.name)
     if not refused or recorded is None or not recorded.publication_owned:
         return
@@ -96,7 +105,7 @@ def protect_source(
 
 
 class SourceProtection:
-    """A thread of the replication app that calls `protect_source`, if the pipeline has chosen it."""
+    """A thread of the replication app that calls `protect_source`, if the pipeline enables that."""
 
     def __init__(self, dsn: str, state_dsn: str, pipeline: Pipeline) -> None:
         self._dsn = dsn
@@ -105,16 +114,16 @@ class SourceProtection:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Begin to look, every 15 s; does nothing without `protect_source`."""
+        """Start checking every 15 s. Does nothing if the setting `protect_source` is false."""
         if self._pipeline.protect_source:
             threading.Thread(target=self._run, name="pgrepl-protection", daemon=True).start()
 
     def stop(self) -> None:
-        """End soon; a look that waits for an answer is not waited for."""
+        """Ask the thread to end. Does not wait for a check that is under way."""
         self._stopping.set()
 
     def look(self) -> None:
-        """Look once. Raises PgReplError."""
+        """Check once. Raises PgReplError."""
         role = f"protection {self._pipeline.name}"
         with closing(connect(self._dsn, role)) as source, Store(self._state_dsn, role) as store:
             records = store.read_tables(self._pipeline.name)

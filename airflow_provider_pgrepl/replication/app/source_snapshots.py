@@ -1,8 +1,8 @@
-"""SourceSnapshots: snapshots of tables from the source, for a pipeline without lake tables.
+"""Snapshots of tables from the source, for a pipeline without lake tables.
 
-The rows are those of a snapshot that the server exports with a position in the stream. They are written into
-a temporary file as they will be sent, so that neither memory nor a slow broker bounds the table's size, and
-the source's snapshot is held for no longer than the copy takes.
+The rows are those of a snapshot that the server exports with a position in the stream. They are written to a
+temporary file as they will be sent. Neither memory nor a slow broker limits the table's size, and the
+source's snapshot is held only while rows are copied.
 """
 
 from __future__ import annotations
@@ -58,25 +58,26 @@ log = logging.getLogger(__name__)
 
 _PAUSES_S = (1.0, 5.0)
 _LOOK_S, _PATIENCE_S = 0.1, 300.0
-"""How often, and how long, the publisher's place is looked at. Without the receiver beside it the changelog
-says only after a minute or two that nothing has come."""
+"""Seconds between looks at the publisher's position, and the most seconds to wait for it. If the receiver
+runs in another process, the changelog shows only after a minute or two that nothing has come."""
 _AT_ONCE = 4 << 20
 _SIZE_BYTES = 4
 
 
 class Stop(Protocol):
-    """Says when it is time to end."""
+    """A signal that it is time to end."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait a while; whether it is time to end."""
+        """Wait for up to `seconds`, and return True if it is time to end."""
 
 
 Published = Callable[[LSN], PublisherRecord | None]
-"""Where the publisher is, once it has published all that committed at or before an LSN; None before."""
+"""Returns the publisher's record once everything that committed at or before an LSN is published, else
+None."""
 
 
 class SourceSnapshots:
-    """`servers`: of NATS."""
+    """The snapshots of a publisher's tables. `servers`: the addresses of the NATS servers."""
 
     at_once = 2
 
@@ -93,9 +94,12 @@ class SourceSnapshots:
         return "" if table in known else "the pipeline has no such table"
 
     def send(self, table: TableName, subject: str, is_over: Stop) -> bool:
-        """Return False if it was over before. Raises SourceError, TargetError, TableError, DriftError, and
-        what contradicts that source and state are those of the lake."""
-        # With a client that is known to be there.
+        """Copy a table and send it to a subject. Return False if it was time to end before.
+
+        Raises SourceError, TargetError, TableError, DriftError, and contradictions to source and state being
+        those of the lake.
+        """
+        # Imported here, where the client is known to be installed.
         from airflow_provider_pgrepl.replication.creek.snapshot_sender import Wanted, send_snapshot
 
         epoch = read_epoch(changelog_uri(self._pipeline.lake_root)).epoch
@@ -122,7 +126,7 @@ class SourceSnapshots:
                 return False
 
     def _copied(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
-        """Another snapshot is taken where one could not be held."""
+        """Copy the table. If a snapshot could not be held, take another one, up to three in all."""
         for pause in (*_PAUSES_S, None):
             file.seek(0)
             file.truncate()
@@ -138,8 +142,8 @@ class SourceSnapshots:
 
     def _copy(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
         pipeline = self._pipeline
-        # Consumers replace what they have by these rows; a publisher's process needs the source for nothing
-        # else.
+        # Consumers replace their rows with these, so the source must be the pipeline's. Nothing else in a
+        # publisher's process uses the source.
         with Store(process.state_dsn(), f"snapshot {pipeline.name}") as store:
             evidence.check(pipeline, store, self._dsn)
         with ExitStack() as held:
@@ -174,8 +178,11 @@ class SourceSnapshots:
         return _Copy(rows, LSN(exported.consistent_point - 1), count)
 
     def _rows(self, relation: Relation) -> SnapshotRows:
-        """Raises TableError where the pipeline's settings name columns, or the table, by other names than
-        they have now."""
+        """Return the encoder of a table's rows.
+
+        Raises TableError if the pipeline's settings name the table or its columns by names that they no
+        longer have.
+        """
         pipeline, table = self._pipeline, relation.table
         index = RelationIndex(relations_uri(pipeline.lake_root))
         rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
@@ -197,7 +204,10 @@ class SourceSnapshots:
         file: IO[bytes],
         is_over: Stop,
     ) -> int:
-        """How many rows it has. One that ended because the lock was lent to a statement begins again."""
+        """Copy a range of rows, and return its number of rows.
+
+        If the copy ended because the lock was lent to a statement, the range is copied again.
+        """
         begin = file.tell()
         while True:
             try:
@@ -241,7 +251,7 @@ class SourceSnapshots:
 
 @dataclass(frozen=True)
 class _Copy:
-    """What committed at or before `position` is in the rows."""
+    """The rows of a table, with everything that committed at or before `position`."""
 
     rows: SnapshotRows
     position: LSN

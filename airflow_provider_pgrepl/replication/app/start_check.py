@@ -1,7 +1,6 @@
-"""What a run of an app would refuse to begin with, asked of source, state and lake before it is started.
+"""Read-only checks of source, state and lake before an app is started.
 
-It reads only, takes no lock, and refuses nothing that the app itself would not; what it cannot see, the app
-does.
+They take no lock and raise only what the app itself would raise. The app checks what they cannot see.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ _WITHOUT_TRIGGER = (
 
 
 def check_own_tables(access: Access, store: Store, source: Connection) -> None:
-    """Raises PublicationError where subscribers of others would be sent the tables that a snapshot creates
-    in schema `_pgrepl`: the state's, and the key of the event trigger."""
+    """Raise PublicationError if other programs' subscribers would receive tables that a snapshot creates.
+
+    These are in schema `_pgrepl`: the tables of the state, and the key of the event trigger.
+    """
     pipeline = access.pipeline
     used = pipeline.used_publication
     store.check_unsent(pipeline.slot, used if access.state_dsn == access.dsn else "")
@@ -37,8 +38,11 @@ def check_own_tables(access: Access, store: Store, source: Connection) -> None:
 
 
 def check_replication(access: Access) -> None:
-    """Raise what keeps the replication app from receiving: login, rights, settings, a slot that is lost, a
-    lake that is not there."""
+    """Raise the error that would keep the replication app from receiving.
+
+    Checks the server's settings, the replication connection, the slot, the role's rights, and that the lake
+    has a changelog.
+    """
     check_surroundings(access.dsn, access.pipeline)
     _check_lake(access.pipeline, _read_records(access), must_have_begun=True)
 
@@ -50,7 +54,11 @@ def check_snapshot(
     added: Collection[TableName] = (),
     new_epoch: bool = False,
 ) -> None:
-    """Raise what keeps the snapshot app from beginning; it is to copy the tables `resnapshot` and `added`."""
+    """Raise the error that would keep the snapshot app from starting.
+
+    :param resnapshot: tables to copy again
+    :param added: tables to add to the pipeline
+    """
     with Store(access.state_dsn, "preflight") as store, access.source("preflight") as source:
         check_own_tables(access, store, source)
     records = _read_records(access)
@@ -65,7 +73,7 @@ def check_snapshot(
 
 
 def check_known(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
-    """Raises ConfigError for tables that are to be resnapshotted, and are not the pipeline's."""
+    """Raise ConfigError for tables to resnapshot that do not belong to the pipeline."""
     unknown = sorted(set(wanted) - selected.tables - records.keys())
     if unknown:
         raise ConfigError(
@@ -76,7 +84,7 @@ def check_known(wanted: Collection[TableName], selected: Selected, records: Reco
 
 
 def check_addable(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
-    """Raises TableError for a table that is to be added, and cannot be replicated."""
+    """Raise TableError for a table to add that is not recorded yet and cannot be replicated."""
     for table in sorted(set(wanted) - records.keys()):
         if table in selected.problems:
             raise selected.problems[table]
@@ -98,7 +106,8 @@ def _check_named(
 
 
 def _check_lake(pipeline: Pipeline, records: Records | None, *, must_have_begun: bool) -> None:
-    # It reads the lake, which whoever parses DAGs need not be able to.
+    # Imported here: this module reads the lake, and a process that only parses DAGs may lack the packages for
+    # it.
     from airflow_provider_pgrepl.replication.app.epoch import check_lake_is_there
 
     if records is not None:
@@ -106,12 +115,15 @@ def _check_lake(pipeline: Pipeline, records: Records | None, *, must_have_begun:
 
 
 def _has_begun(records: Records) -> bool:
-    """Whether a table was taken; the lake, which knows it for certain, is not asked here."""
+    """Return True if the state records the position of a table.
+
+    Does not ask the lake, which is authoritative.
+    """
     return any(record.position_lsn is not None for record in records.values())
 
 
 def _read_records(access: Access) -> Records | None:
-    """The recorded tables; none where the state has not been set up, None where it cannot be read yet."""
+    """Return the recorded tables, {} if the state is not set up, or None if it cannot be read yet."""
     with Store(access.state_dsn, f"preflight {access.pipeline.name}") as store:
         try:
             return store.read_tables(access.pipeline.name) if store.is_set_up() else {}

@@ -1,5 +1,7 @@
-"""TableWatch: in the applier's place where there are no lake tables. Whether the changelog has all of a
-table's changes is judged by the definitions in it, as the applier does."""
+"""The check of table definitions in the changelog, in place of the applier where there are no lake tables.
+
+Like the applier, it determines from these definitions whether the changelog has all changes of a table.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,17 @@ _ORDER = [("relation_id", "ascending"), ("commit_lsn", "ascending"), ("ordinal",
 log = logging.getLogger(__name__)
 _RECORDS_S, _SAVE_S = 2.0, 60.0
 _AT_ONCE_BYTES = 256 << 20
-"""Of values, which are not read, in the files that are looked through at once."""
+"""Bytes of values in the files that are checked at once. The values themselves are not read."""
 _GONE_HINT = "take it again: pgrepl snapshot FILE.json --tables NAME; consumers need a snapshot of it"
 
 
 def definition_rows(uri: str, files: Iterable[ChangelogFile]) -> pa.Table:
-    """Rows of files of the changelog, by relation and place: each definition and TRUNCATE, and of a table's
-    other changes the first of each transaction, and after each of these. Raises ChangelogFileGoneError."""
+    """Return the rows of changelog files that a check needs, ordered by relation, commit LSN and ordinal.
+
+    They are all definitions and TRUNCATEs, and from a table's other changes the first one of each
+    transaction, of each relation version, and after each definition or TRUNCATE. Raises
+    ChangelogFileGoneError.
+    """
     filesystem, root = open_storage(uri)
     pieces = [piece for file in files for piece in _read(filesystem, f"{root}/{file.path}")]
     if not pieces:
@@ -101,7 +107,7 @@ def _reduced(rows: pa.Table) -> pa.Table:
 
 @dataclass
 class _Watched:
-    """A table, what it is after `through`, and the position that is recorded of it."""
+    """A table, its definition after `through`, and `saved`, the position that the state records."""
 
     table: TableName
     relation: Relation
@@ -110,7 +116,7 @@ class _Watched:
 
 
 class TableWatch:
-    """Called by one thread. `progress` says how far it has looked."""
+    """The check of a pipeline's tables. Called by one thread. `progress` shows how far it has checked."""
 
     def __init__(
         self, pipeline: Pipeline, store: Store, record: EpochRecord, progress: ApplierProgress
@@ -123,10 +129,10 @@ class TableWatch:
         self._read_at = self._saved_at = float("-inf")
 
     def look(self, version: int) -> None:
-        """Look through what has come, if the changelog is at another version or tables may be others.
+        """Check the new changes if the changelog is at another version, or if tables may have changed.
 
-        Raises FencedError in an epoch after this one, ChangelogError, LakeUnavailableError, and what the
-        state does.
+        Raises FencedError if a later epoch than this one has begun, ChangelogError, LakeUnavailableError, and
+        what the state raises.
         """
         is_due = time.monotonic() - self._read_at >= _RECORDS_S
         if is_due:
@@ -140,20 +146,21 @@ class TableWatch:
             self.save()
 
     def save(self) -> None:
-        """Record how far it has looked: a restart goes on there."""
+        """Record how far the changes were checked, so that a restart continues there."""
         self._saved_at = time.monotonic()
         for saved in {one.saved for one in self._tables.values()}:
             alike = [one for one in self._tables.values() if one.saved == saved]
             through = min(one.through for one in alike)
             if saved < through:
-                # Others at the same place became active since: nobody has looked at them.
+                # Name the tables: other tables at this position may have become active since, and are not
+                # checked yet.
                 names = [one.table for one in alike]
                 self._store.record_watched(self._pipeline.name, names, saved, through)
                 for one in alike:
                     one.saved = through
 
     def needed_above(self) -> LSN:
-        """Above which LSN it has yet to look, also after a restart. For any thread."""
+        """Return the LSN above which changes must be checked, also after a restart. For any thread."""
         return min((one.saved for one in list(self._tables.values())), default=self._progress.applied_lsn)
 
     # --- tables ---
@@ -171,7 +178,7 @@ class TableWatch:
             del self._tables[oid]
         for oid, record in self._records.items():
             known = self._tables.get(oid)
-            # Another position than was recorded here: it was taken again.
+            # If the position differs from the saved one, the table was snapshotted again.
             if known is None or known.saved != record.position_lsn:
                 self._begin(oid, record)
         self._progress.idle_at = idle_at
@@ -182,9 +189,9 @@ class TableWatch:
         position = record.position_lsn
         self._tables[oid] = _Watched(record.table, record.relation, position, position)
         if position < self._progress.applied_lsn:
-            # Files before what is known of the changelog's end are needed again.
+            # Files before the known end of the changelog are needed again.
             self._followed.forget()
-        # Whatever the version is.
+        # Check the changelog again, whatever its version is.
         self._progress.version = -1
 
     # --- the changelog ---
@@ -197,7 +204,7 @@ class TableWatch:
         self._check_kept(read_floor_lsn(tail, self._record.epoch))
         for files in _portions(tail.files_above(begin)):
             self._take(definition_rows(self._uri, files))
-        # All that committed before it is there; a transaction at it is not.
+        # The durable LSN is exclusive: a transaction that commits at it is not in the changelog.
         through = LSN(max(0, read_durable_lsn(tail) - 1))
         for one in self._tables.values():
             one.through = max(one.through, through)
@@ -211,7 +218,8 @@ class TableWatch:
         progress.version, progress.caught_up = tail.version, True
 
     def _check_kept(self, floor: LSN) -> None:
-        """Definitions of which the changelog was rid before they were looked at may have been anything."""
+        """Stop tables whose definitions the changelog dropped before they were checked: they may have
+        changed."""
         for oid, one in list(self._tables.items()):
             if one.through < floor:
                 self._stop(
@@ -236,13 +244,14 @@ class TableWatch:
             lsn, error = min(stops, key=lambda stop: stop[0])
             self._stop(oid, error, lsn)
             return
-        # What stands before a transaction says nothing of that one, which may come later.
+        # Rows that precede a transaction are no evidence of the transaction itself, which may come later.
         sent = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
         if sent.num_rows:
             one.through = LSN(sent["commit_lsn"][-1].as_py())
         if timeline.relation.version != one.relation.version:
             one.relation = timeline.relation
-            # In one statement: what is before the position is never judged by what came after it.
+            # Recorded in one statement, so that changes before the position are never compared with a later
+            # definition.
             self._store.record_watched(self._pipeline.name, [one.table], one.saved, one.through, one.relation)
             one.saved = one.through
 
@@ -256,7 +265,10 @@ class TableWatch:
 
 
 def _portions(files: Iterable[ChangelogFile]) -> Iterator[list[ChangelogFile]]:
-    """Files by their first commits, some at a time; a transaction is in no two portions."""
+    """Group files, ordered by their first commits, so that no transaction is in two groups.
+
+    A group has at least `_AT_ONCE_BYTES` bytes of values, except for the last one.
+    """
     portion: list[ChangelogFile] = []
     size, last = 0, -1
     for file in files:
@@ -277,14 +289,13 @@ def recorded_names(
     recorded: PipelineRecord | None,
     selected: Iterable[Relation] = (),
 ) -> BoundRules | None:
-    """Return what is known of tables by their oids; None if nothing is of this database, since the oids of
-    another one are those of other tables.
+    """Return what is known of tables by their OIDs; None if nothing is known of this database.
 
-    `selected`: relations that the pipeline selected from the source that is recorded. Lake and other records
-    are those of the epoch's source, which a new epoch may replace.
-    Raises LakeUnavailableError, SourceConnectionError.
+    The OIDs of another database are those of other tables. The rules read the index of relations again with
+    each call, because the receiver adds to it. Raises LakeUnavailableError, SourceConnectionError.
 
-    The index of relations is read again with each call: the receiver adds to it.
+    :param selected: relations that the pipeline selected from the recorded source. Lake and records are those
+        of the epoch's source, which a new epoch may replace.
     """
     server = read_server(source)
     of_state: dict[int, list[RelationRecord]] = defaultdict(list)
@@ -298,7 +309,8 @@ def recorded_names(
         return BoundRules(pipeline, lambda oid: of_state.get(oid, []), lambda: set(of_state))
     index = RelationIndex(relations_uri(pipeline.lake_root))
     for record in records.values():
-        # Of a removed table the state may describe another server's; the index says of which each entry is.
+        # Skip removed tables: the state may describe a table of another server. The index knows each entry's
+        # source.
         if record.relation is not None and record.membership != "removed":
             of_state[record.relation.oid].append(RelationRecord.of_catalog(record.relation))
     return BoundRules(

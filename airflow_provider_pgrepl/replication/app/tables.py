@@ -1,4 +1,4 @@
-"""The tables of a pipeline: those of its file less what operators removed, and what they added."""
+"""The tables of a pipeline: those of its file, plus those added and minus those removed by operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Records = Mapping[TableName, TableRecord]
 
 
 def requested_of(records: Records, recorded: RecordedTables | None = None) -> RequestedTables:
-    """What the recorded tables say of who belongs to the pipeline."""
+    """Return which tables the records show as added, removed and replicated."""
     return RequestedTables(
         recorded=recorded,
         added=frozenset(table for table, record in records.items() if record.membership == "added"),
@@ -41,31 +41,34 @@ def requested_of(records: Records, recorded: RecordedTables | None = None) -> Re
 
 
 def belongs(pipeline: Pipeline, table: TableName, record: TableRecord | None) -> bool:
-    """Whether a table is to be replicated; a pattern holds also those that have yet to be made."""
+    """Return True if a table is to be replicated: the record's membership decides, or else the pipeline file.
+
+    A pattern in the file also covers tables that do not exist yet.
+    """
     if record is not None and record.membership != "configured":
         return record.membership == "added"
     return lists(pipeline, table)
 
 
 def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
-    """The record of a table that is requested."""
+    """Return the membership of a requested table: `configured` if the file lists it, else `added`."""
     return "configured" if lists(pipeline, table) else "added"
 
 
 def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> list[TableName]:
-    """Tables that a pattern of the pipeline matches now and that are not recorded. Raises SourceError."""
+    """Return the unrecorded tables that a pattern of the pipeline matches now. Raises SourceError."""
     return unrecorded(select_tables(connection, pipeline, requested_of(records)), records)
 
 
 def unrecorded(selected: Selected, records: Records) -> list[TableName]:
-    """Those among what patterns stand for that are not recorded."""
+    """Return the tables that patterns match and that are not recorded, sorted."""
     return sorted(selected.matched - records.keys())
 
 
 def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableName]:
-    """Which of the new tables a run is not to take, by the pipeline's `new_tables`.
+    """Return the new tables that a run leaves out, by the pipeline's `new_tables`.
 
-    Raises ConfigError, naming them, where there must be none.
+    Raises ConfigError with the names of the new tables if `new_tables` is `error`.
     """
     found = sorted(set(new))
     if not found or pipeline.new_tables == "add":
@@ -81,7 +84,10 @@ def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableNam
 
 
 def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) -> None:
-    """Tables that neither file nor operator wants any more stop here; what is in the lake of them stays."""
+    """Set tables to `removed` that neither the file nor an operator requests.
+
+    Their lake tables stay unchanged.
+    """
     for table, record in records.items():
         if record.state is TableState.REMOVED or record.membership == "removed":
             continue
@@ -91,10 +97,10 @@ def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) ->
 
 
 def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
-    """Say in sentences which tables the file and the records do not both have, and what settles it.
+    """Return sentences about tables that only the file or only the records have, with the remedy for each.
 
-    A replication goes on with the recorded tables; snapshot, add and remove change these. What becomes of new
-    tables that a pattern matches, `new_tables` says.
+    A replication continues with the recorded tables; snapshot, add and remove change the records. New tables
+    that a pattern matches are left to `new_tables`.
     """
     replicated = {table for table, record in records.items() if record.state is not TableState.REMOVED}
     gone = sorted(table for table in replicated if not belongs(pipeline, table, records[table]))
@@ -115,12 +121,15 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
 
 
 def read_selected(store: Store, pipeline: Pipeline) -> list[Relation]:
-    """The relations that were selected; none where the state has not been set up."""
+    """Return the relations that were selected, or [] if the state is not set up."""
     return store.read_selected(pipeline.name) if store.is_set_up() else []
 
 
 def read_records(store: Store, pipeline: Pipeline) -> Records:
-    """The recorded tables; none where the state has not been set up, which is not done here."""
+    """Return the recorded tables after migrating the state's schema, or {} if the state is not set up.
+
+    Does not set up the state.
+    """
     if not store.is_set_up():
         return {}
     store.migrate()

@@ -1,4 +1,7 @@
-"""`pgrepl events try`: the events that a publisher would send, from recorded changes, without its target."""
+"""The command `pgrepl events try`: prints the events that a publisher would send, without its target.
+
+They are made from recorded changes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ from airflow_provider_pgrepl.replication.settings.targets import TARGETS
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    """Print one line of JSON for each event. Raises what reading changes does, ConfigError."""
+    """Print one line of JSON for each event, and return the exit code.
+
+    Raises ConfigError, and what reading the changes raises.
+    """
     settings = pipeline.publisher(arguments.publisher)
     lsn = _lsn(arguments.lsn)
     limit = arguments.limit if arguments.limit is not None else (20 if lsn is None else None)
@@ -76,7 +82,10 @@ def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) ->
 
 
 def _traced(transform: Callable[[Any], Iterable[BusinessEvent] | None]) -> Callable[[Any], Any]:
-    """Its errors are shown: whoever tries it may see the values of its changes."""
+    """Return a transform that prints the trace of its errors to stderr.
+
+    The trace may hold values of changes: the user who tries the transform may see them.
+    """
 
     said = ""
 
@@ -88,7 +97,8 @@ def _traced(transform: Callable[[Any], Iterable[BusinessEvent] | None]) -> Calla
         except TransformError:
             raise
         except Exception:
-            # It is called again with the same, to find which change it was that it fails with.
+            # The reader calls it again with the same input, to find the change that it fails with. Print each
+            # trace once.
             found_now = f"{traceback.format_exc()}given {given}\n"
             if found_now != said:
                 sys.stderr.write(found_now)
@@ -114,7 +124,7 @@ def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
 
 
 def _of_avro(body: bytes, schema: str) -> Any:
-    """Raises ToolError."""
+    """Return the row of an Avro message in JSON types. Raises ToolError if fastavro is missing."""
     try:
         from airflow_provider_pgrepl.replication.creek.messages import parsed_schema, row_of
     except ImportError:
@@ -133,7 +143,7 @@ def _of_creek(event: CreekEvent, settings: PublisherSettings) -> dict[str, Any]:
 
 
 def _readable(data: bytes | None) -> Any:
-    """As JSON, or a text, or else base64."""
+    """Return bytes as parsed JSON, or else as text, or else as base64."""
     if data is None:
         return None
     try:

@@ -1,11 +1,11 @@
-"""Values in Avro's binary encoding, a column at a time: texts as PostgreSQL writes them → bytes.
+"""Encoders from PostgreSQL's text values to Avro's binary encoding, one column at a time.
 
-(Avro 1.12, "Binary Encoding".) Each encoder gives a list as long as its column, None for NULL, and raises
-Unholdable for a value that its type cannot hold.
+Source: Avro 1.12, "Binary Encoding". Each encoder returns a list as long as its column, with None for NULL,
+and raises Unholdable for a value that its type cannot hold.
 
-The fingerprint of an Avro schema, as creek has it: CRC-64-AVRO of hamba/avro's canonical form, big-endian.
-That form keeps logical types, which Avro's own Parsing Canonical Form drops; so the usual libraries'
-fingerprints are others.
+Also the fingerprint of an Avro schema, as creek computes it: CRC-64-AVRO of hamba/avro's canonical form,
+big-endian. That form keeps logical types, which Avro's own Parsing Canonical Form drops, so the usual
+libraries return other fingerprints.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _TEXTS = "let the column be a text (text_columns), or skip the event (on_error: 
 _EMPTY = 0xC15D213AA4D7A795
 _KEPT = ("name", "type", "fields", "symbols", "items", "logicalType", "precision", "scale")
 Schema = dict[str, Any] | list[Any] | str
-"""An Avro schema as JSON has it, with full names; each object's keys stand as they are written."""
+"""An Avro schema in its JSON form, with full names; the order of each object's keys is kept."""
 
 
 def unique_long(number: int) -> bytes:
-    """A long that is not likely to come again."""
+    """Encode a long without caching the result: for values that are not likely to repeat."""
     rest = (number << 1) ^ (number >> 63)
     found = bytearray()
     while rest > 0x7F:
@@ -50,47 +50,48 @@ def unique_long(number: int) -> bytes:
 
 
 long = lru_cache(1 << 16)(unique_long)
-"""A long, and also an int, the place of a union's branch, and a length."""
+"""Encode a long, with a cache. Also for an int, the index of a union's branch, and a length."""
 
 
 def string(text: bytes) -> bytes:
-    """A string, and also bytes."""
+    """Encode a string; also for bytes."""
     return long(len(text)) + text
 
 
 def in_branch(encode: Encoder, branch: int) -> Encoder:
-    """What is not NULL is of a union's branch with that place."""
+    """Return an encoder that writes the index `branch` of a union before each value that is not NULL."""
     place = long(branch)
     return lambda texts: [None if one is None else place + one for one in encode(texts)]
 
 
 def booleans(texts: pa.Array) -> Encoded:
-    """`t` and `f`."""
+    """Encode booleans, which PostgreSQL writes as `t` and `f`."""
     return [None if text is None else b"\x01" if text == "t" else b"\x00" for text in texts.to_pylist()]
 
 
 def integers(texts: pa.Array) -> Encoded:
-    """Ints and longs, of any size."""
+    """Encode ints and longs of any size."""
     return [None if text is None else long(int(text)) for text in texts.to_pylist()]
 
 
 def floats(texts: pa.Array) -> Encoded:
-    """Single precision, `NaN` and `Infinity` too."""
+    """Encode single-precision floats, including `NaN` and `Infinity`."""
     return _packed("<f", texts)
 
 
 def doubles(texts: pa.Array) -> Encoded:
-    """Double precision, as floats."""
+    """Encode double-precision floats, including `NaN` and `Infinity`."""
     return _packed("<d", texts)
 
 
 def strings(texts: pa.Array) -> Encoded:
-    """The texts themselves."""
+    """Encode the text values unchanged, in UTF-8."""
     return [None if text is None else string(text) for text in texts.cast(pa.large_binary()).to_pylist()]
 
 
 def decimals(scale: int) -> Encoder:
-    """The unscaled number in two's complement, big-endian, as short as it can be."""
+    """Return an encoder of decimals: the unscaled number in two's complement, big-endian, in as few bytes as
+    possible."""
 
     def encode(texts: pa.Array) -> Encoded:
         return [None if text is None else string(_unscaled(text, scale)) for text in texts.to_pylist()]
@@ -99,8 +100,8 @@ def decimals(scale: int) -> Encoder:
 
 
 def moments(oid: int, branch: int) -> Encoder:
-    """A date in days, a timestamp in microseconds, since 1970; or the enum of infinities, which is the next
-    branch of the union."""
+    """Return an encoder of dates in days, or of timestamps in microseconds, since 1970-01-01. An infinite
+    value becomes the enum of infinities, which is the union's next branch."""
     parser = parser_of(PgType(oid), ColumnChoice())
     counted = pa.int32() if parser.lake_type == pa.date32() else pa.int64()
 
@@ -112,12 +113,13 @@ def moments(oid: int, branch: int) -> Encoder:
 
 
 def times(texts: pa.Array) -> Encoded:
-    """A time of day in microseconds."""
+    """Encode times of day, in microseconds."""
     return [None if text is None else long(_time(text)) for text in texts.to_pylist()]
 
 
 def arrays(encode: Encoder, delimiter: str) -> Encoder:
-    """Elements in one block. An element that is NULL, or a second dimension, no such array holds."""
+    """Return an encoder that writes the elements of each array in one block. It raises Unholdable for an
+    element that is NULL, and for an array with lower bounds or more than one dimension."""
 
     def encode_arrays(texts: pa.Array) -> Encoded:
         parts = split_array(texts, delimiter)
@@ -154,7 +156,8 @@ def _unscaled(text: str, scale: int) -> bytes:
 
 
 def _rescaled(text: str, scale: int) -> int:
-    """Of a value from before the column had this scale."""
+    """Return the unscaled number of a value that was written before the column had this scale. Raises
+    Unholdable if no decimal of this scale equals the value."""
     sign, digits, exponent = Decimal(text).as_tuple()
     if isinstance(exponent, int):
         shift, number = exponent + scale, int("".join(map(str, digits)))
@@ -188,27 +191,28 @@ def _time(text: str) -> int:
 
 
 def to_text(schema: Schema) -> str:
-    """As creek stores and sends it, with the properties `pgKey` and `pgType`."""
+    """Return the schema as creek stores and sends it, with the properties `pgKey` and `pgType`."""
     return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
 
 
 def canonical_form(schema: Schema) -> str:
-    """What the fingerprint is of: the schema without properties."""
+    """Return the canonical form, from which the fingerprint is computed: the schema without custom
+    properties."""
     return to_text(_without_properties(schema))
 
 
 def fingerprint(schema: Schema) -> bytes:
-    """Eight bytes."""
+    """Return the fingerprint of a schema, 8 bytes long."""
     return crc64(canonical_form(schema).encode()).to_bytes(8, "big")
 
 
 def fingerprint_text(value: bytes) -> str:
-    """As messages name it: base64, of the alphabet that is safe in URLs, with its padding."""
+    """Return a fingerprint as messages carry it: URL-safe base64, with padding."""
     return base64.urlsafe_b64encode(value).decode()
 
 
 def crc64(data: bytes) -> int:
-    """CRC-64-AVRO (Avro 1.12, "Schema Fingerprints")."""
+    """Return the CRC-64-AVRO of `data` (Avro 1.12, "Schema Fingerprints")."""
     value = _EMPTY
     for byte in data:
         value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]

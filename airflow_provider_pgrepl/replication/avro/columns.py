@@ -1,4 +1,4 @@
-"""A column of a table as creek has it: the type of its field in Avro, and how its texts become bytes."""
+"""A table's column in creek's form: the Avro type of its field, and the encoder of its text values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
 INFINITY = "infinity_modifier"
 _SYMBOLS = ["infinity", "negative_infinity_ca5991f51367e3e4"]
 INFINITIES = dict(zip(_SYMBOLS, ("infinity", "-infinity"), strict=True))
-"""What the enum's symbols stand for."""
+"""PostgreSQL's text of each symbol of the enum of infinities."""
 _MOMENTS = {
     oids.DATE: ("date", "int", "date"),
     oids.TIMESTAMP: ("timestamp", "long", "timestamp-micros"),
@@ -46,14 +46,14 @@ _PLAIN: Mapping[int, tuple[str, Schema, Encoder]] = {
 }
 _TEXT = _PLAIN[oids.TEXT]
 _VECTORS = (oids.INT2VECTOR, oids.OIDVECTOR)
-"""int2vector and oidvector, which pg_type calls arrays and does not write as such."""
+"""int2vector and oidvector: pg_type lists them as arrays, but their text form is not an array's."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]")
 
 
 @dataclass(frozen=True)
 class _Type:
-    """`has_infinity`: it is a union, whose other branch is the enum of infinities. `encoder` is given the
-    place that the first branch has."""
+    """An Avro type of a column. `has_infinity`: the type is a union with the enum of infinities, which is the
+    branch after the type's own. `encoder`: returns the encoder for the index of the type's own branch."""
 
     name: str
     schema: Schema
@@ -63,7 +63,8 @@ class _Type:
 
 @dataclass(frozen=True)
 class CreekColumn:
-    """`is_key`: it is of the replica identity. `is_nullable`: NULL is a branch of its type."""
+    """A column of a table, with its Avro type and encoder. `is_key`: the column belongs to the replica
+    identity. `is_nullable`: its type is a union whose first branch is null."""
 
     name: str
     pg_type: str
@@ -75,7 +76,8 @@ class CreekColumn:
     encoder: Encoder
 
     def field(self, name: str, infinity: Schema) -> dict[str, Any]:
-        """Its field of a record, under a name that Avro allows. `infinity`: the enum, or its name."""
+        """Return the column's field of a record. `name`: allowed by Avro. `infinity`: the enum of infinities,
+        or its name where the schema has already defined it."""
         branches = [*(["null"] if self.is_nullable else []), *self._branches(infinity)]
         found: dict[str, Any] = {
             "name": name,
@@ -88,7 +90,8 @@ class CreekColumn:
         return found
 
     def encode(self, texts: pa.Array) -> list[bytes]:
-        """Raises ValueRangeError, which names column and table, never the value."""
+        """Encode text values. Raises ValueRangeError, which names the column and the table, but never the
+        value."""
         try:
             return self._whole(self.encoder(texts))
         except Unholdable as unholdable:
@@ -123,9 +126,10 @@ def creek_column(
     *,
     is_of_identity: bool,
 ) -> CreekColumn:
-    """`column`: as the target has it. `choice`: by which it may be a text, whatever its type is. `hide`:
-    makes other texts of its texts. `identity`: the table's replica identity, as pg_class has it; with FULL
-    each column is of it."""
+    """Return the creek column of a table's column. `column`: under its name in the target. `choice`: if its
+    lake type is `string`, the column is sent as text, whatever its type is. `hide`: replaces the text values
+    before they are encoded. `identity`: the table's replica identity, as in pg_class.relreplident; with FULL
+    (`f`) every column is a key column."""
     is_key = is_of_identity or identity == _FULL_IDENTITY
     is_nullable = not is_key or identity != _DEFAULT_IDENTITY
     is_text = choice.lake_type is not None and choice.lake_type.name == "string"
@@ -138,8 +142,8 @@ def creek_column(
 
 
 def fields_of(named: Iterable[tuple[str, CreekColumn]], namespace: str) -> list[dict[str, Any]]:
-    """The fields of a record, under names that Avro allows. The enum of infinities is defined where it is
-    first needed; `namespace`: of its name, empty for none."""
+    """Return the fields of a record. `named`: columns under names that Avro allows. The enum of infinities is
+    defined in the first field that needs it. `namespace`: that of the enum's name, empty for none."""
     infinity, name = _infinity_enum(namespace)
     fields = []
     for field_name, column in named:
@@ -155,13 +159,14 @@ def _infinity_enum(namespace: str) -> tuple[Schema, str]:
 
 
 def avro_name(name: str) -> str:
-    """A name as Avro allows them (Avro 1.12, "Names"): each other sign is `_`."""
+    """Return the name with each character that Avro does not allow replaced by `_` (Avro 1.12, "Names")."""
     found = _NO_NAME.sub("_", name)
     return found if found[:1].isalpha() or found.startswith("_") else f"_{found}"
 
 
 def avro_names(columns: Iterable[CreekColumn]) -> list[str]:
-    """Of each column one that no other has."""
+    """Return a unique name for each column that Avro allows; a number is appended where two would be the
+    same."""
     columns, found = list(columns), list[str]()
     taken = {column.name for column in columns}
     for column in columns:
@@ -179,7 +184,7 @@ def _text() -> _Type:
 
 
 def _scalar(oid: int, typmod: int) -> _Type | None:
-    """None for a type that creek does not know: it is a text."""
+    """Return the type of a scalar; None if creek does not know the type, which is then sent as text."""
     if oid in _PLAIN:
         name, schema, encoder = _PLAIN[oid]
         return _Type(name, schema, _in_union(encoder))
@@ -188,14 +193,15 @@ def _scalar(oid: int, typmod: int) -> _Type | None:
         moment = {"type": kind, "logicalType": logical}
         return _Type(name, moment, lambda branch: codec.moments(oid, branch), has_infinity=True)
     if oid == oids.TIME:
-        # creek's times have the enum too, though a time of day is never infinite.
+        # creek's times also have the enum of infinities, although a time of day is never infinite.
         time = {"type": "long", "logicalType": "time-micros"}
         return _Type("time", time, lambda branch: codec.in_branch(codec.times, branch), has_infinity=True)
     return _numeric(typmod) if oid == oids.NUMERIC else None
 
 
 def _numeric(typmod: int) -> _Type:
-    """creek cannot send one without precision; nor has Avro a negative scale, or one above the precision."""
+    """Return a decimal, or a string if the numeric has no precision, a negative scale, or a scale above its
+    precision: creek cannot send the first, and Avro has no such decimals."""
     if typmod >= 0:
         precision, scale = precision_and_scale(typmod)
         if 0 <= scale <= precision:
@@ -220,5 +226,5 @@ def _array_of(column: Column) -> _Type | None:
 
 
 def _in_union(encoder: Encoder) -> Callable[[int], Encoder]:
-    """Below 1 there is no union."""
+    """Return a function from the index of a union's branch to the encoder. Below 1 there is no union."""
     return lambda branch: codec.in_branch(encoder, branch) if branch > 0 else encoder

@@ -1,7 +1,7 @@
-"""Lake tables in a catalog of tables, as external ones: where readers look for them by name.
+"""Registration of lake tables in a Spark catalog as external tables, so that readers find them by name.
 
-What is registered is the place alone: columns, protocol and rows stand in the table's own log, so that one
-that evolves, or is taken anew, stays registered as it is.
+Only the location is registered. Columns, protocol and rows are stored in the table's own Delta log, so the
+registration of a table stays valid when the table evolves or is resnapshotted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _DETAILS = "# Detailed Table Information"
 
 @dataclass(frozen=True, order=True)
 class CatalogEntry:
-    """A lake table, or the history of one, under its name. `uri`: as the lake names the place."""
+    """A lake table, or its history table, and its name in the catalog. `uri`: its location, in the form that
+    the lake uses."""
 
     database: str
     table: str
@@ -42,22 +43,24 @@ class CatalogEntry:
 
     @property
     def name(self) -> str:
-        """Quoted for Spark's SQL."""
+        """Return `database.table`, quoted for Spark SQL."""
         return f"`{self.database}`.`{self.table}`"
 
     @property
     def location(self) -> str:
-        """As Spark names the place."""
+        """Return the location in the form that Spark uses."""
         return hadoop_uri(self.uri) if is_object_store(self.uri) else f"file://{self.uri}"
 
     @property
     def url(self) -> str:
-        """As catalogs name the place that take nothing but URLs: in a store by Delta's scheme."""
+        """Return the location as a URL, for catalogs that accept only URLs. An object store keeps Delta's
+        scheme; a local path becomes a percent-encoded `file://` URL."""
         return self.uri if is_object_store(self.uri) else f"file://{quote(self.uri)}"
 
     def is_at(self, location: str) -> bool:
-        """Whether a catalog means this place. Spark writes a local one with one slash or three, and a store's
-        by whatever scheme it was told; others encode what URLs cannot hold."""
+        """Return True if `location`, as a catalog reports it, is the location of this table. Spark writes a
+        local path with one or three slashes, and a store's with the scheme that it was given. Other catalogs
+        percent-encode characters that a URL cannot hold."""
         if not location.startswith("file:"):
             return canonical(location) == canonical(self.location)
         path = "/" + location.removeprefix("file:").strip("/")
@@ -65,9 +68,10 @@ class CatalogEntry:
 
 
 def catalog_entries(pipeline: Pipeline) -> tuple[list[CatalogEntry], list[str]]:
-    """All that the newest consistent point holds, by name; and what cannot have one, in words.
+    """Return an entry for each table of the newest consistent point, by name, and a phrase for each name that
+    more than one table would have.
 
-    Raises LakeError while there is no point.
+    Raises LakeError if there is no consistent point yet.
     """
     point = Points(pipeline.lake_root).latest()
     if point is None:
@@ -89,7 +93,7 @@ def catalog_entries(pipeline: Pipeline) -> tuple[list[CatalogEntry], list[str]]:
 
 
 def names_of(pipeline: Pipeline) -> CatalogNames:
-    """As the pipeline chooses them."""
+    """Return the database and table names that the pipeline's settings choose."""
     return CatalogNames(
         pipeline.name,
         pipeline.target_database,
@@ -100,8 +104,9 @@ def names_of(pipeline: Pipeline) -> CatalogNames:
 
 
 def catalog_sql(pipeline: Pipeline) -> list[str]:
-    """Statements of Spark's SQL that register all of them, and may be run again; what is not registered is a
-    comment. A name that stands for another place is left so. Raises LakeError while there is no point."""
+    """Return Spark SQL statements that register every table of the newest consistent point. They can be run
+    again. Tables that cannot be registered are listed in comments. A name that is already registered with
+    another location is left unchanged. Raises LakeError if there is no consistent point yet."""
     entries, faults = catalog_entries(pipeline)
     return [
         *(f"-- not registered: {fault}" for fault in faults),
@@ -114,10 +119,12 @@ def catalog_sql(pipeline: Pipeline) -> list[str]:
 
 
 def register_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, str]:
-    """Register all of them in the catalog of a Spark session, and leave those that are; their names by place.
+    """Register every table of the newest consistent point in the session's catalog, and return the names by
+    location.
 
-    Raises ToolError when the session has no Delta, or no way to the lake's store, LakeError while there is no
-    point; and, when all others are registered, LakeError for names that something else has.
+    Tables that are already registered are left unchanged. Raises ToolError if the session has no Delta, or no
+    connector to the lake's store. Raises LakeError if there is no consistent point yet. If a name identifies
+    something else, or two tables would have the same name, raises LakeError after registering all others.
     """
     check_delta(spark)
     entries, faults = catalog_entries(pipeline)
@@ -134,7 +141,8 @@ def register_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, str]:
 
 
 def names_taken(faults: list[str], hint: str = "") -> LakeError:
-    """Of tables that were not registered, each in words. `hint`: where it is not their names."""
+    """Return the error for tables that were not registered. `faults`: a phrase for each of them. `hint`: the
+    remedy, if it is not to choose other names."""
     names = "have target_database or target_table tell them apart, or name one in target_tables"
     return LakeError(f"not registered: {'; '.join(faults)}", f"{hint or names}; all others are registered")
 
@@ -148,9 +156,10 @@ def _create(spark: SparkSession, entry: CatalogEntry) -> None:
 
 
 def _other_place(spark: SparkSession, entry: CatalogEntry) -> list[str]:
-    """What a name stands for that is not this table, in words; none when it is."""
+    """Return a phrase if the name is registered with another location than this table's; otherwise
+    nothing."""
     rows = spark.sql(f"DESCRIBE TABLE EXTENDED {entry.name}").collect()
-    # Its columns come first, of which one may be called as what is looked for.
+    # The table's columns come first, and one of them may be named Location.
     details = dropwhile(lambda row: row["col_name"] != _DETAILS, rows)
     found = next((str(row["data_type"]) for row in details if row["col_name"] == "Location"), "")
     if entry.is_at(found):
@@ -159,5 +168,6 @@ def _other_place(spark: SparkSession, entry: CatalogEntry) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """As a literal of SQL: a directory's name may have quotes."""
+    """Return `text` as a literal of Spark SQL, with quotes and backslashes escaped: a directory's name may
+    have quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

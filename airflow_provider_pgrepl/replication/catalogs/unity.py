@@ -1,14 +1,13 @@
-"""Unity Catalog: lake tables registered there, with their columns as it writes them down.
+"""Registration of lake tables in Unity Catalog as external tables, over its REST API and without Spark.
 
-Source: toColumnInfo of the server's ColumnUtils.java, which does as Spark's connector to it: `type_json` is
-the field of the Delta log, `type_text` the type as Spark's catalogs spell it; and api/delta.yaml for changes.
+Source: toColumnInfo of the server's ColumnUtils.java, which does what Spark's connector does: `type_json` is
+the field of the Delta log, `type_text` the type as Spark's catalogs spell it. For changes: api/delta.yaml.
 
-Lake tables in Unity Catalog, as external ones, registered over its REST API without Spark.
-Other than Hive's metastore it keeps columns of its own beside the place. Those that are not true any more
-are changed by its Delta API, and where a server has none (it came with 0.5), the table is deleted and made
-again, which costs the grants on it. The files of an external table are left alone by that (deleteTable of the
-server's TableRepository.java); those of a managed one would be deleted with it, so nothing but an external
-table at the lake table's own place is ever touched.
+Unlike Hive's metastore, Unity Catalog stores the columns in addition to the location. Outdated columns are
+changed with the server's Delta API. A server without that API (older than 0.5) has the table deleted and
+created again, which loses the grants on it. Deleting an external table keeps its files (deleteTable of the
+server's TableRepository.java), but deleting a managed table would delete them. Therefore only an external
+table at the lake table's own location is changed.
 """
 
 from __future__ import annotations
@@ -45,33 +44,35 @@ _KEBAB = {
     "valueContainsNull": "value-contains-null",
 }
 _SAME = ("name", "nullable", "partition_index")
-# https://docs.unitycatalog.io: what the server allows (ValidationUtils.java), so that no name is a path.
+# Source: https://docs.unitycatalog.io. The characters that the server allows (ValidationUtils.java), so that
+# no name is a path.
 _CATALOG = re.compile(r"[A-Za-z0-9_@-]{1,255}")
 
 
 def unity_columns(schema_json: str, partition_by: Sequence[str] = ()) -> list[Column]:
-    """The columns of a Delta schema, in order, each with what the API takes."""
+    """Return the columns of a Delta schema, in order, each in the form that the API accepts."""
     fields = json.loads(schema_json)["fields"]
     return [_column(place, field, partition_by) for place, field in enumerate(fields)]
 
 
 def differ(ours: Table, theirs: Table) -> bool:
-    """Whether what is registered is not true any more. A comment that only the catalog has is no
-    difference."""
+    """Return True if the registered table `theirs` no longer has the columns and comments of `ours`. A
+    comment that only the catalog has is not a difference."""
     there = sorted(theirs.get("columns") or [], key=lambda column: int(column.get("position") or 0))
     columns = ours["columns"]
     return _comments_differ(ours, theirs) or len(columns) != len(there) or any(map(_differs, columns, there))
 
 
 def with_comments(ours: Table, theirs: Table) -> Table:
-    """Ours, with the comments that only the catalog has: who reads there has written them."""
+    """Return `ours` with the comments that only the catalog has: its users wrote them there."""
     written = {one["name"]: _comment(one) for one in theirs.get("columns") or []}
     columns = [written.get(one["name"], {}) | one for one in ours["columns"]]
     return _comment(theirs) | ours | {"columns": columns}
 
 
 def changes(table_id: str, table: Table) -> dict[str, Any]:
-    """What makes it be registered so, as the server's Delta API takes it."""
+    """Return the request to the server's Delta API that gives the registered table the columns, the partition
+    columns and the comment of `table`. It requires that the table's UUID is still `table_id`."""
     columns = table["columns"]
     parts = sorted(
         (one for one in columns if "partition_index" in one), key=lambda one: one["partition_index"]
@@ -101,7 +102,8 @@ def _comments_differ(ours: Table | Column, theirs: Table | Column) -> bool:
 
 
 def _kebab(kind: Any) -> Any:
-    """A type, or a field of one, by the names of the Delta API. What is in `metadata` has none of them."""
+    """Return a type, or a field of one, with the key names of the Delta API. The content of `metadata` is not
+    changed."""
     if isinstance(kind, list):
         return [_kebab(one) for one in kind]
     if not isinstance(kind, dict):
@@ -114,7 +116,7 @@ def _kebab(kind: Any) -> Any:
 def _differs(ours: Column, theirs: Column) -> bool:
     if any(ours.get(key) != theirs.get(key) for key in _SAME):
         return True
-    # The server keeps it in small letters, names of nested fields, too.
+    # The server stores the type text in lower case, including the names of nested fields.
     if str(ours["type_text"]).lower() != str(theirs.get("type_text")).lower():
         return True
     return _comments_differ(ours, theirs)
@@ -161,15 +163,17 @@ def _is_decimal(kind: str | Field) -> bool:
 
 
 def register_in_unity(pipeline: Pipeline, url: str, catalog: str, token: str | None = None) -> dict[str, str]:
-    """Register all that the newest consistent point holds, with the columns of now; full names by place.
+    """Register every table of the newest consistent point, with its current columns, and return the full
+    names by location.
 
-    `url`: of the server, as http://localhost:8080. `catalog`: one that is there; schemas are made where they
-    are missing, and are called as the pipeline's databases. What is registered already with these columns is
-    left. May be run at any time: nothing is written to the lake.
+    `url`: the server's, such as http://localhost:8080. `catalog`: an existing catalog. Missing schemas are
+    created, named as the pipeline's databases. A table that is already registered with these columns is left
+    unchanged. Can be run at any time: nothing is written to the lake.
 
-    Raises ConfigError for an address, a catalog's name or a token that cannot be used, LakeError when there
-    is no point, no such catalog, or no right, LakeUnavailableError when lake or server are out of reach; and,
-    when all others are registered, LakeError for names that something else has, and tables that were refused.
+    Raises ConfigError for an address, a catalog name or a token that cannot be used. Raises LakeError if
+    there is no consistent point, no such catalog, or a right is missing; LakeUnavailableError if the lake or
+    the server cannot be reached. If a name identifies something else, or the server rejects a table, raises
+    LakeError after registering all others.
     """
     if not _CATALOG.fullmatch(catalog):
         raise ConfigError(
@@ -190,7 +194,8 @@ def register_in_unity(pipeline: Pipeline, url: str, catalog: str, token: str | N
 
 
 def _make_schemas(server: UnityServer, catalog: str, schemas: list[str]) -> None:
-    # A catalog is never made: whose name was mistyped would find the tables elsewhere, without any rights.
+    # Never create a catalog: with a mistyped name, the tables would be in another catalog, without any
+    # grants.
     if server.find("catalogs", catalog) is None:
         raise LakeError(
             f"Unity Catalog at {server.url} has no catalog {catalog}",
@@ -202,7 +207,8 @@ def _make_schemas(server: UnityServer, catalog: str, schemas: list[str]) -> None
 
 
 def _register(server: UnityServer, catalog: str, entry: CatalogEntry) -> list[str]:
-    """Make one registration true; in words what the name stands for instead."""
+    """Register the table, or update its registration if it is outdated. Return a phrase if the lake table no
+    longer exists, or if the name identifies something else; otherwise nothing."""
     name = f"{catalog}.{entry.database}.{entry.table}"
     table = _table(catalog, entry)
     if table is None:
@@ -233,8 +239,8 @@ def _renew(server: UnityServer, name: str, table: dict[str, Any], found: dict[st
 
 
 def _table(catalog: str, entry: CatalogEntry) -> dict[str, Any] | None:
-    """What is to be registered; None of a table that was dropped since the point. Raises LakeUnavailableError
-    when it cannot be read."""
+    """Return the table to register, or None if it was dropped since the consistent point. Raises
+    LakeUnavailableError if the lake table cannot be read."""
     try:
         delta = open_delta(entry.uri)
         metadata = delta.metadata()

@@ -1,4 +1,4 @@
-"""A server of Unity Catalog, spoken to over its REST API, with Python's standard library alone.
+"""A client of the REST API of a Unity Catalog server, built on Python's standard library alone.
 
 Source: api/all.yaml and ErrorCode.java of https://github.com/unitycatalog/unitycatalog at 0.6.0.
 """
@@ -32,7 +32,7 @@ _MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 class UnityRefusalError(LakeError):
-    """The server took a request for what it is, and does not do it. `code`: its own word for why."""
+    """A valid request that the server rejected. `code`: the server's error code, empty if it sent none."""
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
         super().__init__(message, hint)
@@ -40,7 +40,8 @@ class UnityRefusalError(LakeError):
 
 
 class NoUnityError(LakeError):
-    """What answers is none, or does not know the path."""
+    """An answer that is not Unity Catalog's, or is from a server that does not know the path. `status`: the
+    HTTP status, 0 if the request succeeded."""
 
     def __init__(self, message: str, hint: str = "", status: int = 0) -> None:
         super().__init__(message, hint)
@@ -48,7 +49,7 @@ class NoUnityError(LakeError):
 
 
 class UnityTroubleError(LakeUnavailableError):
-    """The server answers that it is in trouble."""
+    """An HTTP status that may be temporary: 5xx, 408 or 429."""
 
     def __init__(self, message: str, hint: str = "", status: int = 0) -> None:
         super().__init__(message, hint)
@@ -56,10 +57,11 @@ class UnityTroubleError(LakeUnavailableError):
 
 
 class UnityServer:
-    """One server, and the token that it knows us by; None where it asks for none."""
+    """A Unity Catalog server and the token for it, None for a server without logins."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        """Raises ConfigError for what is no URL of a server, and for a token that cannot be sent."""
+        """Raise ConfigError if `url` is not the URL of a server, or if the token cannot be sent in a
+        header."""
         self.url = _checked_url(url)
         if token is not None and not _TOKEN.fullmatch(token):
             raise ConfigError(
@@ -70,7 +72,8 @@ class UnityServer:
         self._opener = build_opener(_NoRedirect)
 
     def find(self, kind: str, name: str) -> Answer | None:
-        """A catalog, schema or table by its full name; None when there is none. Raises as `_ask` does."""
+        """Return a catalog, schema or table by its full name, or None if there is none. Raises as `_ask`
+        does."""
         try:
             return self._ask("GET", f"{kind}/{quote(name)}")
         except UnityRefusalError as error:
@@ -79,16 +82,17 @@ class UnityServer:
             raise
 
     def create(self, kind: str, what: Answer) -> None:
-        """Raises as `_ask` does."""
+        """Create a catalog object of this kind. Raises as `_ask` does."""
         self._ask("POST", kind, what)
 
     def has_delta_api(self, catalog: str) -> bool:
-        """Whether tables can be changed, as from 0.5 on. Raises LakeUnavailableError."""
+        """Return True if the server has the Delta API, which can change tables (since 0.5). Raises as `_ask`
+        does, except for a path that the server does not know."""
         asked = urlencode({"catalog": catalog, "protocol-versions": "1.0"})
         try:
             return "endpoints" in self._ask("GET", f"delta/v1/config?{asked}")
         except UnityTroubleError as error:
-            # A server with logins answers so to a path that it does not know.
+            # A server with logins answers with status 500 to a path that it does not know.
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR or _UNKNOWN_PATH not in error.message:
                 raise
         except UnityRefusalError as error:
@@ -102,17 +106,18 @@ class UnityServer:
         return False
 
     def change(self, catalog: str, schema: str, table: str, changes: Answer) -> None:
-        """By the server's Delta API. Raises as `_ask` does."""
+        """Change a table with the server's Delta API. Raises as `_ask` does."""
         path = "/".join(map(quote, (catalog, "schemas", schema, "tables", table)))
         self._ask("POST", f"delta/v1/catalogs/{path}", changes)
 
     def delete(self, kind: str, name: str) -> None:
-        """Raises as `_ask` does."""
+        """Delete a catalog object of this kind. Raises as `_ask` does."""
         self._ask("DELETE", f"{kind}/{quote(name)}")
 
     def _ask(self, method: str, path: str, body: Answer | None = None) -> Answer:
-        """Raises UnityRefusalError for a request that the server refuses, LakeUnavailableError when it cannot
-        be reached or is in trouble, LakeError when it knows no such token, or is no Unity Catalog."""
+        """Send a request and return the answer; an empty one for DELETE. Raises UnityRefusalError if the
+        server rejects the request, LakeUnavailableError if the server cannot be reached or answers with a
+        status that may be temporary, and LakeError if it rejects the token or is not Unity Catalog."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -129,7 +134,7 @@ class UnityServer:
                 f"Unity Catalog at {self.url} cannot be reached: {self._plain(str(error))}",
                 "look whether its server runs there, and whether this host may connect to it",
             ) from None
-        # A deletion is answered with null, with nothing or with words, by the server's version.
+        # The answer to DELETE is null, empty or text, depending on the server's version.
         return {} if method == "DELETE" else self._read(content)
 
     def _read(self, content: bytes) -> Answer:
@@ -170,10 +175,11 @@ class UnityServer:
         return UnityRefusalError(f"Unity Catalog at {self.url} refuses: status {error.code}{said}", code=code)
 
     def _said(self, error: HTTPError) -> tuple[str, str]:
-        """The server's words, to be put behind ours, and its code."""
+        """Return the server's message, to be appended to the error's text, and its error code. Both are empty
+        if the answer cannot be read."""
         try:
             answer = json.loads(error.read())
-            # The Delta API has a form of its own.
+            # The Delta API nests the error.
             one = answer.get("error", answer)
             said, code = str(one["message"]), str(one["type"] if "error" in answer else one["error_code"])
         except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError):
@@ -186,7 +192,7 @@ class UnityServer:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """urllib sends a token along to wherever it is sent."""
+    """A handler that follows no redirect: urllib would send the token to the redirect's target."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -1,1 +1,1 @@
-"""The changelog: each committed change of all tables, as the server's text, in an append-only Delta table."""
+"""The changelog: an append-only Delta table of every committed change, with values as the server's text."""

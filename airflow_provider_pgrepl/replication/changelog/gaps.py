@@ -1,7 +1,8 @@
 """Gaps: transactions that were skipped because the server cannot send them, as rows of the changelog.
 
-A gap is a row with op `G` for each table that the transaction may have changed, and one that belongs to no
-table. So it is found by whoever reads a table's changes, in its place among them, and lasts as long as they.
+A gap has a row with op `G` for each table that the transaction may have changed, and one row that belongs to
+no table. A reader of a table's changes finds the gap row among them, ordered by commit LSN. The gap row is
+kept as long as the changes around it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from airflow_provider_pgrepl.replication.storage import open_storage
 
 GAP = "G"
 NO_RELATION = 0
-"""What the changelog says of a row that belongs to no table."""
+"""The `relation_id` of a row that belongs to no table."""
 
 _PLACES = ["commit_lsn", "ordinal", "relation_id", "op"]
 
@@ -43,14 +44,15 @@ class Gap:
 
     @property
     def end_lsn(self) -> LSN:
-        """All that committed before it is in the changelog, or in this gap.
+        """The durable LSN of a changelog that holds every transaction before the gap, and the gap.
 
-        No other record can begin within that of the commit, wherever it ends, so no other transaction's does.
+        The gap's commit record begins at `lsn`. No other WAL record can begin inside that record, wherever
+        it ends, so no other transaction has a commit LSN there.
         """
         return LSN(self.lsn + 1)
 
     def rows(self, epoch: Epoch) -> pa.Table:
-        """Its rows in ROW_SCHEMA."""
+        """Return the gap's rows in ROW_SCHEMA: one for each relation, and one for NO_RELATION."""
         about = json.dumps({"why": self.why, "relations": sorted(self.relations)})
         place = {
             "epoch": epoch,
@@ -67,7 +69,7 @@ class Gap:
 
 
 def find_gap(changelog: DeltaTable, epoch: Epoch, lsn: LSN) -> Gap | None:
-    """The gap at a commit LSN. Raises ChangelogError when a file is gone."""
+    """Return the gap at a commit LSN, or None. Raises ChangelogFileGoneError if a file no longer exists."""
     rows = _read(changelog, epoch, NO_RELATION, LSN(lsn - 1), ROW_SCHEMA.names)
     for row in rows.filter(pc.equal(rows["commit_lsn"], int(lsn))).to_pylist():
         about = json.loads(row["new"][0])
@@ -77,26 +79,26 @@ def find_gap(changelog: DeltaTable, epoch: Epoch, lsn: LSN) -> Gap | None:
 
 
 def gap_after(changelog: DeltaTable, epoch: Epoch, above: LSN) -> LSN | None:
-    """The commit LSN of the first gap above an LSN."""
+    """Return the commit LSN of the first gap above an LSN, or None if there is no gap."""
     found = pc.min(_read(changelog, epoch, NO_RELATION, above, _PLACES)["commit_lsn"]).as_py()
     return None if found is None else LSN(found)
 
 
 def last_gap(changelog: DeltaTable, epoch: Epoch, above: LSN) -> LSN | None:
-    """The commit LSN of the last gap above an LSN."""
+    """Return the commit LSN of the last gap above an LSN, or None if there is no gap."""
     found = pc.max(_read(changelog, epoch, NO_RELATION, above, _PLACES)["commit_lsn"]).as_py()
     return None if found is None else LSN(found)
 
 
 def check_no_gap(changelog: DeltaTable, epoch: Epoch, table: TableName, oid: int, above: LSN) -> None:
-    """Raises GapError when the table cannot go on from above an LSN because of a gap."""
+    """Raise GapError if a gap above an LSN may have changed the table, so that it cannot continue there."""
     found = first_gap(_read(changelog, epoch, oid, above, _PLACES), table)
     if found is not None:
         raise GapError(f"{table}: {found[1].message}", found[1].hint)
 
 
 def first_gap(changes: pa.Table, table: TableName) -> tuple[LSN, GapError] | None:
-    """The first gap among changelog rows of a table, and the error with which the table stops before it."""
+    """Return the LSN of the first gap among a table's changelog rows, and the error that stops the table."""
     found = pc.min(changes.filter(pc.equal(changes["op"], GAP))["commit_lsn"]).as_py()
     if found is None:
         return None
@@ -104,7 +106,7 @@ def first_gap(changes: pa.Table, table: TableName) -> tuple[LSN, GapError] | Non
 
 
 def gap_error(lsn: LSN, table: TableName) -> GapError:
-    """With what a table stops that the skipped transaction at an LSN may have changed."""
+    """Return the error of a table that the skipped transaction at an LSN may have changed."""
     return GapError(
         f"the transaction at {lsn}, which the server could not send, was skipped; it may have changed this"
         " table",
@@ -113,7 +115,7 @@ def gap_error(lsn: LSN, table: TableName) -> GapError:
 
 
 def _read(changelog: DeltaTable, epoch: Epoch, oid: int, above: LSN, columns: list[str]) -> pa.Table:
-    """The gap rows of one relation above an LSN, in order."""
+    """Return the gap rows of one relation above an LSN, ordered by (commit_lsn, ordinal)."""
     filesystem, root = open_storage(changelog.table_uri)
     paths = [file.path for file in live_files(changelog, epoch, above) if file.may_hold(oid)]
     rows = read_rows(filesystem, root, paths, oid, above, columns)

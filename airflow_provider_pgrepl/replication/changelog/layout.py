@@ -1,4 +1,4 @@
-"""Where the changelog lies, its columns, and the record of its epoch (a public contract with a version)."""
+"""The changelog's location, its columns, and the record of its epoch (a versioned public contract)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 LAYOUT_VERSION = 2
-"""2 adds to the epoch's record which database it is of, and which record in the state is the pipeline's."""
+"""Version 2 adds the database, and the ID of the pipeline's state record, to the epoch record."""
 
 RECEIVER_APP = "pgrepl-receiver"
-"""Delta app id of whoever may append changes; its version counts commits. A fence is a commit under it."""
+"""Delta app ID of the process that may append changes. Its version counts the commits; a fence is one of
+them."""
 EPOCH_APP = "pgrepl-epoch"
 DURABLE_APP = "pgrepl-durable-lsn"
 PUBLISHED_APP = "pgrepl-published"
-"""Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
+"""Delta app ID whose version is a hash of everything that decides what is published, as last recorded in the
+changelog's rows."""
 SHARED_APP = "pgrepl-shared-token"
-"""Delta app id whose version is the random token that the source has as well; 0 or none where it has none."""
+"""Delta app ID whose version is the random token that the source also stores; 0 or missing if the source has
+none."""
 LAKE_APP = "pgrepl-lake:"
-"""Begins a Delta app id that goes on with the id of a lake: its tables have it, and a changelog that took the
-place of a lost one has that of the lake as it was."""
+"""Prefix of a Delta app ID that ends with a lake's ID. The tables of a lake carry its app ID. A changelog
+that replaced a lost one carries the app ID of the former lake."""
 AT_REST_APP = "pgrepl-at-rest"
-"""Delta app id whose version is that of RECEIVER_APP once the last receiver has ended by itself, or none has
-been there. It is less while one runs, and if it was killed."""
+"""Delta app ID whose version equals that of RECEIVER_APP after the last receiver shut down by itself, and if
+no receiver has run. It is less while a receiver runs, and after a receiver was killed."""
 TORN_DOWN_APP = "pgrepl-torn-down"
-"""Delta app id whose version is that of RECEIVER_APP once a teardown has given up the epoch. Whoever goes on
-leaves it behind."""
+"""Delta app ID whose version equals that of RECEIVER_APP after a teardown ended the epoch. It is less as soon
+as a receiver or a new epoch commits again."""
 UPKEEP_APP = "pgrepl-upkeep"
-"""Delta app id of whoever takes files out of the list; its version counts commits. Of two at a time one is
-refused, which Delta does not do by itself where no row changes."""
+"""Delta app ID of commits that remove files; its version counts them. It makes one of two concurrent commits
+fail: Delta itself does not reject them, because no row changes."""
 
 STANDING_ORDINAL = -2
-"""Of an op `R` that no transaction brought: it stands right before the one at its commit LSN."""
+"""The ordinal of an op `R` row that belongs to no transaction: it is ordered directly before the transaction
+at its commit LSN."""
 
 CHANGES = "IUDT"
 """The ops of rows that change a table."""
@@ -47,25 +51,28 @@ _NONE = LSN(0)
 
 @cache
 def letters(ops: str) -> pa.Array:
-    """Return ops as an Arrow array, to look for.
+    """Return the characters of `ops` as an Arrow array, for a membership test.
 
-    Made when it is needed: the first array that a process makes of Python's objects imports pandas.
+    Created on first use: the first Arrow array that a process creates from Python objects imports pandas.
     """
     return pa.array(list(ops))
 
 
 def floor_app(epoch: int) -> str:
-    """Delta app id whose version is the epoch's floor: the highest commit LSN that retention has dropped."""
+    """Return the Delta app ID whose version is the epoch's floor.
+
+    The floor is the highest commit LSN that retention has dropped.
+    """
     return f"pgrepl-floor-lsn:{epoch}"
 
 
 def hour_of(moment: datetime) -> str:
-    """The partition of what is received at a moment, which is one of UTC: as `2026-01-31T23`."""
+    """Return the partition (such as `2026-01-31T23`) of rows received at a UTC time."""
     return moment.strftime(_HOUR)
 
 
 def start_of_hour(partition: str) -> datetime:
-    """The moment, one of UTC, at which a partition begins."""
+    """Return the UTC time at which a partition begins."""
     return datetime.strptime(partition, _HOUR).replace(tzinfo=UTC)
 
 
@@ -95,12 +102,12 @@ TABLE_SCHEMA = ROW_SCHEMA.append(pa.field(PARTITION, pa.string()))
 
 
 def system_folder(lake_root: str) -> str:
-    """Where in a lake everything lies that is no table of the source."""
+    """Return the folder of a lake that holds everything except the tables of the source."""
     return f"{lake_root}/_pgrepl"
 
 
 def changelog_uri(lake_root: str) -> str:
-    """The Delta table of all changes."""
+    """Return the URI of the changelog, the Delta table of all changes."""
     return f"{system_folder(lake_root)}/changelog"
 
 
@@ -109,16 +116,19 @@ RELATIONS = "relations"
 
 
 def own_table_uri(lake_root: str, name: str) -> str:
-    """One of the two Delta tables beside the changelog."""
+    """Return the URI of another Delta table of this package in the lake.
+
+    `name`: POINTS, RELATIONS, or the name of a publisher's table.
+    """
     return f"{system_folder(lake_root)}/{name}"
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The history of a database that the changelog holds, kept as the Delta table's description.
+    """The database history that the changelog holds, stored as the Delta table's description.
 
-    `database`, `database_oid` and `pipeline_id` (of the record in the state) are empty in a lake of layout 1
-    until its next writer records them. They do not tell one history from another.
+    `database`, `database_oid` and `pipeline_id` (that of the state record) are empty in a lake of layout 1
+    until its next writer records them. Comparisons ignore them: they do not identify a history.
     """
 
     pipeline: str
@@ -139,7 +149,7 @@ class EpochRecord:
 
     @classmethod
     def from_json(cls, text: str | None) -> EpochRecord:
-        """Raises ChangelogError when it is not ours or of a newer layout."""
+        """Parse a record. Raises ChangelogError if it has a newer layout or is not an epoch record."""
         try:
             fields = json.loads(text or "")
             layout = int(fields["layout"])
@@ -159,10 +169,10 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """What a changelog commit says of itself, in its commit metadata; `bytes` are the values, uncompressed.
+    """The record in a changelog commit's metadata. `bytes` is the size of the uncompressed values.
 
-    `kind`: `data`, `gap` (a transaction was skipped), `fence`, `keepalive`, `epoch`, or `marker` (moves the
-    version so that the applier looks up).
+    `kind`: `data`, `gap` (a transaction was skipped), `fence`, `keepalive`, `epoch`, or `marker` (increments
+    the version, so that the applier checks its tables again).
     """
 
     kind: str

@@ -1,10 +1,10 @@
-"""Hours of the changelog that are over: their many small files are joined into few.
+"""Maintenance of the changelog: drops expired hours, and compacts the small files of closed hours.
 
-The receiver adds a file or more a second. What it costs to append, to open the changelog and to list its
-files grows with their number, so that days of them would slow down everybody.
+The receiver adds at least one file a second. The cost of appending to the changelog, of opening it and of
+listing its files grows with their number: the files of a few days would slow down every reader and writer.
 
-Files are joined in the order of their LSNs, and only with their neighbours there: a joined file overlaps no
-other one. Files that overlap, and so may share a transaction, are joined together or not at all.
+Only files with adjacent LSNs are compacted into one, so a compacted file overlaps no other file. Files that
+overlap may share a transaction; they are compacted together or not at all.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
 log = logging.getLogger(__name__)
 MARGIN = timedelta(minutes=10)
-"""How long an hour has to be over: clocks differ."""
+"""The time after its end at which an hour counts as closed, because the clocks of hosts differ."""
 RUN_BYTES = 1 << 30
-"""So much of values is joined at a time, but one file at least."""
+"""Bytes of uncompressed values after which a run starts to compact no further group of files."""
 _JOINED_BYTES = 64 << 20
-"""Of the values of a joined file: it is made in memory, and read into memory."""
+"""The maximum size of a compacted file's uncompressed values: writers and readers hold them in memory."""
 _LEAST_BYTES = 64 << 10
-"""What a file costs at least: as much as one of so many bytes."""
+"""The size that a smaller file counts as: reading a file has a minimum cost."""
 _COMPACTION_METADATA = "pgrepl_compaction"
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """What went: the hours, oldest first, and how many files and bytes they held."""
+    """The hours that were dropped, oldest first, and the number and size in bytes of their files."""
 
     hours: tuple[str, ...] = ()
     files: int = 0
@@ -63,15 +63,15 @@ class Dropped:
 def drop_expired(
     lake_root: str, retention_h: float, needed_above: Mapping[int, int], now: datetime
 ) -> Dropped:
-    """Take the oldest hours that ended more than `retention_h` hours ago out of the changelog, in one commit.
+    """Remove the oldest hours that ended more than `retention_h` hours ago from the changelog, in one commit.
 
-    `needed_above`: for each epoch the lowest position that a table, in whatever state, still has a right to;
-    a file with a later change stays, and with it its hour and all hours after. An epoch before all of these
-    is over, and so is the right to it. Without any, nothing goes.
+    `needed_above`: for each epoch, the lowest position that a table in any state may still continue from. A
+    file with a later change is kept, and with it its hour and all later hours. Epochs before the first of
+    `needed_above` are not needed. If `needed_above` is empty, nothing is dropped.
 
-    The commit carries the new floor of each epoch, under app ids that are not the receiver's, so that it
-    does not fence that. The files stay until a vacuum.
-    Raises ChangelogError.
+    The commit sets the new floor of each epoch, under app IDs other than the receiver's, so that it does not
+    fence the receiver. The files themselves are deleted by a vacuum.
+    Raises ChangelogError, LakeUnavailableError.
     """
     try:
         table = open_delta(changelog_uri(lake_root))
@@ -117,7 +117,10 @@ def _is_needed(file: Mapping[str, Any], needed_above: Mapping[int, int]) -> bool
 
 
 def _floors(table: DeltaTable, files: list[dict[str, Any]]) -> list[Transaction]:
-    """Per epoch, the highest commit LSN that is gone: nobody below may go on, or be read as of later."""
+    """Return the app transactions that set each epoch's floor, the highest commit LSN that is dropped.
+
+    A table at a position below the floor can neither continue nor be read as of a later point.
+    """
     floors: defaultdict[int, int] = defaultdict(int)
     for file in files:
         floors[file["max.epoch"]] = max(floors[file["max.epoch"]], int(file["max.commit_lsn"]))
@@ -135,14 +138,14 @@ def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Joined:
-    """How many files went, and how many came instead."""
+    """The number of files that were compacted, and of the files that replaced them."""
 
     files: int = 0
     into: int = 0
 
 
 class ListedFile(NamedTuple):
-    """A file of the list; its bytes on the disk and of its values, its epoch and its commit LSNs."""
+    """A file of the changelog. `size`: bytes on disk; `bytes`: bytes of its uncompressed values."""
 
     path: str
     size: int
@@ -154,11 +157,13 @@ class ListedFile(NamedTuple):
 
 
 def join_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BYTES) -> Joined:
-    """Join the files of hours that are over, the oldest first, one commit an hour; `most_bytes` of values.
+    """Compact the files of closed hours, oldest epoch and LSN first, in one commit for each hour.
 
-    Nothing to do gives nothing. No row changes: who follows the commits has nothing to read, and finds the
-    files that went where they were until a vacuum takes them. Raises ChangelogError, LakeUnavailableError;
-    hours that were committed before stay joined.
+    Starts no further group of files after `most_bytes` bytes of values. No row changes: a reader that follows
+    the commits has nothing to read, and the replaced files stay readable until a vacuum. Stops early if
+    another maintenance run has changed the list of files. Does nothing if there is no changelog.
+
+    Raises ChangelogError, LakeUnavailableError; hours committed before the error stay compacted.
     """
     try:
         table = open_delta(changelog_uri(lake_root))
@@ -180,10 +185,10 @@ def join_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BYTES
 
 
 def groups_to_join(files: Iterable[ListedFile], before: str, most_bytes: int) -> Iterator[list[ListedFile]]:
-    """Files of hours before another that each become one, in order; of files as they are in the list, by
-    epoch and LSN.
+    """Yield the groups of files, of hours before `before`, that each become one file. `files` are sorted by
+    epoch and LSN; the groups keep this order.
 
-    At least two of each are less than half of what a joined file may be: what was joined is left alone.
+    Each group has at least two files below half of the maximum size, so compacted files are left unchanged.
     """
     cost = 0
     for group in _groups(files, before):
@@ -209,7 +214,7 @@ def _groups(files: Iterable[ListedFile], before: str) -> Iterator[list[ListedFil
 
 
 def _overlapping(files: Iterable[ListedFile]) -> Iterator[list[ListedFile]]:
-    """Files whose LSNs lie between one another's; most are alone."""
+    """Yield the lists of files whose LSN ranges overlap; most lists hold one file."""
     some: list[ListedFile] = []
     reach = 0
     for file in files:
@@ -223,7 +228,10 @@ def _overlapping(files: Iterable[ListedFile]) -> Iterator[list[ListedFile]]:
 
 
 def _place(some: list[ListedFile]) -> tuple[int, str] | None:
-    """The epoch and hour of files that overlap; None when they are of several, or too much for one file."""
+    """Return the epoch and hour of overlapping files.
+
+    Returns None if they belong to several hours, or are too large for one file.
+    """
     hours = {file.hour for file in some}
     if len(hours) > 1 or _bytes(some) > _JOINED_BYTES:
         return None
@@ -235,7 +243,7 @@ def _bytes(files: Iterable[ListedFile]) -> int:
 
 
 def _listed(table: DeltaTable) -> list[ListedFile]:
-    """By epoch and LSN; of those at one place the earlier written comes first."""
+    """Return the files with rows of a single epoch, ordered by epoch, first LSN and time of writing."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if actions.num_rows == 0:
         return []
@@ -248,7 +256,11 @@ def _listed(table: DeltaTable) -> list[ListedFile]:
 
 
 def _join_hour(table: DeltaTable, groups: list[list[ListedFile]]) -> tuple[Joined, bool]:
-    """In one commit; and whether nobody else has changed the list meanwhile."""
+    """Compact groups of files in one commit.
+
+    Also returns True if no other maintenance run has changed the list of files. Raises ChangelogError,
+    LakeUnavailableError.
+    """
     folder, joined = PartFolder(table.table_uri), dict[Part, list[ListedFile]]()
     try:
         for group in groups:
@@ -256,20 +268,23 @@ def _join_hour(table: DeltaTable, groups: list[list[ListedFile]]) -> tuple[Joine
             if part is not None:
                 joined[part] = group
     except OSError as error:
-        # The storage may be full: what is not used must not fill it.
+        # Delete unused files: the storage may be full.
         folder.discard(joined)
         raise refusal(f"the files of {groups[0][0].hour} in the changelog cannot be joined", error) from error
     if not joined:
         return Joined(), True
     gone = [file for group in joined.values() for file in group]
     removes = [removal(file.path, file.size, file.hour) for file in gone]
-    # What is written stays if this is refused: a storage may answer a commit that it has taken with a no.
+    # Keep the written files if the commit fails: a storage may report an error for a commit that it has made.
     is_alone = replace_files(table, removes, list(joined), told={_COMPACTION_METADATA: str(len(gone))})
     return Joined(len(gone), len(joined)), is_alone
 
 
 def _join(uri: str, folder: PartFolder, group: list[ListedFile]) -> Part | None:
-    """Write the rows of some files as one; None when one is lost, as its readers tell. Raises OSError."""
+    """Write the rows of a group of files as one file.
+
+    Returns None, with a warning in the log, if a file is missing or damaged. Raises OSError.
+    """
     hour = group[0].hour
     with suppress(FileNotFoundError, pa.ArrowInvalid):
         return folder.write(_in_order(_read(uri, group)), hour)
@@ -285,6 +300,6 @@ def _read(uri: str, group: list[ListedFile]) -> pa.Table:
 
 
 def _in_order(rows: pa.Table) -> pa.Table:
-    """By relation, and within each in stream order; what has no order of its own, as in the list."""
+    """Return the rows by relation, and within a relation in stream order. Equal rows keep their order."""
     keys = [rows[name].to_numpy() for name in ("ordinal", "commit_lsn", "relation_id")]
     return rows.take(pa.array(np.lexsort(keys)))

@@ -1,4 +1,4 @@
-"""Reading the logical messages (`pg_logical_emit_message`) that the changelog keeps, as for an outbox."""
+"""Reader of the logical messages (`pg_logical_emit_message`) in the changelog, for example of an outbox."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ _CONTENT = Binary()
 
 
 class SkippedMessagesWarning(UserWarning):
-    """Among the messages that were read, those of a transaction may be missing that was skipped."""
+    """The warning that the messages of a skipped transaction may be missing from the result."""
 
 
 def read_messages(
     lake: str | Pipeline, *, above_lsn: int | None = None, prefix: str | None = None, epoch: int | None = None
 ) -> pa.Table:
-    """The kept messages of an epoch (the newest) in commit order, above an LSN and of a prefix when given.
+    """Return the logical messages of an epoch (default: the newest) in commit order, as MESSAGE_SCHEMA.
 
-    Columns as in MESSAGE_SCHEMA. A consumer gives the last `lsn` that it has read as `above_lsn` and gets
-    each message once: all those of one transaction are there at once or not at all. Those of this package's
-    event trigger are not among them. Where a transaction was skipped, those before it are read first; without
-    `above_lsn` all are read, with SkippedMessagesWarning.
+    `above_lsn` and `prefix` restrict the result. A consumer that passes the last `lsn` it has read as
+    `above_lsn` gets each message once. The messages of a transaction appear together or not at all. Messages
+    of this package's event trigger are left out.
 
-    Raises ChangelogError when a skipped transaction comes next, when retention has dropped changes above
-    `above_lsn`, and when there is no changelog; LakeUnavailableError when it cannot be read.
+    If a transaction was skipped, a call with `above_lsn` returns only the messages before it. A call without
+    `above_lsn` returns all messages and issues a SkippedMessagesWarning.
+
+    Raises ChangelogError if a skipped transaction comes next, if retention has dropped changes above
+    `above_lsn`, and if there is no changelog. Raises LakeUnavailableError if the changelog cannot be read.
     """
     uri = changelog_uri(lake if isinstance(lake, str) else lake.lake_root)
     changelog = open_changelog(uri)
@@ -79,7 +81,10 @@ def read_messages(
 
 
 def _before(gap: LSN, found: pa.Table, *, asked: bool) -> pa.Table:
-    """What is read of messages among which there is a gap. Raises ChangelogError when it comes next."""
+    """Return the messages before a gap, or, unless `asked`, all messages, with a SkippedMessagesWarning.
+
+    Raises ChangelogError if no message precedes the gap.
+    """
     skipped = f"the transaction at {gap} was skipped, and its messages are lost, if it had any"
     if not asked:
         warnings.warn(skipped, SkippedMessagesWarning, stacklevel=3)
@@ -100,7 +105,7 @@ def _as_messages(rows: pa.Table) -> pa.Table:
         "ordinal": rows["ordinal"],
         "xid": rows["xid"],
         "commit_ts": rows["commit_ts"],
-        # A message outside of any transaction has no transaction's id.
+        # A non-transactional message has no transaction ID.
         "transactional": pc.is_valid(rows["xid"]),
         "prefix": pa.chunked_array(prefixes, pa.string()),
         "content": pa.chunked_array(contents, pa.binary()),
@@ -110,7 +115,7 @@ def _as_messages(rows: pa.Table) -> pa.Table:
 
 
 def _sizes(texts: pa.LargeListArray, contents: pa.Array) -> pa.Array:
-    """Of each content: its own length, or what is recorded of one that was left out."""
+    """Return the length of each content in bytes; for content that was left out, the recorded length."""
     sizes = pc.binary_length(contents).cast(pa.int64())
     if not sizes.null_count:
         return sizes

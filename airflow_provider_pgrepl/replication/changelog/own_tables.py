@@ -1,7 +1,8 @@
-"""A lake's own tables beside its changelog: those that it has had, so that one out of sight is not made anew.
+"""A record of the lake's own tables in its changelog, so that a missing table is not silently recreated.
 
-The changelog has a mark of each, made from the table's id, as the version of a Delta app id. A table without
-a mark is new, or of an earlier version of this program. The mark 0 is that of a table that was given up.
+The changelog holds a mark for each table, derived from the table's ID, as the version of a Delta app ID. A
+table without a mark is new, or was created by an earlier version of this package. The mark 0 stands for a
+table whose loss was accepted.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _ACCEPT = "pgrepl accept-missing FILE.json --yes"
 _ATTEMPTS = 3
 _GIVEN_UP = 0
 _LEVELS = 4
-"""Folders below a root that are looked into: a lake's tables are two below it."""
+"""Levels of folders below a root that are searched: a lake's tables are two levels below it."""
 
 
 def own_table_app(name: str) -> str:
-    """Delta app id whose version is the mark of an own table."""
+    """Return the Delta app ID whose version is the mark of an own table."""
     return f"pgrepl-table:{name}"
 
 
 @dataclass(frozen=True)
 class MissingTable:
-    """A table that the lake has had, and that is not there: none is (`found` is 0), or another one."""
+    """A recorded table of the lake that is missing (`found` is 0) or was replaced by another table."""
 
     uri: str
     name: str
@@ -56,7 +57,7 @@ class MissingTable:
 
     @property
     def reason(self) -> str:
-        """A sentence without its end."""
+        """The reason, as a sentence without its period."""
         title = _TITLES[self.name]
         if self.found:
             return f"{title} in {self.uri} is not that of this lake: another table has taken its place"
@@ -74,15 +75,17 @@ class MissingTable:
 
 
 def unreadable(uri: str, name: str, error: BaseException) -> LakeError:
-    """Return the error of an own table that cannot be opened: LakeUnavailableError where the storage refused,
-    and else the one of its log, which no retry mends."""
+    """Return the error of an own table that cannot be opened.
+
+    It is a LakeUnavailableError for a storage error, else the error of a damaged log, which no retry fixes.
+    """
     if is_refusal(error):
         return refusal(f"{uri} cannot be opened", error)
     return damaged(uri, name, "its log is not whole")
 
 
 def damaged(uri: str, name: str, reason: str) -> LakeError:
-    """Return the error of an own table whose files are not as they were written. `reason`: a clause."""
+    """Return the error of an own table whose files are damaged or missing. `reason`: a clause."""
     publisher = name.removeprefix(_PUBLISHERS)
     title, without = f"the table of publisher {publisher}", _publish_after(publisher)
     if name in _TITLES:
@@ -95,10 +98,10 @@ def damaged(uri: str, name: str, reason: str) -> LakeError:
 
 
 def find_missing(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
-    """Return the tables that the lake has had, and that are not there.
+    """Return the recorded tables of the lake that are missing or were replaced.
 
-    `known`: names of those that the lake has had by other evidence, where it has no mark at all, as one that
-    an earlier version has made. Raises LakeError, LakeUnavailableError.
+    `known`: names of tables that must exist by other evidence. They are checked only if the lake has no
+    mark at all, because an earlier version created it. Raises LakeError, LakeUnavailableError.
     """
     try:
         changelog = open_changelog(changelog_uri(lake_root))
@@ -120,8 +123,10 @@ def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) ->
 
 
 def find_lost(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
-    """Return those of the missing tables that can be given up. Raises LakeError where another table is in the
-    place of one: what it says is not true of this lake."""
+    """Return the missing tables, whose loss can be accepted. `known` as in `find_missing`.
+
+    Raises LakeError if another table has replaced one: its content does not describe this lake.
+    """
     return list(map(_without_table, find_missing(lake_root, known)))
 
 
@@ -132,26 +137,33 @@ def _without_table(missing: MissingTable) -> MissingTable:
 
 
 def check(lake_root: str, known: Collection[str] = (), names: Collection[str] = tuple(_TITLES)) -> None:
-    """Raise LakeError for a table of these names that the lake has had, and that is not there. `known` as
-    above."""
+    """Raise LakeError if a recorded table with one of `names` is missing or was replaced.
+
+    `known` as in `find_missing`.
+    """
     for missing in find_missing(lake_root, known):
         if missing.name in names:
             raise missing.error()
 
 
 def record(lake_root: str) -> None:
-    """Mark the tables that are there and have no mark. Raises ChangelogError, LakeUnavailableError."""
+    """Mark the existing tables that have no mark. Raises ChangelogError, LakeUnavailableError."""
     _record(lake_root)
 
 
 def give_up(lake_root: str, missing: Collection[MissingTable]) -> None:
-    """Go on without these tables. Raises ChangelogError, LakeError, also as `find_lost` does."""
+    """Record that the loss of these tables is accepted, and mark the existing tables.
+
+    Raises ChangelogError, and LakeError, also if another table has replaced one of `missing`.
+    """
     _record(lake_root, frozenset(own_table_app(_without_table(one).name) for one in missing))
 
 
 def check_publisher(lake_root: str, name: str) -> None:
-    """Raise LakeError where the table of a publisher, which says where that is, is not the one that the lake
-    has had; LakeUnavailableError."""
+    """Raise LakeError if the table with a publisher's position is missing or was replaced by another table.
+
+    Raises LakeUnavailableError for a storage error. Does nothing without a changelog or without a mark.
+    """
     try:
         changelog = open_changelog(changelog_uri(lake_root))
     except NoChangelogError:
@@ -171,8 +183,11 @@ def check_publisher(lake_root: str, name: str) -> None:
 
 
 def record_publisher(lake_root: str, name: str) -> None:
-    """Mark the table of a publisher, also in place of one that it had before. It goes on where the changelog
-    may not be written. Raises ChangelogError."""
+    """Mark the table of a publisher, also if it replaces a marked one.
+
+    If the changelog is unavailable, only a warning is logged. Raises ChangelogError, and LakeError if the
+    publisher's table cannot be read.
+    """
     table = publisher_table(name)
     app, mark = own_table_app(table), _read_mark(own_table_uri(lake_root, table), table)
     try:
@@ -190,7 +205,7 @@ def _publish_after(name: str) -> str:
 
 
 def publisher_table(name: str) -> str:
-    """The name, as an own table, of that of a publisher."""
+    """Return the own-table name of a publisher's table."""
     return f"{_PUBLISHERS}{name}"
 
 
@@ -211,7 +226,7 @@ def _commit(lake_root: str, wanted: Callable[[Transactions], dict[str, int]]) ->
     for _ in range(_ATTEMPTS):
         if not (marks := wanted(open_changelog(uri))):
             return
-        # A receiver may commit at the same time; then nothing is marked.
+        # A receiver may commit at the same time. Then nothing is marked, and the next attempt checks again.
         writer.mark(uri, marks)
     log.warning(
         "the changelog was written to all the time: its marks of the lake's tables are recorded later"
@@ -219,7 +234,7 @@ def _commit(lake_root: str, wanted: Callable[[Transactions], dict[str, int]]) ->
 
 
 def _read_mark(uri: str, name: str) -> int:
-    """The mark of the table that is there; 0 without one."""
+    """Return the mark of the table at `uri`, or 0 if there is none. Raises LakeError."""
     try:
         table_id = str(open_delta(uri).metadata().id)
     except TableNotFoundError:
@@ -231,9 +246,9 @@ def _read_mark(uri: str, name: str) -> int:
 
 
 def check_not_nested(lake_root: str) -> None:
-    """Raise LakeError for a root that is inside another lake, or has one inside.
+    """Raise LakeError if a lake root is inside another lake, or contains one.
 
-    What may not be listed is not looked into: it may not be deleted either.
+    Folders that this process may not list are skipped: it may not delete them either.
     """
     for outer in _outer_lakes(lake_root):
         raise LakeError(
@@ -244,7 +259,7 @@ def check_not_nested(lake_root: str) -> None:
 
 
 def check_holds_no_lake(lake_root: str) -> None:
-    """Raise LakeError for a root that has another lake inside."""
+    """Raise LakeError if a lake root contains another lake."""
     for inner in _inner_lakes(lake_root):
         raise LakeError(
             f"another lake is inside the lake {lake_root}: {inner} has a changelog",
@@ -254,14 +269,14 @@ def check_holds_no_lake(lake_root: str) -> None:
 
 def _outer_lakes(lake_root: str) -> Iterator[str]:
     filesystem, root = open_storage(lake_root)
-    # A path may be inside by its name, or by where its links lead.
+    # Check the path as it is written, and with its symbolic links resolved.
     names = {root} if is_store(filesystem) else {root, os.path.realpath(root)}
     above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     yield from sorted(path for path in above - {"."} if _has_changelog(filesystem, path))
 
 
 def _inner_lakes(lake_root: str) -> Iterator[str]:
-    """Links are not followed: nothing is deleted through them."""
+    """Yield the lakes inside a lake root. Does not follow symbolic links: nothing is deleted through them."""
     filesystem, root = open_storage(lake_root)
     own = {changelog_uri(root)}
     folders = [root]

@@ -1,8 +1,8 @@
-"""Reading the changelog: what a commit says, which files hold a relation, and its rows in order.
+"""Reader of the changelog: its commits, the files that may hold a relation, and a relation's rows in order.
 
-ChangelogTail: what a reader that is at the changelog's end keeps of it, commit by commit.
-delta-rs keeps some 45 kB of each commit in memory. Who only goes on from a place needs the files after it,
-and what transactions say.
+A reader at the end of the changelog keeps its state in a ChangelogTail, updated commit by commit. delta-rs
+would keep some 45 kB of memory for each commit. A reader that continues from a position needs only the later
+files and the app transactions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TIME = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True)
 class KeptFile:
-    """The rows of a file; `order` has them by relation, whose ids are `relations`, else as they stand."""
+    """The rows of a file. `order`: row numbers, sorted by relation (stable); `relations`: their relations."""
 
     rows: pa.Table
     order: Ints
@@ -68,21 +68,23 @@ class KeptFile:
 
     @classmethod
     def of(cls, rows: pa.Table) -> KeptFile:
-        """Changelog rows with their relation_id."""
+        """Index changelog rows by their relation_id."""
         relations = rows["relation_id"].to_numpy()
         order = np.argsort(relations, kind="stable")
         return cls(rows, order, relations[order])
 
     def rows_of(self, relation_id: int) -> pa.Table:
-        """Those of one relation."""
+        """Return the rows of one relation, in file order."""
         first = int(np.searchsorted(self.relations, relation_id))
         last = int(np.searchsorted(self.relations, relation_id, side="right"))
         return self.rows.take(pa.array(self.order[first:last]))
 
 
 class KeptFiles:
-    """The last ones that were read, up to so many bytes together. By their paths: a file never changes, and
-    no two have one name. Any thread may ask."""
+    """A cache of the most recently used files, by path, up to `most_bytes` bytes of rows.
+
+    A file never changes, and no two files have the same path. Safe for concurrent threads.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -91,7 +93,7 @@ class KeptFiles:
         self._changing = threading.Lock()
 
     def get(self, path: str) -> KeptFile | None:
-        """None when it is not among them."""
+        """Return a cached file, or None."""
         with self._changing:
             file = self._files.get(path)
             if file is not None:
@@ -99,7 +101,7 @@ class KeptFiles:
             return file
 
     def keep(self, path: str, rows: pa.Table) -> KeptFile:
-        """Keep a file, and as many of the others as there is room for."""
+        """Add a file, and evict the least recently used other files above the limit."""
         file = KeptFile.of(rows)
         with self._changing:
             if path not in self._files:
@@ -114,15 +116,15 @@ _kept = KeptFiles(_KEPT_BYTES)
 
 
 class Transactions(Protocol):
-    """The open changelog, as far as its app transactions tell."""
+    """The app transactions of an open changelog."""
 
     def transaction_version(self, app_id: str) -> int | None:
-        """The last version that a commit gave to an app id."""
+        """Return the last version that a commit set for an app ID, or None."""
 
 
 @dataclass(frozen=True)
 class ChangelogFile:
-    """A file of the changelog and what it can hold."""
+    """A file of the changelog, and the ranges of LSNs and relation IDs in it."""
 
     path: str
     value_bytes: int
@@ -137,7 +139,7 @@ class ChangelogFile:
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of the changelog; `record` is None for those that are not the writer's (as retention's)."""
+    """One commit of the changelog. `record` is None if the commit has none (such as that of retention)."""
 
     version: int
     record: CommitRecord | None
@@ -145,17 +147,17 @@ class Commit:
 
 
 def read_epoch(uri: str) -> EpochRecord:
-    """The epoch that the changelog is in. Raises ChangelogError when there is none."""
+    """Return the record of the changelog's epoch. Raises ChangelogError if there is none."""
     return EpochRecord.from_json(open_changelog(uri).metadata().description)
 
 
 def lake_id(changelog: DeltaTable) -> str:
-    """The id of the lake: that of its changelog, which Delta makes with the table and no epoch changes."""
+    """Return the lake's ID: the Delta table ID of its changelog, which a new epoch does not change."""
     return str(changelog.metadata().id)
 
 
 def open_changelog(uri: str) -> DeltaTable:
-    """Raises NoChangelogError when there is none, LakeUnavailableError when it cannot be read."""
+    """Open the changelog. Raises NoChangelogError if there is none, LakeUnavailableError if opening fails."""
     try:
         return open_delta(uri)
     except TableNotFoundError:
@@ -168,42 +170,42 @@ def open_changelog(uri: str) -> DeltaTable:
 
 
 def read_token(table: Transactions) -> int:
-    """The token that the source has as well, which the last start wrote; 0 when there is none."""
+    """Return the token that the source also stores, as the last start of a receiver wrote it; 0 for none."""
     return table.transaction_version(SHARED_APP) or 0
 
 
 def read_sequence(table: Transactions) -> int:
-    """How often receivers, and beginnings of epochs, have written the open changelog."""
+    """Return the number of commits to the open changelog by receivers and by starts of epochs."""
     return table.transaction_version(RECEIVER_APP) or 0
 
 
 def is_at_rest(table: Transactions) -> bool:
-    """Return True if the last receiver of the open changelog has ended by itself, or none has been there."""
+    """Return True if the last receiver of the open changelog shut down by itself, or if none has run."""
     return table.transaction_version(AT_REST_APP) == read_sequence(table)
 
 
 def is_torn_down(table: Transactions) -> bool:
-    """Return True if a teardown has given up the epoch of the open changelog, and kept it."""
+    """Return True if a teardown ended the epoch of the open changelog and kept the changelog."""
     return table.transaction_version(TORN_DOWN_APP) == read_sequence(table)
 
 
 def read_durable_lsn(table: Transactions) -> LSN:
-    """The LSN up to which the open changelog holds everything of its epoch."""
+    """Return the LSN up to which the open changelog holds every change of its epoch."""
     return LSN(table.transaction_version(DURABLE_APP) or 0)
 
 
 def read_floor_lsn(table: Transactions, epoch: Epoch) -> LSN:
-    """The highest commit LSN that retention has dropped: a table at a lower position cannot go on."""
+    """Return the highest commit LSN that retention has dropped; a table below it cannot continue."""
     return LSN(table.transaction_version(floor_app(epoch)) or 0)
 
 
 def read_epoch_number(table: Transactions) -> Epoch:
-    """The epoch of the open changelog."""
+    """Return the epoch of the open changelog, 0 if it has none."""
     return Epoch(table.transaction_version(EPOCH_APP) or 0)
 
 
 def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
-    """Read one commit from its log file. Raises FileNotFoundError when the log file is gone."""
+    """Read one commit from its log file. Raises FileNotFoundError if the log file no longer exists."""
     record = None
     files = []
     for action in read_commit_actions(filesystem, root, version):
@@ -215,7 +217,7 @@ def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
 
 
 def file_of_action(add: dict[str, object]) -> ChangelogFile:
-    """A file as the commit has it that added it. Raises KeyError, TypeError, ValueError."""
+    """Return the file that a commit's `add` action describes. Raises KeyError, TypeError, ValueError."""
     stats = json.loads(str(add["stats"]))
     low, high = stats["minValues"], stats["maxValues"]
     return ChangelogFile(
@@ -229,12 +231,12 @@ def file_of_action(add: dict[str, object]) -> ChangelogFile:
 
 
 def value_bytes(path: str) -> int:
-    """A file's values in bytes, uncompressed: the writer puts that into the name. Raises ValueError."""
+    """Return the bytes of a file's uncompressed values, which are part of its name. Raises ValueError."""
     return int(path.rpartition("-")[2].removesuffix(".parquet"))
 
 
 def live_files(table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> list[ChangelogFile]:
-    """The files of an epoch that can hold changes above an LSN, in LSN order."""
+    """Return the files of an epoch that may hold changes above an LSN, ordered by first LSN."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if actions.num_rows == 0:
         return []
@@ -262,9 +264,9 @@ def read_rows(
     above_lsn: LSN,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """One relation's rows above an LSN, from the given files, by (commit_lsn, ordinal).
+    """Return one relation's rows above an LSN from the given files, ordered by (commit_lsn, ordinal).
 
-    ROW_SCHEMA, or those `columns` of it: at least commit_lsn, ordinal and relation_id.
+    The rows are in ROW_SCHEMA, or have its `columns`, which must include commit_lsn, ordinal and relation_id.
     """
     paths = list(paths)
     with requests_at_once(filesystem, len(paths)) as each:
@@ -279,12 +281,15 @@ def read_rows(
 
 
 def ordered(rows: pa.Table) -> pa.Table:
-    """Changelog rows by (commit_lsn, ordinal)."""
+    """Return changelog rows ordered by (commit_lsn, ordinal)."""
     return rows if _is_sorted(rows) else rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
 
 def rows_before(rows: pa.Table, lsn: LSN) -> pa.Table:
-    """Those that stand before the transaction at an LSN, of rows by (commit_lsn, ordinal)."""
+    """Return the rows before the transaction at an LSN. `rows` are ordered by (commit_lsn, ordinal).
+
+    Rows that belong to no transaction and are ordered directly before this one are included.
+    """
     if len(rows) == 0 or rows["commit_lsn"][-1].as_py() < lsn:
         return rows
     earlier = pc.less(rows["commit_lsn"], lsn)
@@ -296,7 +301,8 @@ def _read_file(
     filesystem: pafs.FileSystem, path: str, relation_id: int, columns: Sequence[str] | None = None
 ) -> Sequence[pa.Table]:
     kept = _kept.get(path)
-    # Who wants all columns merges, and so does who comes next; others pass over many files, once.
+    # A caller that reads all columns is a merge; merges of other tables then read the same file. Callers that
+    # read some columns scan many files once, so those files are not cached.
     if kept is None and (columns is not None or value_bytes(path) > _SMALL_BYTES):
         with _open_file(filesystem, path) as file:
             return _read_groups(file, relation_id, columns)
@@ -322,7 +328,7 @@ def _open_file(filesystem: pafs.FileSystem, path: str) -> Iterator[pq.ParquetFil
 
 
 def _read_groups(file: pq.ParquetFile, relation_id: int, columns: Sequence[str] | None) -> Sequence[pa.Table]:
-    """Only the row groups that can hold the relation are read."""
+    """Read a relation's rows from the row groups that may hold the relation."""
     column = file.schema_arrow.get_field_index("relation_id")
     pieces = []
     for group in range(file.metadata.num_row_groups):
@@ -343,7 +349,10 @@ def _is_sorted(rows: pa.Table) -> bool:
 
 
 def find_relation_record(uri: str, relation_id: int, version: int) -> RelationRecord | None:
-    """The op `R` of a relation version, wherever in the epoch it stands; a rare and slow look-up."""
+    """Return the op `R` record of a relation version in the current epoch, or None.
+
+    Slow: reads every file of the epoch that may hold the relation, newest first, until it is found.
+    """
     table = open_changelog(uri)
     epoch = EpochRecord.from_json(table.metadata().description).epoch
     filesystem, root = open_storage(uri)
@@ -360,8 +369,10 @@ def find_relation_record(uri: str, relation_id: int, version: int) -> RelationRe
 
 @dataclass
 class ChangelogTail:
-    """The changelog as of a version. `files`: of one epoch, by path; those that end before some place may be
-    missing."""
+    """The changelog as of a version. `files`: those of one epoch, by path.
+
+    Files without changes above the last requested LSN may be missing from `files`.
+    """
 
     version: int
     description: str
@@ -371,7 +382,7 @@ class ChangelogTail:
 
     @classmethod
     def of(cls, table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> ChangelogTail:
-        """Of an open changelog, with those files of an epoch that can hold changes above an LSN."""
+        """Create the tail of an open changelog, with an epoch's files that may hold changes above an LSN."""
         apps = [DURABLE_APP, EPOCH_APP]
         apps += [floor_app(number) for number in range(1, read_epoch_number(table) + 1)]
         versions = {app: table.transaction_version(app) for app in apps}
@@ -385,20 +396,23 @@ class ChangelogTail:
 
     @property
     def record(self) -> EpochRecord:
-        """The epoch that the changelog is in. Raises ChangelogError."""
+        """The record of the changelog's epoch. Raises ChangelogError."""
         return EpochRecord.from_json(self.description)
 
     def transaction_version(self, app_id: str) -> int | None:
-        """As DeltaTable has it, of the app ids of a changelog."""
+        """Return the version of an app ID of the changelog, as `DeltaTable.transaction_version` does."""
         return self._transactions.get(app_id)
 
     def files_above(self, lsn: LSN) -> list[ChangelogFile]:
-        """Those that can hold changes above an LSN, by their first; all others are forgotten."""
+        """Return the files that may hold changes above an LSN, by first LSN, and remove all others."""
         self.files = {path: file for path, file in self.files.items() if file.max_lsn > lsn}
         return sorted(self.files.values(), key=lambda file: file.min_lsn)
 
     def take(self, actions: Iterable[dict[str, Any]]) -> None:
-        """The next commit's. Raises KeyError, TypeError, ValueError when it is not one of a changelog."""
+        """Apply the actions of the next commit, and advance `version` by 1.
+
+        Raises KeyError, TypeError, ValueError if the commit is not one of a changelog.
+        """
         for action in actions:
             if "add" in action:
                 self._add(action["add"])
@@ -417,18 +431,18 @@ class ChangelogTail:
 
 
 def first_commit_after(table: DeltaTable, epoch: Epoch, moment: datetime) -> LSN | None:
-    """The first commit, in LSN order, of those that committed later than `moment` by the source's clock.
+    """Return the lowest commit LSN of the epoch whose commit time is after `moment`, by the source's clock.
 
-    None when the open changelog holds none of the epoch. Commit times need not grow with the LSN: all that
-    stands before the result committed at or before `moment`. Files that their statistics rule out are not
-    read, and of the others two columns. Raises ChangelogError when a file is gone.
+    Returns None if the open changelog holds no such commit. Commit times need not increase with the LSN, but
+    every transaction before the result committed at or before `moment`. Files are skipped by their
+    statistics; of the others, 2 columns are read. Raises ChangelogFileGoneError if a file no longer exists.
     """
     files = pa.table(table.get_add_actions(flatten=True))
     if files.num_rows == 0:
         return None
     files = files.filter(pc.equal(files["min.epoch"], int(epoch))).sort_by("min.commit_lsn")
     if "max.commit_ts" in files.column_names:
-        # Bounds are rounded outwards; a file without any may hold anything.
+        # Bounds are rounded outwards. A file without bounds may hold any commit time.
         later = pc.greater(files["max.commit_ts"].cast(_TIME), pa.scalar(moment, _TIME))
         files = files.filter(pc.fill_null(later, True))
     filesystem, root = open_storage(table.table_uri)

@@ -1,7 +1,6 @@
-"""The index over op `R`: every relation version ever received, so that none is lost with its changelog hour,
-and those by which tables were copied.
+"""The relation index: every relation version that was received (op `R`) or used for a snapshot.
 
-One entry too many does no harm.
+The index keeps a version after its changelog hour was dropped. A superfluous entry does no harm.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ SCHEMA = pa.schema(
 )
 
 _ANY_RELATION = 0
-"""Stands for all relations in an entry that ends what was known of them."""
+"""The relation ID of an entry that invalidates the earlier entries of all relations."""
 _OTHER_SOURCE = "another source"
-"""The text of an entry for all relations: oids of earlier epochs are those of another database."""
+"""The text of an entry for all relations that marks the OIDs of earlier epochs as another database's."""
 
 
 @dataclass(frozen=True)
 class EffectiveFrom:
-    """From where in its epoch a relation is effective, and which event trigger would have told of its end.
+    """The commit LSN from which a relation is effective, and the event trigger that would report its change.
 
-    Only what came while an event trigger watched has a place.
+    Only relations received while an event trigger was active have one.
     """
 
     commit_lsn: int
@@ -65,12 +64,12 @@ class _Placed:
 
 
 def relations_uri(lake_root: str) -> str:
-    """The Delta table of all relation versions."""
+    """Return the URI of the Delta table of all relation versions."""
     return own_table_uri(lake_root, RELATIONS)
 
 
 class RelationIndex:
-    """Adds and finds relation versions. Entries are few: one for each change of a table's shape."""
+    """A cached view of the relation index. It has few entries: one for each change of a table's shape."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -81,7 +80,11 @@ class RelationIndex:
         self._first_epoch = self._last_epoch = 0
 
     def add(self, epoch: Epoch, record: RelationRecord, place: EffectiveFrom | None = None) -> None:
-        """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
+        """Add a relation version, before the changelog refers to it, unless the index has it.
+
+        With a `place`, the version must also be the one effective there. Raises LakeError,
+        LakeUnavailableError.
+        """
         relation_id, version = record.message.oid, record.version
         if place is None:
             is_there = (relation_id, version) in self._entries()
@@ -92,9 +95,11 @@ class RelationIndex:
             self._append(epoch, relation_id, version, record.to_json(), place)
 
     def add_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
-        """Have relations there before the source publishes them, in one commit. A relation whose names and
-        attnums are there already is not added again. Raises LakeUnavailableError, LakeError where the lake
-        cannot be."""
+        """Add relations in one commit, before the source publishes them.
+
+        A relation whose names and attnums the index already has is not added again. Raises
+        LakeUnavailableError, and LakeError if the lake cannot be created there.
+        """
         self.catch_up()
         new = [
             RelationRecord.of_catalog(relation) for relation in relations if not self._knows_names(relation)
@@ -111,7 +116,10 @@ class RelationIndex:
         return any(catalog is not None and catalog.names == relation.names for catalog in catalogs)
 
     def forget(self, epoch: Epoch, commit_lsn: int) -> None:
-        """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
+        """Invalidate all relations from a commit LSN on, until they are added again.
+
+        Raises LakeUnavailableError.
+        """
         self._append(epoch, _ANY_RELATION, 0, "", EffectiveFrom(commit_lsn, ""))
 
     def begin_source(self, epoch: Epoch) -> None:
@@ -121,9 +129,9 @@ class RelationIndex:
     def effective(
         self, epoch: Epoch, relation_id: int, before_lsn: int
     ) -> tuple[RelationRecord, EffectiveFrom] | None:
-        """The relation as it was before the transaction at this commit LSN; None when it is not known."""
+        """Return the relation as of before the transaction at a commit LSN; None if it is not known."""
         if not self._placed[epoch, relation_id]:
-            self.catch_up()  # it may have been copied since
+            self.catch_up()  # the snapshot app may have added it
         last = self._last_known(epoch, relation_id, before_lsn - 1)
         if last is None:
             return None
@@ -131,7 +139,10 @@ class RelationIndex:
         return None if record is None else (record, last.place)
 
     def is_forgotten(self, epoch: Epoch, relation_id: int, before_lsn: int) -> bool:
-        """Whether what was known of a relation before a transaction's commit LSN ended by `forget`."""
+        """Return True if `forget` has invalidated the relation before the transaction at a commit LSN.
+
+        Also returns True after a `forget` if the relation was never known.
+        """
         end = self._last_placed(epoch, _ANY_RELATION, before_lsn - 1)
         return end is not None and self._last_known(epoch, relation_id, before_lsn - 1) is None
 
@@ -162,16 +173,18 @@ class RelationIndex:
         found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
         table = self._open()
         before = table.version() if table else None
-        # An index of an earlier version of this program has no places.
+        # An index of an earlier version of this package lacks the columns commit_lsn, trigger and number.
         append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA), table)
         for entry in found:
             self._remember(entry)
         if table and before == self._version and table.version() == before + 1:
-            self._version += 1  # nobody else has added anything
+            self._version += 1  # no other process has added an entry
 
     def _open(self) -> DeltaTable | None:
-        """The index; None before its first entry. Raises LakeError where the index that the lake has had went
-        out of sight: it would be made anew."""
+        """Open the index; None before its first entry.
+
+        Raises LakeError if the changelog records an index that is missing: appending would create a new one.
+        """
         try:
             return open_delta(self._uri)
         except TableNotFoundError:
@@ -179,14 +192,16 @@ class RelationIndex:
             return None
 
     def relation_ids(self) -> list[int]:
-        """The oids of all that was ever received or copied of this server, by other processes too: tables
-        are copied while changes come in. Raises LakeUnavailableError."""
+        """Return the sorted OIDs of all relations of this server that were received or copied.
+
+        Includes those that other processes have added: tables are copied while changes are received. Raises
+        LakeUnavailableError.
+        """
         self.catch_up()
         return sorted({known[0] for known in self._entries() if self._is_of_this_server(known)})
 
     def catch_up(self) -> None:
-        """Read what other processes have added: the snapshot app adds what it selects. Raises
-        LakeUnavailableError."""
+        """Read the entries of other processes, such as the snapshot app. Raises LakeUnavailableError."""
         if self._has_grown():
             self._reload()
 
@@ -197,16 +212,18 @@ class RelationIndex:
             raise refusal("the relation index cannot be read", error) from error
 
     def records(self, relation_id: int) -> list[RelationRecord]:
-        """What stream and catalog said of a relation of this server, whenever it was received or copied; in
-        no order. Raises LakeUnavailableError."""
+        """Return all recorded versions of a relation of this server, in no order.
+
+        Reads new entries of other processes if there is none. Raises LakeUnavailableError.
+        """
         found = list(self._records(relation_id))
         if not found and self._has_grown():
-            self._reload()  # the snapshot app may have copied it
+            self._reload()  # the snapshot app may have added it
             found = list(self._records(relation_id))
         return found
 
     def names(self, relation_id: int) -> set[TableName]:
-        """What a relation was called."""
+        """Return every name that a relation of this server had."""
         return set[TableName]().union(*(record.names for record in self._records(relation_id)))
 
     def _records(self, relation_id: int) -> Iterator[RelationRecord]:
@@ -221,32 +238,35 @@ class RelationIndex:
         return self._epochs[known] >= self._first_epoch
 
     def last_epoch(self) -> int:
-        """The highest epoch of an entry; 0 without entries. Raises LakeUnavailableError."""
+        """Return the highest epoch of an entry, 0 without entries. Raises LakeUnavailableError."""
         self._entries()
         return self._last_epoch
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
-        """The relation as received under this version; None when it never was."""
+        """Return the relation with an OID and a version, or None."""
         text = self._entries().get((relation_id, version))
         return None if text is None else RelationRecord.from_json(text)
 
     def find_version(self, version: int) -> RelationRecord | None:
-        """The relation of this version, whatever its oid; None when it never was received or copied."""
+        """Return the relation with a version and any OID; None if it was never received or copied."""
         texts = (text for (_, known), text in self._entries().items() if known == version)
         return next(map(RelationRecord.from_json, texts), None)
 
     def by_version(self) -> dict[int, RelationRecord]:
-        """Every relation by the version under which rows refer to it: the hash that it had when it came."""
+        """Return every relation by its recorded version, to which the changelog's rows refer.
+
+        That is the hash of the record at the time of receipt.
+        """
         return {
             version: RelationRecord.from_json(text) for (_, version), text in self._entries().items() if text
         }
 
     def all(self) -> list[RelationRecord]:
-        """Every relation version of every epoch, in no order."""
+        """Return every relation version of every epoch, in no order."""
         return [RelationRecord.from_json(text) for text in self._entries().values()]
 
     def _reload(self) -> None:
-        """What was there stays known, whatever became of the folder."""
+        """Read the index again. Entries that were known stay known, even if the folder has disappeared."""
         known, self._known = self._known, None
         self._placed.clear()
         self._known = (known or {}) | self._entries()

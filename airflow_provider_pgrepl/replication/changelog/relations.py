@@ -1,4 +1,4 @@
-"""Op `R`: a Relation message as received, with what pg_catalog said at receipt."""
+"""Op `R`: a Relation message as received, with the table's definition in pg_catalog at that time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from airflow_provider_pgrepl.replication.postgres.relation import PublicationSta
 
 @dataclass(frozen=True)
 class RelationRecord:
-    """A relation as it was received. `catalog` is None when the table was gone at receipt.
+    """A relation as it was received. `catalog` is None if the table no longer existed at that time.
 
-    `using`: it came with an ALTER TABLE that had, or may have had, a USING clause, which gives a column whose
-    type was changed values of any kind. Only an event trigger tells. `watched`: it told of all DDL since the
-    relation that was received before, so that DDL explains no other file than one that came with a message.
-    `hidden`: columns, by their places in the message, whose values the changelog does not keep.
-    `standing`: nothing was received; the receiver says how the table was published when it looked.
+    `using`: an ALTER TABLE with, or possibly with, a USING clause preceded the relation, so a column whose
+    type changed may have any new values. Only an event trigger reports this. `watched`: an event trigger
+    reported all DDL since the previous relation, so only DDL with a message of the trigger can explain a new
+    data file.
+
+    `hidden`: the positions in the message of columns whose values the changelog does not keep. `standing`: no
+    relation was received; the record holds the table's publication status that the receiver has read.
     """
 
     message: RelationMessage
@@ -42,7 +44,7 @@ class RelationRecord:
 
     @classmethod
     def of_catalog(cls, relation: Relation) -> RelationRecord:
-        """A relation that no stream has sent, as one would that agrees with the catalog."""
+        """Return the record of a relation that was not received, with a message made from its catalog."""
         columns = tuple(
             WireColumn(column.name, column.type_oid, column.typmod, column.is_key)
             for column in relation.columns
@@ -55,7 +57,7 @@ class RelationRecord:
 
     @classmethod
     def of_standing(cls, relation_id: int, standing: PublicationStanding) -> RelationRecord:
-        """How a relation's table was published when the receiver looked."""
+        """Return the record of a relation's publication status, as the receiver has read it."""
         return cls(RelationMessage(relation_id, "", "", "", ()), None, standing=standing)
 
     @classmethod
@@ -75,20 +77,22 @@ class RelationRecord:
 
     @property
     def name(self) -> TableName:
-        """What the table was called when this was received: a version has one name, which two messages of
-        it, one before a rename and one after, need not have."""
+        """The table's name in the catalog at receipt, or else in the message.
+
+        A version has one name, although it may be sent in two messages, before and after a rename.
+        """
         if self.catalog is not None:
             return self.catalog.table
         return TableName(self.message.schema, self.message.name)
 
     @property
     def names(self) -> set[TableName]:
-        """What the stream and the catalog called it: a rename may lie between the two."""
+        """The table's names in the stream and in the catalog. They differ after a rename in between."""
         return {self.name, TableName(self.message.schema, self.message.name)}
 
     @property
     def agrees(self) -> bool:
-        """Whether stream and catalog describe the same columns and identity: no DDL lay between the two."""
+        """True if stream and catalog describe the same columns and identity: no DDL ran between the two."""
         message, catalog = self.message, self.catalog
         if catalog is None or message.oid != catalog.oid:
             return False
@@ -96,14 +100,18 @@ class RelationRecord:
 
     @property
     def same_columns(self) -> bool:
-        """Whether stream and catalog name the same columns with the same types, in one order."""
+        """True if stream and catalog have the same columns with the same types, in the same order."""
         sent = [(column.name, column.type_oid, column.typmod) for column in self.message.columns]
         columns = self.catalog.columns if self.catalog else ()
         return sent == [(column.name, column.type_oid, column.typmod) for column in columns]
 
     @property
     def _same_key(self) -> bool:
-        """With FULL the stream marks every column; a key that is published in part only, the catalog none."""
+        """True if stream and catalog mark the same key columns, or if they cannot be compared.
+
+        With replica identity FULL the stream marks every column. The catalog marks no column of a key that is
+        only partly published.
+        """
         known = {column.name for column in self.catalog.key_columns} if self.catalog else set()
         if self.message.replica_identity == "f" or not known:
             return True
@@ -111,7 +119,11 @@ class RelationRecord:
 
     @cached_property
     def version(self) -> int:
-        """63-bit hash: the catalog relation's own when both agree, so that it equals a snapshot's."""
+        """A 63-bit hash of the record.
+
+        If stream and catalog agree, and the record has no flag and no hidden column, it is the version of
+        the catalog relation, so that it equals the version of a snapshot.
+        """
         is_plain = not (self.using or self.watched or self.hidden)
         if self.catalog is not None and self.agrees and is_plain:
             return self.catalog.version

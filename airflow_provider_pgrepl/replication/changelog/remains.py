@@ -1,6 +1,6 @@
-"""Remains: the identity and the position of a changelog whose log is damaged, as of its last whole commit.
+"""The identity and the position of a changelog whose log is damaged, as of its last whole commit.
 
-Its log is read here and not by deltalake, which refuses to open it.
+This module reads the log itself: deltalake does not open a table with a damaged log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from airflow_provider_pgrepl.replication.storage import (
 
 @dataclass(frozen=True)
 class Remains:
-    """`version`: of the last whole commit before the damage, -1 if there is none. `lake_id` and `token` as in
-    `changelog.reader`."""
+    """The readable part of a damaged changelog.
+
+    `version`: that of the last whole commit before the damage, -1 if there is none. `lake_id` and `token` are
+    those of `changelog.reader`.
+    """
 
     version: int = -1
     record: EpochRecord | None = None
@@ -36,9 +39,9 @@ class Remains:
 
 
 def read_remains(uri: str, before: int | None) -> Remains:
-    """Read what a changelog says before a version (None: any), up to the first gap or damage.
+    """Read a changelog's log before a version (None: without a limit), up to the first gap or damage.
 
-    Raises LakeError, LakeUnavailableError, ChangelogError for a table that is not a changelog.
+    Raises LakeError, LakeUnavailableError, and ChangelogError if the table is not a changelog.
     """
 
     def is_before(version: int) -> bool:

@@ -1,7 +1,7 @@
-"""Writing the changelog: parts first, then one commit that makes them count.
+"""Writer of the changelog: first part files, then one commit that adds them.
 
-Whoever writes commits under the receiver's app id. A successor's fence, a commit under the same app id, is
-where it ends.
+The writer commits under the receiver's app ID. The fence of another writer, a commit under the same app ID,
+makes the next commit of the earlier writer fail with FencedError.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
-# 86,400 commits a day: checkpoints are for opening the table, which reads all commits since the last one,
-# in a store by a GET each; and each costs a rewrite of the file list.
+# There are up to 86,400 commits a day. Opening the table reads all commits since the last checkpoint, in a
+# store with one GET each. A checkpoint costs a rewrite of the file list.
 _CHECKPOINT_EVERY = 200
 _TABLE_PROPERTIES = {
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
     "delta.logRetentionDuration": "interval 30 days",
     "delta.enableExpiredLogCleanup": "false",
-    # Of which each part has bounds: readers take any other column without them for one that never matches.
+    # The columns for which each part has bounds: readers take a missing bound for "no row matches".
     "delta.dataSkippingStatsColumns": "epoch,commit_lsn,relation_id,commit_ts",
 }
 RenewToken = Callable[[int, EpochRecord, LSN], int]
-"""Gives a new token for that of the changelog, whose epoch and durable LSN these are."""
+"""Returns a new token, given the token, the epoch record and the durable LSN of the changelog."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A written changelog file that no commit holds yet."""
+    """A changelog file that is written, and not yet part of a commit."""
 
     path: str
     size: int
@@ -90,13 +90,13 @@ class Part:
     hour: str
 
     def add_action(self, *, changes_data: bool = True) -> AddAction:
-        """What a commit says of it; `changes_data`: whether its rows are new."""
+        """Return the `add` action for the file. `changes_data`: False if its rows are not new."""
         now = int(time.time() * 1000)
         return AddAction(self.path, self.size, {PARTITION: self.hour}, now, changes_data, self.stats)
 
 
 class PartFolder:
-    """Where parts are written, below the changelog's root, in a folder an hour."""
+    """The writer of part files, in one folder for each hour below the changelog's root."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -104,32 +104,33 @@ class PartFolder:
         self._folders: set[str] = set()
 
     def write(self, rows: pa.Table, hour: str | None = None) -> Part:
-        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation, onto the disk.
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
 
-        `hour`: in which they were received, as the partition says it; the present one when not given.
-        Raises OSError.
+        The file is on disk when this returns. `hour`: the partition, which is the hour in which the rows were
+        received; default: the current hour. Raises OSError.
         """
         rows, relations, bounds = _sort_by_relation(rows)
         hour = hour or hour_of(datetime.now(UTC))
-        # Readers bound their memory by the values' size, which a compressed file does not tell.
+        # The name holds the size of the values: readers bound their memory by it, and a compressed file does
+        # not show it.
         path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
         self._make_folder(hour)
         try:
             size = self._write(path, rows, bounds)
         except OSError:
-            # What is half written would take up space that may be short.
+            # Delete a partly written file: disk space may be short.
             with suppress(OSError):
                 delete_files(self._filesystem, [f"{self._root}/{path}"])
             raise
         return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """Delete what no commit will hold, as far as the storage lets us."""
+        """Delete parts that will not be committed. Storage errors are ignored."""
         with suppress(OSError):
             delete_files(self._filesystem, [f"{self._root}/{part.path}" for part in parts])
 
     def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> int:
-        """The file's size in bytes."""
+        """Write and flush a file, and return its size in bytes."""
         with Output(self._filesystem, f"{self._root}/{path}", rows.nbytes) as file:
             with pq.ParquetWriter(
                 file.stream,
@@ -152,7 +153,10 @@ class PartFolder:
 
 
 def _sort_by_relation(rows: pa.Table) -> tuple[pa.Table, list[int], list[int]]:
-    """Rows by relation, stream order kept within each; the relations, and where each begins."""
+    """Return the rows sorted by relation, in stream order within each; the relations; and their bounds.
+
+    The bounds are the first row of each relation, and the number of rows.
+    """
     ids = rows["relation_id"].to_numpy()
     order = np.argsort(ids, kind="stable")
     if not np.array_equal(order, np.arange(len(order))):
@@ -162,7 +166,7 @@ def _sort_by_relation(rows: pa.Table) -> tuple[pa.Table, list[int], list[int]]:
 
 
 def _row_groups(bounds: list[int]) -> list[tuple[int, int]]:
-    """Row groups of one relation each; tiny relations share one, which a reader then filters."""
+    """Return (start, stop) of each row group: one relation each; adjacent tiny relations share a group."""
     groups, start = [], 0
     for index, stop in enumerate(bounds[1:], 1):
         following = bounds[index + 1] - stop if index + 1 < len(bounds) else _SMALL_GROUP_ROWS
@@ -190,7 +194,10 @@ def _stats(rows: pa.Table) -> str:
 
 
 def _shown_time(microseconds: int) -> str | None:
-    """Whole milliseconds, which is all that some readers keep; None for a year that none takes."""
+    """Return a timestamp rounded down to milliseconds, the precision of some readers, as ISO 8601.
+
+    Returns None for a year that cannot be represented.
+    """
     try:
         moment = _EPOCH + timedelta(milliseconds=microseconds // 1000)
     except OverflowError:
@@ -199,10 +206,11 @@ def _shown_time(microseconds: int) -> str | None:
 
 
 def create_changelog(uri: str, record: EpochRecord, token: int = 0, former_lake: str = "") -> None:
-    """Make the changelog with its first epoch, in one commit. `token`: the source's, 0 where it has none.
-    `former_lake`: the id of a lost changelog, of which the tables in the lake are.
+    """Create the changelog with its first epoch, in one commit.
 
-    Raises LakeUnavailableError when the storage is full or away, LakeError when it cannot be there.
+    `token`: that of the source, 0 if it has none. `former_lake`: the ID of a lost changelog to which the
+    tables in the lake belong. Raises LakeUnavailableError if the storage is full or unreachable, LakeError
+    if the changelog cannot be created at this location.
     """
     try:
         create_delta(
@@ -223,9 +231,9 @@ def create_changelog(uri: str, record: EpochRecord, token: int = 0, former_lake:
 
 
 def begin_epoch(uri: str, record: EpochRecord, token: int = 0) -> None:
-    """Begin a new history in an existing changelog, in one commit that also fences any running receiver.
+    """Start a new epoch in an existing changelog, in one commit that also fences any running receiver.
 
-    `token`: the source's, 0 where it has none.
+    `token`: that of the source, 0 if it has none. Raises ChangelogError, FencedError, LakeUnavailableError.
     """
     table = open_changelog(uri)
     sequence = (table.transaction_version(RECEIVER_APP) or 0) + 1
@@ -241,7 +249,7 @@ def begin_epoch(uri: str, record: EpochRecord, token: int = 0) -> None:
 
 
 def describe(uri: str, record: EpochRecord) -> None:
-    """Write the record of the epoch that goes on, with more in it than before; ends any running receiver.
+    """Replace the record of the current epoch by a more complete one. A running receiver is fenced.
 
     Raises ChangelogError, FencedError, LakeUnavailableError.
     """
@@ -275,16 +283,16 @@ def _apps(commit: CommitRecord, published: int) -> list[Transaction]:
     return [
         Transaction(EPOCH_APP, commit.epoch),
         Transaction(PUBLISHED_APP, published),
-        # The last that is written, by which a commit is known to be whole.
+        # Keep this transaction last: its presence shows that a commit is complete.
         Transaction(DURABLE_APP, commit.durable_lsn),
     ]
 
 
 def mark(uri: str, marks: Mapping[str, int] | None = None) -> None:
-    """Commit no data, so that the version moves and the applier looks at its tables again.
+    """Commit a marker without data, so that the version increases and the applier checks its tables again.
 
-    `marks`: versions of app ids that the commit sets. Does nothing if commits of a receiver, which may come
-    faster than a marker, move the version meanwhile. Raises ChangelogError, LakeUnavailableError.
+    `marks`: versions of app IDs that the commit sets. If commits of a receiver increase the version first,
+    nothing is committed, and no error is raised. Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
     version = int(table.version())
@@ -298,9 +306,9 @@ def mark(uri: str, marks: Mapping[str, int] | None = None) -> None:
 
 
 def mark_torn_down(uri: str) -> None:
-    """Write down that a teardown gives up the epoch, whose source may then lack slot, token and state.
+    """Record that a teardown ends the epoch, whose source may then lack the slot, the token and the state.
 
-    A receiver that goes on all the same leaves it behind. Raises ChangelogError, LakeUnavailableError.
+    The next commit of a receiver makes the record obsolete. Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
     try:
@@ -322,20 +330,23 @@ def _commit_marker(uri: str, table: DeltaTable, apps: list[Transaction] | None =
         partition_by=[PARTITION],
         commit_properties=CommitProperties(custom_metadata=commit.to_metadata(), app_transactions=apps),
     )
-    # With what a writer before it may have left: only so many commits are looked at later.
+    # Also flush commits that an earlier writer may have left: later only the newest commits are flushed.
     durable.flush_newest(uri)
 
 
 def find_torn_changelog(uri: str) -> recovery.Torn:
-    """What the receiver was committing when the machine stopped: the slot keeps it.
+    """Return the commits and checkpoints that were not completely on disk when the host stopped.
 
-    Raises LakeError, LakeUnavailableError.
+    Their changes are not lost: the slot still has them. Raises LakeError, LakeUnavailableError.
     """
     return recovery.find_torn(uri, RECEIVER_APP, _is_whole)
 
 
 def _is_whole(actions: recovery.Actions) -> bool:
-    """Of a receiver's commit the durable LSN is written last."""
+    """Return True if a commit is complete: a receiver's commit ends with the durable LSN.
+
+    Markers, and commits without this package's metadata, count as complete.
+    """
     about: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if METADATA_KEY not in about:
         return True
@@ -345,12 +356,15 @@ def _is_whole(actions: recovery.Actions) -> bool:
 
 
 class ChangelogWriter:
-    """The one writer. Opening it commits a fence; after that `durable_lsn` is what the changelog holds.
+    """The only writer of the changelog. Opening it commits a fence.
 
-    `after`: the `sequence` of a writer that this one continues. `renew_token`: gives the fence's token for
-    that of the changelog, which the source is seen to have. Raises ChangelogError when there is no changelog,
-    FencedError when another writer took over, or had done so since that one, LakeUnavailableError when the
-    storage refuses, and what `renew_token` does.
+    After that, `durable_lsn` is the LSN up to which the changelog holds every change.
+
+    `after`: the `sequence` of the writer that this one continues. `renew_token`: called with the changelog's
+    token; checks that the source has it, and returns the token that the fence records.
+
+    Raises ChangelogError if there is no changelog, FencedError if another writer took over or committed since
+    `after`, LakeUnavailableError for a storage error, and the errors of `renew_token`.
     """
 
     def __init__(self, uri: str, after: int | None = None, renew_token: RenewToken | None = None) -> None:
@@ -366,10 +380,10 @@ class ChangelogWriter:
             raise _fenced()
         self.durable_lsn = LSN(table.transaction_version(DURABLE_APP) or 0)
         self.published = table.transaction_version(PUBLISHED_APP) or 0
-        """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
+        """A hash of everything that decides what is published, recorded with each commit; 0 if unknown."""
         self.token = read_token(table)
-        """That of the last fence, or of the last renewal; 0 where the source has none."""
-        # Of the table that was opened: the fence is refused if another one came since.
+        """The token of the last fence or renewal; 0 if the source has none."""
+        # `before` is the token of the opened version: the fence fails if another one was committed since.
         before = self.token
         fresh = before if renew_token is None else renew_token(before, self.epoch_record, self.durable_lsn)
         self._flush_earlier()
@@ -383,7 +397,7 @@ class ChangelogWriter:
 
     @property
     def sequence(self) -> int:
-        """How often the changelog has been written, by whoever it was, as of this writer's last commit."""
+        """The number of commits by receivers and by starts of epochs, as of this writer's last commit."""
         return self._log.sequence
 
     @property
@@ -392,8 +406,9 @@ class ChangelogWriter:
         return self._log.version
 
     def write_part(self, rows: pa.Table) -> Part:
-        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation; it is on the disk
-        when this returns. Raises LakeUnavailableError.
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
+
+        The file is on disk when this returns. Raises LakeUnavailableError.
         """
         try:
             return self._parts.write(rows)
@@ -410,7 +425,7 @@ class ChangelogWriter:
         last_commit_us: int,
         kind: Literal["data", "gap"] = "data",
     ) -> None:
-        """Make whole transactions durable, or that one was skipped: all parts in one commit.
+        """Make whole transactions, or the gap of a skipped one, durable: add all parts in one commit.
 
         Raises FencedError or LakeUnavailableError.
         """
@@ -429,7 +444,7 @@ class ChangelogWriter:
         self._commit([added_action(part.add_action()) for part in parts], commit)
 
     def append_between(self, rows: pa.Table) -> None:
-        """Commit rows that no transaction brought, to stand between what is durable and what follows.
+        """Commit rows that belong to no transaction, at the durable LSN, before the next transactions.
 
         Raises FencedError or LakeUnavailableError.
         """
@@ -439,23 +454,29 @@ class ChangelogWriter:
         )
 
     def record_keepalive(self, lsn: LSN) -> None:
-        """Record, by a commit without data, that nothing of ours was committed up to `lsn`."""
+        """Set the durable LSN to `lsn` in a commit without data: no published change was committed up to it.
+
+        Raises FencedError or LakeUnavailableError.
+        """
         self._commit([], CommitRecord("keepalive", self.epoch, lsn))
 
     def give_sign_of_life(self, token: int) -> None:
-        """Commit no change, so that others see that this writer is at work. `token`: a new one of the source,
-        which has the last one as well."""
+        """Commit without data, so that other processes see that this writer is running.
+
+        `token`: a new token, which the source stores next to the last one, or the last one again. Raises
+        FencedError or LakeUnavailableError.
+        """
         apps = [Transaction(SHARED_APP, token)] if token != self.token else []
         self._commit([], CommitRecord("keepalive", self.epoch, self.durable_lsn), apps)
         self.token = token
 
     def rest(self) -> None:
-        """Record that this writer ends, as its last commit."""
+        """Record, as the last commit, that this writer ends. Raises FencedError or LakeUnavailableError."""
         commit = CommitRecord("keepalive", self.epoch, self.durable_lsn)
         self._commit([], commit, [Transaction(AT_REST_APP, self.sequence + 1)])
 
     def _flush_earlier(self) -> None:
-        """What a writer committed that died before it was on the disk counts from now on."""
+        """Flush the commits of an earlier writer that died before flushing them: they count from now on."""
         try:
             durable.flush_newest(self._uri)
         except OSError as error:
@@ -464,10 +485,10 @@ class ChangelogWriter:
     def _commit(
         self, actions: list[dict[str, Any]], commit: CommitRecord, more_apps: Iterable[Transaction] = ()
     ) -> None:
-        # The durable LSN last.
+        # The durable LSN comes last.
         apps = [*more_apps, *_apps(commit, self.published)]
         try:
-            # The parts are on the disk already.
+            # The parts are already on disk.
             self._log.commit("WRITE", actions, told=commit.to_metadata(), apps=apps, with_files=False)
         except TakenOverError:
             raise _fenced() from None
@@ -485,9 +506,9 @@ def _unwritable(error: Exception) -> LakeUnavailableError:
 
 
 def removal(path: str, size: int, hour: str) -> RemoveAction:
-    """What a commit says of a file that leaves the list; the file itself stays until a vacuum."""
-    # Not as a change of data: deltalake refuses every append through a handle that is older than such a
-    # commit, and the receiver, which cannot tell that from a fence, would end.
+    """Return the `remove` action for a file of an hour. The file itself is kept until a vacuum."""
+    # Set dataChange to false. deltalake rejects an append through a handle that is older than a commit that
+    # changes data; the receiver would take that rejection for a fence and exit.
     return RemoveAction(path, False, int(time.time() * 1000), size, {PARTITION: hour})
 
 
@@ -499,12 +520,14 @@ def replace_files(
     told: Mapping[str, str],
     apps: Sequence[Transaction] = (),
 ) -> bool:
-    """Take files out of the list, and put others into it, in one commit that is on the disk afterwards.
+    """Remove files from the table and add others, in one commit that is on disk when this returns.
 
-    `told`: the commit's metadata; `apps`: what it carries besides its own app id, by which Delta refuses it
-    when another upkeep came first: of two that take the same file out, the second would put its rows in
-    twice. Whether the table, which now has what others committed since, is as no other upkeep left it.
-    Raises ChangelogError, after which the commit may be there.
+    `told`: the commit's metadata. `apps`: app transactions in addition to UPKEEP_APP, by which Delta rejects
+    the commit if another maintenance commit came first: two commits that replace the same file would
+    duplicate its rows.
+
+    Updates `table` to the newest version. Returns True if no other maintenance commit has followed. Raises
+    ChangelogError, LakeUnavailableError; the commit may nevertheless exist.
     """
     sequence = (table.transaction_version(UPKEEP_APP) or 0) + 1
     try:

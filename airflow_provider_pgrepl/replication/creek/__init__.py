@@ -1,1 +1,2 @@
-"""creek's wire: changes as Avro with fingerprints, as github.com/modfin/creek at b88e46c reads them."""
+"""creek's wire: changes in Avro with fingerprints, in the form that github.com/modfin/creek at b88e46c
+reads."""

@@ -1,4 +1,4 @@
-"""CreekClient: reading creek's wire in Python, with the verbs of creek's own client.
+"""CreekClient, a reader of creek's wire in Python, with the methods of creek's own client.
 
 async with CreekClient("nats://nats.example.com:4222", "shop") as creek:
     snapshot = await creek.snapshot("public", "orders")
@@ -55,15 +55,16 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
-"""A publisher says at once where it will send what it is asked for."""
+"""Timeouts in seconds. A publisher answers at once with the subject to which it will send a snapshot."""
 _ASK_AGAIN_S = 10.0
 _NEXT_S = 60.0
-"""How long the next row of a snapshot that has begun is waited for."""
+"""The timeout, in seconds, for the next row of a snapshot that has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot that the snapshot stream has. `rows`: without header and end; -1: only begun."""
+    """A snapshot in the snapshot stream. `rows`: the number of its messages without header and end; -1 if
+    only the header is there."""
 
     topic: str
     at: datetime
@@ -72,8 +73,8 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """When a stream was made, and which places its messages have; `newest`: of the database's last, 0 where
-    it has none."""
+    """The creation time of a stream, and the sequences of its first and last message. `newest`: the sequence
+    of the database's last change, 0 if it has none."""
 
     made: str
     first: int
@@ -84,8 +85,9 @@ class StreamBounds:
 class Snapshot:
     """A snapshot's header, and its rows by asynchronous iteration, once.
 
-    That raises TargetUnavailableError when none comes for `timeout_s`: who made it has failed, and it has no
-    end; MessageError when rows are missing. What was read of it then is not whole.
+    Iteration raises TargetUnavailableError if no row arrives for `timeout_s`: the publisher has failed, and
+    the snapshot has no end. It raises MessageError if rows are missing. The rows that were read are
+    incomplete then.
     """
 
     def __init__(self, header: SnapshotHeader, payloads: AsyncIterator[bytes]) -> None:
@@ -102,7 +104,7 @@ class Snapshot:
         payload = await anext(self._payloads)
         if payload == END:
             self._is_at_end = True
-            # creek's own header has an estimate.
+            # creek's own headers have only an estimate of the number of rows.
             if self.header.position and self._read != self.header.approx_rows:
                 raise MessageError(
                     f"{self.header.topic} has {self._read:,} of {self.header.approx_rows:,} rows",
@@ -114,10 +116,10 @@ class Snapshot:
 
 
 class CreekClient:
-    """One database's streams. `options`: of nats.connect, as `user` and `password`.
+    """A client for one database's streams. `options`: passed to nats.connect, such as `user` and `password`.
 
-    Methods raise TargetUnavailableError for a server that does not answer, or has no such stream, and
-    MessageError for what is none of creek's.
+    Methods raise TargetUnavailableError if the server does not answer or has no such stream, and MessageError
+    for messages that are not creek's.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class CreekClient:
 
         options = {"max_reconnect_attempts": -1, "error_cb": say, **self._options}
         try:
-            # It tries for ever by itself, as it shall later.
+            # Without a timeout it retries forever, as it does later when the connection is lost.
             self._client = await asyncio.wait_for(nats.connect(self._uri, **options), _CONNECT_S)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             why = said[0] if said else type(error).__name__
@@ -149,14 +151,14 @@ class CreekClient:
         await self._client.close()
 
     def stream_wal(self, schema: str, table: str) -> AsyncIterator[WalChange]:
-        """A table's changes, from the oldest that the stream has, and as they come."""
+        """Yield a table's changes, from the oldest in the stream, and continue with new ones."""
         return self._changes(schema, table)
 
     async def stream_wal_from(
         self, schema: str, table: str, timestamp: datetime, lsn: LSN | str
     ) -> AsyncIterator[WalChange]:
-        """A table's changes that came at or after a moment and have a stamp above an LSN: those of the last
-        change that was read."""
+        """Yield a table's changes that arrived at or after `timestamp` and have a stamp above `lsn`. To
+        continue, pass the values of the last change that was read."""
         above = LSN.parse(lsn) if isinstance(lsn, str) else lsn
         async for change in self._changes(schema, table, timestamp):
             if change.lsn > above:
@@ -165,7 +167,7 @@ class CreekClient:
     async def stream_wal_after(
         self, schema: str, table: str, snapshot: SnapshotHeader
     ) -> AsyncIterator[WalChange]:
-        """A table's changes that a snapshot of it has not."""
+        """Yield a table's changes that are not in a snapshot of it."""
         async for change in self._changes(schema, table, snapshot.at):
             if not snapshot.has(change):
                 yield change
@@ -173,16 +175,17 @@ class CreekClient:
     async def changes_after(
         self, sequence: int, wanted: Callable[[str], bool] = lambda _: True
     ) -> AsyncIterator[tuple[list[WalChange | UnreadableChange], int]]:
-        """Tables' changes after a place in the stream, some at a time and none when none came for a second;
-        each time with the place up to which the stream was read. `wanted`: by how subjects of a table end.
-        Raises TargetError where the stream has lost messages."""
+        """Yield the tables' changes after `sequence`, in batches, each with the sequence up to which the
+        stream was read. A batch is empty if nothing arrived for 1 s. `wanted`: returns True for the tables to
+        read; its argument is the last two words of a table's subjects. Raises TargetError if the stream has
+        lost messages."""
         place, unframing = self._wire.all_subjects("wal"), Unframing()
         stream = self._wire.stream("wal")
         async for messages in ordered_messages(self._jetstream, stream, place, after_sequence(sequence)):
             found: list[WalChange | UnreadableChange] = []
             for message in messages:
                 number = message.metadata.sequence.stream
-                # Of the older wire the stream has other databases', too.
+                # In v1 the stream also has messages of other databases.
                 if self._wire.version == "v2" and number != sequence + 1:
                     raise TargetError(
                         f"NATS: stream {stream} has lost its messages {sequence + 1} to {number - 1}",
@@ -193,7 +196,8 @@ class CreekClient:
             yield found, sequence
 
     async def sequence_before(self, moment: datetime) -> int | None:
-        """The last message of the stream of changes from before a moment; None when all are."""
+        """Return the sequence before the first change that arrived at or after `moment`; None if every change
+        arrived earlier."""
         begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=moment)
         stream, place = self._wire.stream("wal"), self._wire.all_subjects("wal")
         async with aclosing(ordered_messages(self._jetstream, stream, place, begin)) as batches:
@@ -202,7 +206,7 @@ class CreekClient:
         return None
 
     async def stream_bounds(self) -> StreamBounds:
-        """Of the stream of changes."""
+        """Return the bounds of the stream of changes."""
         stream = self._wire.stream("wal")
         try:
             info = await self._jetstream.stream_info(stream)
@@ -213,12 +217,13 @@ class CreekClient:
         return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq, newest)
 
     async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
-        """From the publisher, by fingerprint; TargetUnavailableError when nobody knows it."""
+        """Return the schema with a fingerprint, from a publisher. Raises TargetUnavailableError if none has
+        it."""
         asked = f"the schema {fingerprint}"
         return Schema.parse(await self._request("schema", fingerprint.encode(), timeout_s, asked))
 
     async def get_last_schema(self, schema: str, table: str) -> Schema | None:
-        """The newest of a table; None when it has none yet."""
+        """Return the newest schema of a table; None if it has none yet."""
         place = self._subject("schema", schema, table)
         found = None
         with suppress(NotFoundError):
@@ -232,7 +237,7 @@ class CreekClient:
         return Schema.parse(payload)
 
     async def list_snapshots(self, schema: str, table: str) -> list[StoredSnapshot]:
-        """Of a table, oldest first."""
+        """Return the stored snapshots of a table, oldest first."""
         pattern = f"{self._subject('snap', schema, table)}.*"
         try:
             info = await self._jetstream.stream_info(self._snap, subjects_filter=pattern)
@@ -247,15 +252,16 @@ class CreekClient:
         return found
 
     async def get_snapshot(self, topic: str, timeout_s: float = 60.0) -> Snapshot:
-        """One that the snapshot stream has."""
+        """Return a stored snapshot."""
         payloads = self._payloads(self._snap, topic, timeout_s)
         return Snapshot(SnapshotHeader.parse(topic, await anext(payloads)), payloads)
 
     async def snapshot(self, schema: str, table: str, timeout_s: float = 60.0) -> Snapshot:
-        """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why.
+        """Request a new snapshot from the publisher and return it. Raises TargetUnavailableError if the
+        publisher does not send one; its log has the reason.
 
-        Until its header comes it is asked for again and again: a publisher or server that was restarted has
-        forgotten who asked.
+        The request is repeated until the header arrives: a publisher or a server that was restarted has lost
+        earlier requests.
         """
         loop, waiting = (
             asyncio.get_running_loop(),
@@ -316,12 +322,13 @@ class CreekClient:
     async def _readable(
         self, unframing: Unframing, message: Msg, is_wanted: bool
     ) -> list[WalChange | UnreadableChange]:
-        """Nothing for a part of what is not whole yet, and for what nobody wants."""
+        """Return the change in a message; nothing for an incomplete payload, or if the table is not
+        wanted."""
         try:
             payload = _payload(unframing, message)
             return [] if payload is None or not is_wanted else [await self._change(payload, message)]
         except (MessageError, TargetUnavailableError) as error:
-            # That nobody knows a schema is its table's trouble; that NATS is away is no table's.
+            # An unknown schema concerns only its table. A lost connection to NATS concerns all tables.
             if not self._client.is_connected:
                 raise
             return [UnreadableChange(_words(message), message.metadata.sequence.stream, error.message)]
@@ -334,8 +341,8 @@ class CreekClient:
         return change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
 
     async def schema_text(self, fingerprint: str, words: str) -> str:
-        """An Avro schema: from the schema stream, so that no publisher needs to run; else from who knows.
-        `words`: how subjects of its table end."""
+        """Return an Avro schema: from the schema stream, so that no publisher needs to run, or else from a
+        publisher. `words`: the last two words of the table's subjects."""
         if fingerprint not in self._texts:
             self._texts[fingerprint] = await self._find(fingerprint, words)
         return self._texts[fingerprint]
@@ -348,7 +355,7 @@ class CreekClient:
             async with aclosing(batches):
                 async for messages in batches:
                     for message in messages:
-                        # What is none is somebody else's.
+                        # Another program may write other messages to the stream.
                         with suppress(ValueError, MessageError):
                             found = Schema.parse(unframed([message.data]))
                             if found.fingerprint == fingerprint:
@@ -360,7 +367,8 @@ class CreekClient:
     async def _payloads(
         self, stream: str, place: str, timeout_s: float, first_s: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """`timeout_s`: how long each is waited for, the first `first_s`."""
+        """Yield payloads. Raises TargetUnavailableError if the next one does not arrive within `timeout_s`
+        seconds, the first one within `first_s`."""
         messages, limit_s = self._messages(stream, place), first_s or timeout_s
         while True:
             try:
@@ -376,7 +384,7 @@ class CreekClient:
     async def _messages(
         self, stream: str, place: str, since: datetime | None = None
     ) -> AsyncGenerator[tuple[bytes, Msg]]:
-        """Payloads, each with the message that ended it."""
+        """Yield payloads, each with the last of its messages."""
         unframing = Unframing()
         policy = DeliverPolicy.ALL if since is None else DeliverPolicy.BY_START_TIME
         begin = ConsumerConfig(deliver_policy=policy, opt_start_time=since)
@@ -387,7 +395,7 @@ class CreekClient:
 
 
 def _words(message: Msg) -> str:
-    """A subject ends with its table's two, as that of its schemas does."""
+    """Return the last two words of a subject, which identify the table in all streams."""
     return ".".join(message.subject.split(".")[-2:])
 
 

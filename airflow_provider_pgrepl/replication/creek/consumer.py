@@ -1,4 +1,4 @@
-"""Consumer: one database's tables, from creek's streams into PostgreSQL, until it is stopped or caught up."""
+"""The consumer, which applies creek's streams of one database to tables in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _ROWS = 2_000
 _TRIES, _PAUSE_S = 20, 1.5
 _SNAPSHOTS, _AT_ONCE = 5, 4
 _SNAPSHOT_S = 900.0
-"""How long a publisher may take to read a table before it sends its first row, other requests before it."""
+"""The time, in seconds, in which a publisher must send a snapshot's first row. It includes earlier
+requests."""
 _LOOK_S = 0.25
 _AGAIN = "%s; it is taken whole again"
 _TAKE_ALL = "take all tables whole: --resnapshot all"
@@ -48,13 +49,13 @@ _EXAMPLE = 'as {"name": "copy", "tables": {"shop.public.orders": "public.orders"
 
 
 class _TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
-    """It is over before a table was taken whole."""
+    """The consumer was asked to stop before a table was loaded."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A snapshot with the columns of `shape` that a publisher was asked for. `sequence`: up to which message
-    the table is."""
+    """A snapshot, with the columns of `shape`, that was requested from a publisher. `sequence`: the message
+    up to which the table's changes are applied."""
 
     snapshot: asyncio.Future[Snapshot]
     shape: TableShape
@@ -63,10 +64,11 @@ class _Asked:
 
 
 class Consumer:
-    """`tables`: of the database, each with the table in which it is kept; `is_over`: whether to end.
+    """A consumer of a database's changes. `tables`: the source tables, each with its target; `is_over`:
+    returns True if the consumer must stop.
 
-    A table of which nothing is kept yet, and each target in `anew`, is taken whole by a snapshot. One
-    whose change PostgreSQL does not take stops alone; the next run begins with that change.
+    A table without a record, and each target in `anew`, is loaded from a snapshot. If PostgreSQL rejects a
+    table's change, only that table stops; the next run begins with that change.
     """
 
     def __init__(
@@ -90,14 +92,15 @@ class Consumer:
 
     @property
     def failed(self) -> list[TableName]:
-        """Targets that are not kept current."""
+        """Return the targets that are no longer kept current."""
         stopped = [one.target for one in self._kept.values() if one.error and one.source not in self._asked]
         return [*self._failed, *stopped]
 
     async def run(self, *, until_caught_up: bool) -> bool:
-        """Whether it has caught up with what the stream held at the start.
+        """Apply changes until asked to stop. With `until_caught_up`, stop at the last message that the stream
+        had at the start. Returns True if that message was reached.
 
-        Raises TargetError where the stream does not hold what comes next, and what client and copy raise.
+        Raises TargetError if the stream lacks the next messages, and what the client and the copy raise.
         """
         self._stream, known = await asyncio.to_thread(self._copy.read)
         self._kept = {
@@ -122,7 +125,8 @@ class Consumer:
                 asked.snapshot.cancel()
 
     def _begin(self, bounds: StreamBounds) -> None:
-        """Raises TargetError where the stream does not hold what comes next."""
+        """Set the position in the stream. Raises TargetError if the stream lacks the next messages. If it
+        lacks only those of a table that is behind, that table stops."""
         if not self._kept:
             self._stream = KeptStream(bounds.made, bounds.last)
             return
@@ -135,12 +139,12 @@ class Consumer:
                 log.error("%s missed changes that the stream does not hold any more: %s", table.target, why)
                 self._kept[source] = replace(table, error=table.error or why)
             else:
-                # Its place stays written down until it has come to where the others are.
+                # The table's position stays recorded until it has caught up with the others.
                 self._kept[source] = replace(table, error="")
 
     async def _load_missing(self) -> None:
-        """Some at once: each waits for its publisher. One table that cannot be taken keeps no other waiting;
-        none at all is an error of all."""
+        """Load the tables that have no record, several at once, because each waits for its publisher. A table
+        that cannot be loaded does not stop the others. If every table fails, raises the last error."""
         turns, refused = asyncio.Semaphore(_AT_ONCE), list[Exception]()
 
         async def take(source: TableName) -> None:
@@ -166,11 +170,12 @@ class Consumer:
         return await self._unless_over(self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S))
 
     async def _take_whole(self, source: TableName) -> KeptTable:
-        """By a snapshot; by another one where that has no end, since who made it died."""
+        """Load a table from a snapshot, and from another one if the snapshot has no end because its publisher
+        died."""
         for _ in range(_SNAPSHOTS):
             snapshot = await self._snapshot(source)
             try:
-                # The connection to the copies has one transaction at a time.
+                # The connection to the copy has one transaction at a time.
                 async with self._loading:
                     return await self._load(source, snapshot)
             except TargetUnavailableError as error:
@@ -179,10 +184,12 @@ class Consumer:
         raise unavailable
 
     async def _load(self, source: TableName, snapshot: Snapshot, held_at: int | None = None) -> KeptTable:
-        """`held_at`: the message up to which the table was applied while others went on. All after it is read
-        again: the clocks of publisher and NATS, by which a snapshot's place is found, may differ."""
+        """Replace the rows of a table by a snapshot. `held_at`: the message up to which the table was applied
+        while others continued. All messages after it are read again: the clocks of the publisher and of NATS,
+        by which a snapshot's position is found, may differ."""
         header, target = snapshot.header, self._tables[source]
-        # It may be from before what others have read: it is as of what its publisher has written down.
+        # The snapshot may be older than the messages that were read: it is as of the publisher's recorded
+        # progress.
         before = await self._creek.sequence_before(header.at)
         place = min((one for one in (before, held_at) if one is not None), default=UP_TO_DATE)
         if place >= self._stream.sequence:
@@ -195,7 +202,7 @@ class Consumer:
             return loading.finish(header, self._stream, place)
 
     async def _unless_over(self, work: Coroutine[Any, Any, _Found]) -> _Found:
-        """Wait for what a publisher sends, however long it takes, but no longer than this is to run."""
+        """Wait for a publisher's data without a time limit. Raises _TimeToEnd if the consumer must stop."""
         waiting = asyncio.ensure_future(work)
         try:
             while not waiting.done():
@@ -222,13 +229,14 @@ class Consumer:
         return False
 
     def _has_come_up(self, sequence: int) -> bool:
-        """Whether a table that was behind has read what the others have."""
+        """Return True if a table that was behind has caught up with the others."""
         return sequence >= self._stream.sequence and any(
             table.is_behind and not table.error for table in self._kept.values()
         )
 
     async def _wanted(self, changes: Sequence[WalChange | UnreadableChange]) -> list[Applied]:
-        """Those of tables that are kept; a table of which one cannot be read stops before all of these."""
+        """Return the changes of tables that are kept current. If a change cannot be read, its table stops
+        before the first of `changes`, and none of its changes is returned."""
         sources = {words_of(str(source)): source for source in self._kept}
         found: list[Applied] = []
         for change in changes:
@@ -242,7 +250,8 @@ class Consumer:
         return [one for one in found if not self._kept[one[0]].error]
 
     async def _fail(self, source: TableName, reason: str, sequence: int) -> None:
-        """Apply nothing more to a table, of what comes after a message."""
+        """Stop applying changes to a table, and record the reason and the sequence of the last message
+        applied."""
         log.error("%s is not kept current any more: %s", self._tables[source], reason)
         await self._hold(source, reason, sequence)
 
@@ -266,7 +275,7 @@ class Consumer:
                 await self._ask_again(error, changes[0][2].sequence - 1)
                 changes = [one for one in changes if one[0] != error.source]
             except TableFailedError as error:
-                # Without it the others are applied.
+                # Apply the changes of the other tables without this one.
                 await self._fail(error.source, f"{error.message}; {error.hint}", changes[0][2].sequence - 1)
                 changes = [one for one in changes if one[0] != error.source]
             else:
@@ -274,10 +283,10 @@ class Consumer:
                 return
 
     async def _ask_again(self, outgrown: OutgrownError, sequence: int) -> None:
-        """Ask for a snapshot of a table that got a column: no message says what older rows have in it.
+        """Request a snapshot of a table that got a column: no message has the column's values in older rows.
 
-        The other tables continue until a publisher sends it. A run that ends before that leaves the table
-        where it was.
+        The other tables continue until a publisher sends the snapshot. If the run ends before, the table
+        keeps its position. If a snapshot was already requested for these columns, the table stops.
         """
         source = outgrown.source
         if (source, outgrown.shape) in self._taken_again:
@@ -312,13 +321,13 @@ class Consumer:
             except TargetError as error:
                 await self._fail(source, f"{error.message}; {error.hint}", asked.sequence)
             else:
-                # What came since the snapshot is read again.
+                # Read the messages since the snapshot again.
                 self._kept[source] = table
                 self._has_to_go_back |= table.is_behind
 
     async def _snapshot_with(self, source: TableName, shape: TableShape) -> Snapshot:
-        """One that has a shape's columns, or else the last that was asked for: a snapshot is as of what its
-        publisher has written down, a little later than it is published."""
+        """Return a snapshot that has the columns of `shape`, or the last of several attempts. A snapshot is
+        as of the publisher's recorded progress, which is slightly behind the published changes."""
         for _ in range(_TRIES):
             snapshot = await self._snapshot(source)
             held = {column.name for column in TableShape.parse(snapshot.header.schema).columns}
@@ -329,7 +338,7 @@ class Consumer:
 
 
 async def _some(snapshot: Snapshot) -> list[Row]:
-    """The next rows; none at the end."""
+    """Return the next rows; none at the end."""
     rows: list[Row] = []
     async for row in snapshot:
         rows.append(row)
@@ -339,7 +348,8 @@ async def _some(snapshot: Snapshot) -> list[Row]:
 
 
 def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
-    """Empty when the stream is the one that was read, and holds all after a message."""
+    """Return "" if the stream is the one that was read and has all messages after `sequence`; otherwise the
+    reason."""
     if bounds.made != kept.made or sequence > bounds.last:
         return "it was made anew since it was read"
     if sequence < bounds.first - 1:
@@ -349,7 +359,8 @@ def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """`tables`: of each database, by the name that its publisher gives it, its tables and where they go."""
+    """The settings of a consumer. `tables`: the source tables and their targets, by the name that the
+    publisher gives the database."""
 
     name: str
     tables: Mapping[str, Mapping[TableName, TableName]]
@@ -358,7 +369,7 @@ class ConsumerSettings:
 
     @classmethod
     def read(cls, file: str | Path) -> ConsumerSettings:
-        """Raises ConfigError naming the field."""
+        """Read the settings from a JSON file. Raises ConfigError, which names the field."""
         text = read_text("consumer file", file)
         try:
             given = json.loads(text)
@@ -368,7 +379,7 @@ class ConsumerSettings:
 
     @classmethod
     def of(cls, given: Any) -> ConsumerSettings:
-        """Raises ConfigError naming the field."""
+        """Check the settings. Raises ConfigError, which names the field."""
         if not isinstance(given, dict):
             raise ConfigError("the consumer file must hold an object", _EXAMPLE)
         if unknown := sorted(set(given) - set(_KNOWN)):
@@ -388,7 +399,7 @@ class ConsumerSettings:
         return cls(name, _parsed(tables), namespace, wire)
 
     def stream(self, database: str) -> Wire:
-        """How a database's streams are called."""
+        """Return the wire of a database."""
         return Wire(self.namespace, database, self.wire)
 
 

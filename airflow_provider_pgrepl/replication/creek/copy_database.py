@@ -1,7 +1,8 @@
-"""CopyDatabase: the tables that are kept, and where each is, in one transaction.
+"""The database of a consumer's tables, in which rows and positions change in one transaction.
 
-Checks that a target is the table that a consumer has filled: nothing is deleted from another one.
-A name is no evidence: the owner may have dropped or renamed the table, and made another one of that name.
+A target is checked to be the table that the consumer has filled, so that nothing is deleted from another one.
+The name alone is no evidence: the owner may have dropped or renamed the table, and created another with that
+name.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ SELECT target_oid FROM _pgrepl_consumer.tables
 WHERE target = %s AND (consumer, database, source) = (%s, %s, %s)
 """
 Applied = tuple[TableName, TableShape, WalChange]
-"""A change, with the source that it is of."""
+"""A change, with its source table and the columns of its schema."""
 _PAGE = 500
 _LEFT_OUT = -1
-"""The stamp of a table that the consumer has kept, and does not keep now."""
+"""The stamp of a table that the consumer no longer keeps current."""
 _COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
@@ -67,7 +68,7 @@ WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdr
 
 
 def connect(dsn: str, name: str) -> psycopg2.extensions.connection:
-    """Raises ConfigError, which shows nothing of the DSN, and psycopg2's errors."""
+    """Connect to the database. Raises ConfigError, without any part of the DSN, and psycopg2's errors."""
     connection: psycopg2.extensions.connection | None = None
     with suppress(psycopg2.ProgrammingError):
         connection = psycopg2.connect(dsn, application_name=name, client_encoding="UTF8")
@@ -81,7 +82,8 @@ def connect(dsn: str, name: str) -> psycopg2.extensions.connection:
 
 
 def make_state(cursor: Any) -> None:
-    """Make the schema where it is missing, or of an earlier version. Raises TargetError without the right."""
+    """Create the schema if it is missing or of an earlier version. Raises TargetError if the role lacks the
+    privilege."""
     failed = ""
     try:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('_pgrepl_consumer'))")
@@ -101,7 +103,7 @@ def make_state(cursor: Any) -> None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raises TargetUnavailableError for what a lost connection raises."""
+    """Raise TargetUnavailableError if the connection is lost in the block."""
     failed = ""
     try:
         yield
@@ -116,8 +118,8 @@ def answering() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class KeptStream:
-    """All messages up to `sequence` are applied, but for tables that failed. `made`: when the server made the
-    stream, since one that is made anew counts from 1 again."""
+    """A position in a stream: all messages up to `sequence` are applied, except those of tables that stopped.
+    `made`: when the server created the stream, because a stream that is created again counts from 1 again."""
 
     made: str = ""
     sequence: int = 0
@@ -125,9 +127,10 @@ class KeptStream:
 
 @dataclass(frozen=True)
 class KeptTable:
-    """`stamp`: of the last change in it; `change`: its id, empty when that is not known. `sequence`: up to
-    which message it is, where that is less than the stream, else UP_TO_DATE. `error`: why nothing after that
-    is applied. `target_oid`: of the table that was filled; 0 if it is not recorded yet."""
+    """A table and its position. `stamp`: that of the last change in the table. `change`: the id of that
+    change, empty if unknown. `sequence`: the message up to which the table is current, if that is less than
+    the stream's position; otherwise UP_TO_DATE. `error`: why later changes are not applied. `target_oid`: the
+    oid of the table that was filled; 0 if it is not recorded yet."""
 
     source: TableName
     target: TableName
@@ -139,25 +142,27 @@ class KeptTable:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has yet to come to where the stream is."""
+        """Return True if the table's position is before the stream's."""
         return self.sequence != UP_TO_DATE
 
     def read_to(self, sequence: int, stream: int) -> KeptTable:
-        """Once messages up to one were read, where others are at `stream`."""
+        """Return the table after messages up to `sequence` were read, when the other tables are at
+        `stream`."""
         if not self.is_behind or self.error:
             return self
         return replace(self, sequence=UP_TO_DATE if sequence >= stream else sequence)
 
     def has(self, change: WalChange) -> bool:
-        """Whether a change is in the table. One that is sent again has a higher stamp, and the same id."""
+        """Return True if a change is in the table. A change that is sent again has a higher stamp, but the
+        same id."""
         if change.id and self.change:
             return EventPosition.parse(change.id) <= EventPosition.parse(self.change)
         return change.lsn <= self.stamp
 
 
 def keeps_less(source: str, target: str) -> bool:
-    """Whether a column of type `target` may keep less of a value than what one of `source` has. Both as SQL
-    writes them: `pg_catalog."numeric"(10,2)`, `timestamp(0) with time zone`."""
+    """Return True if a column of type `target` may lose part of a value of type `source`. Both are SQL:
+    `pg_catalog."numeric"(10,2)`, `timestamp(0) with time zone`."""
     (name, size, scale, zone), (of, limit, to, to_zone) = _parts(source), _parts(target)
     if of in _INTEGERS:
         return name == "numeric" or name in _FLOATS
@@ -176,7 +181,7 @@ def keeps_less(source: str, target: str) -> bool:
 
 
 def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
-    """Name, length or precision, scale, and whether a moment has a zone."""
+    """Return a type's name, its length or precision, its scale, and True if the type has a time zone."""
     found = _SIZED.fullmatch(text.replace("pg_catalog.", "").replace('"', "").lower())
     if found is None:
         return text, None, None, False
@@ -188,13 +193,13 @@ def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
 
 
 class TableFailedError(TargetError):
-    """A table does not take a change, or a row of its snapshot."""
+    """A table rejects a change, or a row of its snapshot."""
 
     source: TableName
 
 
 class OutgrownError(TargetError):
-    """A change has columns that its table does not have yet."""
+    """A change has columns that its table lacks."""
 
     source: TableName
     shape: TableShape
@@ -202,8 +207,8 @@ class OutgrownError(TargetError):
 
 @contextmanager
 def taking(source: TableName, target: TableName, failing: Callable[[], None]) -> Iterator[None]:
-    """Raises TableFailedError for what the server refuses, once `failing` was called. The server's own
-    message may hold values."""
+    """Raise TableFailedError if the server rejects a statement in the block, after calling `failing`. The
+    server's message is left out, because it may hold values."""
     failed: psycopg2.Error | None = None
     try:
         yield
@@ -228,17 +233,17 @@ def _refused(source: TableName, target: TableName, failed: psycopg2.Error) -> Ta
 
 
 def table_failed(source: TableName, message: str, hint: str) -> TableFailedError:
-    """Of one table."""
+    """Return the error of one table."""
     error = TableFailedError(message, hint)
     error.source = source
     return error
 
 
 def check_target(cursor: Any, whose: tuple[str, str], source: TableName, target: TableName) -> None:
-    """Raise TableFailedError for a target that another consumer or source keeps, that is no table, or that
+    """Raise TableFailedError for a target that another consumer or source fills, that is not a table, or that
     has rows which this consumer has not written.
 
-    Of two that take one target at once, the second waits for the first to be recorded or to fail.
+    If two transactions check a target at the same time, the second waits until the first is finished.
     """
     cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"_pgrepl_consumer {target}",))
     of = (str(target), *whose, str(source))
@@ -274,14 +279,15 @@ def check_target(cursor: Any, whose: tuple[str, str], source: TableName, target:
 
 
 def check_kept(cursor: Any, table: KeptTable) -> None:
-    """Raise TableFailedError if a table of the target's name is another one than was filled."""
+    """Raise TableFailedError if the target's name now identifies another table than the one that was
+    filled."""
     cursor.execute(_FOUND, (table.target.sql,))
     if (found := cursor.fetchone()) is not None:
         _check_oid(table.source, table.target, table.target_oid, found[0])
 
 
 def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) -> None:
-    # 0: an earlier version has not recorded it.
+    # A record of an earlier version has 0.
     if recorded in (0, oid):
         return
     raise table_failed(
@@ -295,10 +301,10 @@ def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) ->
 
 
 class CopyDatabase:
-    """One consumer's tables of one database; used by one thread at a time.
+    """The tables that one consumer has of one database. Used by one thread at a time.
 
-    Raises TargetUnavailableError when PostgreSQL is away, and FencedError when another process moves the same
-    tables.
+    Raises TargetUnavailableError if PostgreSQL does not answer, and FencedError if another process applies
+    changes to the same tables.
     """
 
     def __init__(self, dsn: str, consumer: str, database: str) -> None:
@@ -312,11 +318,11 @@ class CopyDatabase:
                 make_state(cursor)
 
     def close(self) -> None:
-        """End the connection; what is not committed is undone."""
+        """Close the connection; an open transaction is rolled back."""
         self._connection.close()
 
     def read(self) -> tuple[KeptStream, dict[TableName, KeptTable]]:
-        """Where the stream is, and the tables by their sources."""
+        """Return the position in the stream, and the tables by their sources."""
         with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
                 "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s",
@@ -325,7 +331,7 @@ class CopyDatabase:
             found = cursor.fetchone()
             self._stream = KeptStream(*found) if found else KeptStream()
             if not found:
-                # So that of two who begin one waits for the other.
+                # Write the row, so that one of two processes that start at the same time waits for the other.
                 self.write_stream(cursor, self._stream)
             cursor.execute(
                 "SELECT source, target, stamp, change, sequence, error, target_oid"
@@ -342,8 +348,8 @@ class CopyDatabase:
     def loading(
         self, source: TableName, target: TableName, shape: TableShape, stream: KeptStream
     ) -> Iterator[Loading]:
-        """A table is taken whole in the block; when that raises, it is what it was. `stream`: where the
-        stream is then. Raises what `check_target` does."""
+        """Replace all rows of a table in the block. If the block raises, the table is unchanged. `stream`:
+        the position in the stream that the block records. Raises what `check_target` raises."""
         with self.transaction() as cursor:
             check_target(cursor, self._whose, source, target)
             with taking(source, target, self.forget_types):
@@ -356,8 +362,9 @@ class CopyDatabase:
         self._stream = stream
 
     def keep_only(self, sources: Collection[TableName]) -> None:
-        """Leave all other tables out: what comes for them is not applied, so they are taken whole when they
-        are named again. Their records stay, as the evidence whose rows these are."""
+        """Leave out all other tables: their changes are not applied, and if they are named again they are
+        loaded from a snapshot. Their records are kept, as evidence that the consumer has written their
+        rows."""
         with self.transaction() as cursor:
             cursor.execute(
                 "UPDATE _pgrepl_consumer.tables SET stamp = %s WHERE consumer = %s AND database = %s"
@@ -372,8 +379,9 @@ class CopyDatabase:
         sequence: int,
         stream: KeptStream,
     ) -> dict[TableName, KeptTable]:
-        """All changes in one transaction, in their order; where tables are then, once messages up to
-        `sequence` were read. Raises TableFailedError, OutgrownError; nothing is applied then."""
+        """Apply all changes in order, in one transaction, and return the changed records of tables after
+        messages up to `sequence` were read. Raises TableFailedError or OutgrownError, and then applies
+        nothing."""
         after = {
             source: table.read_to(sequence, stream.sequence)
             for source, table in kept.items()
@@ -395,13 +403,14 @@ class CopyDatabase:
         return after
 
     def write_failed(self, table: KeptTable) -> None:
-        """Write down that nothing more is applied to a table."""
+        """Record a table to which no more changes are applied."""
         with self.transaction() as cursor:
             self.write_table(cursor, table)
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """One that whoever else has moved the stream makes fail, before anything is written."""
+        """Run the block in a transaction. Raises FencedError before the block if another process has changed
+        the position in the stream."""
         with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
                 "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s"
@@ -439,7 +448,8 @@ class CopyDatabase:
         )
 
     def _types(self, cursor: Any, source: TableName, target: TableName, shape: TableShape) -> dict[str, str]:
-        """SQL of the types of a target's columns. Raises OutgrownError, TableFailedError."""
+        """Return the SQL types of a target's columns. Raises OutgrownError if columns are missing,
+        TableFailedError if a column may lose part of a value."""
         known = self._known.get(target)
         if known is None or known[0] is not shape:
             held = self._read_types(cursor, target)
@@ -462,7 +472,7 @@ class CopyDatabase:
         return known[1]
 
     def forget_types(self) -> None:
-        """What was added is undone."""
+        """Forget the types of columns, because added columns are rolled back."""
         self._known.clear()
 
     def _run(self, cursor: Any, table: KeptTable, shape: TableShape, change: WalChange) -> None:
@@ -474,7 +484,8 @@ class CopyDatabase:
             types = self._types(cursor, table.source, target, shape)
             before = change.before if change.op in ("d", "u_pk") else None
             if shape.keys and change.after and change.op != "d" and (before or change.unchanged):
-                # Not deleted and made again: what was not sent stays with the row.
+                # Update the row instead of deleting and inserting it: the values that were not sent stay in
+                # it.
                 key = before or {one.field: change.after[one.field] for one in shape.keys}
                 values = adapted({**change.after, **before_moving(key)})
                 cursor.execute(shape.move_sql(target, types, change.unchanged), values)
@@ -498,19 +509,20 @@ class CopyDatabase:
 
 
 class Loading:
-    """A table that is taken whole, within a transaction: its rows are then those that were added."""
+    """A table whose rows are replaced within a transaction by the rows that are added."""
 
     def __init__(self, copy: CopyDatabase, cursor: Any, of: tuple[TableName, TableName], insert: str) -> None:
         self._copy, self._cursor, self._insert = copy, cursor, insert
         self._source, self._target = of
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Raises TableFailedError."""
+        """Insert rows. Raises TableFailedError."""
         with taking(self._source, self._target, self._copy.forget_types):
             psycopg2.extras.execute_batch(self._cursor, self._insert, list(map(adapted, rows)), _PAGE)
 
     def finish(self, header: SnapshotHeader, stream: KeptStream, sequence: int) -> KeptTable:
-        """Where the table is, which is written down with its rows."""
+        """Record the table's position, and the stream's, in the transaction of the rows, and return the
+        table."""
         table = KeptTable(self._source, self._target, header.lsn, header.position, sequence)
         self._copy.write_table(self._cursor, table)
         self._copy.write_stream(self._cursor, stream)
@@ -518,7 +530,7 @@ class Loading:
 
 
 def adapted(row: Row) -> dict[str, Any]:
-    """Values as the driver takes them."""
+    """Return the values as psycopg2 accepts them."""
     return {field: _plain(value) for field, value in row.items()}
 
 

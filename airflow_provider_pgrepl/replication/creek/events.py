@@ -1,4 +1,4 @@
-"""Rows of the changelog → events of creek's wire, a column at a time."""
+"""Conversion of changelog rows to events of creek's wire, one column at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid")
 
 @dataclass(slots=True, kw_only=True)
 class CreekEvent(Event):
-    """`missing`: columns, by their names in Avro, that were not sent, and are NULL in it."""
+    """An event of creek's wire. `missing`: the Avro names of columns whose values were not sent, and that are
+    NULL in the event."""
 
     envelope: Envelope
     unstamped: Unstamped
@@ -38,10 +39,11 @@ class CreekEvent(Event):
 
 
 class CreekEvents(ByRelation[CreekEvent]):
-    """Events of the tables of a database, which consumers know by its name. `has_last`: as of Envelope.
+    """The events of a database's tables. `database`: the name by which consumers know it; `has_last`: as in
+    Envelope.
 
-    `is_complete`: an event whose row lacks a value that was not sent cannot be made, where it has a NULL
-    otherwise.
+    `is_complete`: raise ValueRangeError for a row that lacks a value that was not sent, instead of sending
+    NULL.
     """
 
     def __init__(

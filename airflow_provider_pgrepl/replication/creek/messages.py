@@ -1,4 +1,5 @@
-"""What a consumer of creek's wire gets: changes, schemas, snapshots, decoded with fastavro."""
+"""The messages that a consumer of creek's wire receives: changes, schemas and snapshots, decoded with
+fastavro."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ _HEAD_BYTES = 10
 _NESTED = ("type", "items", "fields")
 _TIME, _PREFIX = "time-micros", "pgrepl-"
 _OWN = {"date": ("int", 1), _TIME: ("long", 0), "timestamp-micros": ("long", DAY_US)}
-"""Logical types, by what they are made of, and how much of it is a day."""
+"""Logical types, each with its underlying type and the number of its units in a day."""
 Row = dict[str, Any]
-"""Values by column: numbers, texts, `Decimal`, `date`, `datetime`, `UUID`, bytes of JSON, lists; an infinite
-date or timestamp is the text `infinity` or `-infinity`, and what Python's types cannot hold (before Christ,
-after 9999, 24:00:00) the text that PostgreSQL writes."""
+"""Values by column: numbers, text, `Decimal`, `date`, `datetime`, `UUID`, bytes of JSON, lists. An infinite
+date or timestamp is the text `infinity` or `-infinity`. A value that Python's types cannot hold (before year
+1, after 9999, 24:00:00) is the text that PostgreSQL writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A version of a table, as the schema stream has it. `text`: the Avro schema; `source`: the table."""
+    """A version of a table in the schema stream. `text`: the Avro schema; `source`: the table."""
 
     fingerprint: str
     text: str
@@ -44,7 +45,7 @@ class Schema:
 
     @classmethod
     def parse(cls, data: bytes) -> Schema:
-        """Raises MessageError."""
+        """Parse a message of the schema stream. Raises MessageError."""
         try:
             found = json.loads(data)
             moment = datetime.fromisoformat(found["created_at"])
@@ -55,9 +56,9 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class WalChange:
-    """A change. `lsn`: its stamp, which is above that of each change before it; `id`: the change's own, empty
-    when creek itself has sent it. `before`: its key, or with REPLICA IDENTITY FULL the row; `unchanged`:
-    columns that were not sent, and are None in `after`."""
+    """A change. `lsn`: its stamp, which is higher than that of each change before it. `id`: the change's own
+    id, empty if creek itself has sent the change. `before`: the key, or the row with REPLICA IDENTITY FULL.
+    `unchanged`: columns that were not sent, and that are None in `after`."""
 
     op: str
     schema: str
@@ -72,18 +73,18 @@ class WalChange:
     id: str = ""
     unchanged: tuple[str, ...] = ()
     sequence: int = 0
-    """Its place in the stream."""
+    """The sequence of the message in the stream."""
 
     @property
     def words(self) -> str:
-        """How subjects of its table end."""
+        """Return the last two words of its table's subjects."""
         return words_of(str(TableName(self.schema, self.table)))
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableChange:
-    """A message of the stream of changes that is none, or holds what cannot be read. `words`: how its subject
-    ends, by which table it is of."""
+    """A message of the stream of changes that is not a change, or that cannot be decoded. `words`: the last
+    two words of its subject, which identify the table."""
 
     words: str
     sequence: int
@@ -92,9 +93,10 @@ class UnreadableChange:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """What a snapshot begins with: `stream_wal_from(schema, table, at, lsn)` goes on after it.
+    """The header of a snapshot. `stream_wal_from(schema, table, at, lsn)` reads the changes after the
+    snapshot.
 
-    `keys`: the columns by which rows are identified.
+    `keys`: the columns that identify rows.
     """
 
     topic: str
@@ -105,18 +107,18 @@ class SnapshotHeader:
     approx_rows: int
     keys: tuple[str, ...]
     position: str = ""
-    """After which changes, by their ids; empty when creek itself has sent it."""
+    """The id of the last change that can be in the snapshot; empty if creek itself has sent the snapshot."""
 
     def has(self, change: WalChange) -> bool:
-        """Whether a change of the table is in the snapshot. By its id, which it keeps when it is sent again,
-        where both have one; stamps may be ahead of the source."""
+        """Return True if a change of the table is in the snapshot. Ids are compared if both have one, because
+        a change that is sent again keeps its id; stamps may be ahead of the source."""
         if self.position and change.id:
             return EventPosition.parse(change.id) <= EventPosition.parse(self.position)
         return change.lsn <= self.lsn
 
     @classmethod
     def parse(cls, topic: str, data: bytes) -> SnapshotHeader:
-        """Raises MessageError."""
+        """Parse the first message of a snapshot. Raises MessageError."""
         try:
             found = json.loads(data)
             schema = json.loads(found["schema"])
@@ -135,14 +137,14 @@ class SnapshotHeader:
 
 
 def fingerprint_of(payload: bytes) -> str:
-    """Of a change. Raises MessageError."""
+    """Return the fingerprint of a change's schema. Raises MessageError."""
     if payload[:2] != MAGIC or len(payload) < _HEAD_BYTES:
         raise MessageError("a message of the stream of changes is none of creek's")
     return fingerprint_text(payload[2:_HEAD_BYTES])
 
 
 def parsed_schema(text: str) -> Any:
-    """What `row_of` and `change_of` take. Raises MessageError."""
+    """Return the schema in the form that `row_of` and `change_of` accept. Raises MessageError."""
     try:
         return fastavro.parse_schema(_with_own_moments(json.loads(text)))
     except Exception as error:  # noqa: BLE001 - of fastavro's many, none says more to who cannot change it
@@ -151,7 +153,8 @@ def parsed_schema(text: str) -> Any:
 
 
 def _with_own_moments(schema: Any) -> Any:
-    """With logical types whose readers know what Python's types cannot hold."""
+    """Return the schema with logical types whose readers handle the values that Python's types cannot
+    hold."""
     if isinstance(schema, list):
         return [_with_own_moments(one) for one in schema]
     if not isinstance(schema, dict):
@@ -180,7 +183,7 @@ for _logical, (_kind, _) in _OWN.items():
 
 
 def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence: int) -> WalChange:
-    """Raises MessageError."""
+    """Decode a change. Raises MessageError."""
     found = row_of(payload[_HEAD_BYTES:], schema)
     try:
         source = found["source"]
@@ -207,7 +210,7 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
 
 
 def row_of(data: bytes, schema: Any) -> Row:
-    """Raises MessageError, also for a moment that Python cannot hold."""
+    """Decode a row. Raises MessageError."""
     try:
         found = fastavro.schemaless_reader(io.BytesIO(data), schema, return_named_type=True)
     except Exception as error:  # noqa: BLE001 - bytes may be anything
@@ -217,7 +220,7 @@ def row_of(data: bytes, schema: Any) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """Values of named types come with the names; infinities are as PostgreSQL writes them."""
+    """Return the value without the names of named types, and infinities as PostgreSQL writes them."""
     if isinstance(value, tuple):
         name, value = value
         return INFINITIES.get(value, value) if name.endswith(INFINITY) else _plain(value)

@@ -1,4 +1,5 @@
-"""creek's own metrics (internal/metrics at b88e46c), so that dashboards made for creek show a publisher."""
+"""creek's own metrics (internal/metrics at b88e46c), so that dashboards made for creek also show a
+publisher."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ _LEVELS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warni
 
 
 class CreekMetrics(logging.Handler, Collector):
-    """A collector for Prometheus, and a handler that counts lines of the log.
+    """A Prometheus collector, and a log handler that counts log lines.
 
-    creek's counters do not end in `_total`, as the client would have it: they are of no type.
+    creek's counters do not end in `_total`, which the Prometheus client requires of counters. Therefore they
+    are exported without a type.
     """
 
     def __init__(self, target: JetStream, progress: Callable[[], PublisherProgress]) -> None:

@@ -1,4 +1,4 @@
-"""Events on creek's wire at JetStream: stamps, schemas before who needs them, answers to who asks."""
+"""Events on creek's wire in JetStream: their stamps, schemas that precede them, and answers to requests."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 def write_as_creek(
     target: JetStream, settings: PublisherSettings, lake: StreamLake, accept: Accept | None = None
 ) -> None:
-    """Have a target write creek's messages. `lake`: the publisher's own; `accept`: given each request for a
-    snapshot, returns the subject to which it will be sent, or None."""
+    """Make a target write creek's messages. `lake`: the publisher's own lake. `accept`: called with each
+    request for a snapshot; returns the subject to which the snapshot will be sent, or None."""
     target.messages = lambda: CreekMessages(target.servers, settings, target.stamps, accept, lake)
 
 
 class CreekMessages:
-    """Of one connection."""
+    """The messages that one connection sends."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class CreekMessages:
         await self._streams.prepare()
         newest = await self._streams.newest_headers()
         self._lake.check(self.stream, newest)
-        # Who has lost its record, or its name, still writes into this stream.
+        # Continue above the stream's last stamp: this publisher may have lost its record, or have been
+        # renamed, after it wrote higher stamps to the stream.
         self._stamps.last = max(self._stamps.last, stamp_of(newest) or 0)
         self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept)
         await self._requests.start()

@@ -1,4 +1,4 @@
-"""A snapshot of a table as creek has it: a header, each row in Avro, an end."""
+"""A snapshot of a table in creek's form: a header, each row in Avro, and an end."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from airflow_provider_pgrepl.replication.values.text_output import texts_of
 
 END = b"EOF"
 _LIKE_END = b"\xc5\x00OF"
-"""A row whose bytes would be those of the end: -35, -40 and 35. A number may be written longer (Avro 1.12,
-"Binary Encoding": a variable length)."""
+"""The bytes of a row that would otherwise equal those of the end: -35, -40 and 35. A number may be written in
+more bytes than necessary (Avro 1.12, "Binary Encoding": a variable length)."""
 _NOTHING = "n"
-"""The replica identity of a table of which none is sent."""
+"""The replica identity NOTHING."""
 
 
 @dataclass(frozen=True)
 class SnapshotRows:
-    """How a relation's rows are written. `published`: what becomes of its columns, as in the stream.
-    `of_source`: the rows are the source's texts, and not those of a lake table.
+    """The encoder of a relation's rows. `published`: how columns are published, as in the stream of changes.
+    `of_source`: the rows are the source's text values, and not those of a lake table.
 
-    Raises TargetError where the lake leaves out a column of which the stream of changes tells, or has other
-    keys or hashes than that; DriftError where the publisher's settings do not fit the table.
+    Raises TargetError if the lake leaves out a column that the stream of changes has, or if the snapshot's
+    keys or hashes would differ from the stream's. Raises DriftError if the publisher's settings do not fit
+    the table.
     """
 
     relation: Relation
@@ -73,7 +74,8 @@ class SnapshotRows:
             )
 
     def _needs_text(self, of: PublishedColumn, column: CreekColumn) -> bool:
-        """Whether it counts how a number was written, as 1.50, which the lake does not have."""
+        """Return True if the key or hash needs the number's text, such as 1.50, which the lake does not
+        have."""
         source = of.source
         is_free = source.type_oid == oids.NUMERIC and source.typmod < 0
         if not is_free or not (column.is_key or of.hide is not None):
@@ -101,14 +103,15 @@ class SnapshotRows:
 
     @cached_property
     def schema(self) -> Schema:
-        """Of a row: a record without namespace."""
+        """Return the schema of a row: a record without a namespace."""
         columns = [column for _, column in self._columns]
         fields = fields_of(zip(avro_names(columns), columns, strict=True), "")
         return {"name": avro_name(self.relation.table.name), "type": "record", "fields": fields}
 
     def header(self, position: EventPosition, stamp: LSN, at: datetime, rows: int) -> bytes:
-        """`position`: what committed at or before it is in the rows. `stamp`: later changes have higher ones,
-        and those in the rows have not. `at`: later ones came into the stream at that moment or after it."""
+        """Return the header. `position`: the rows have every change that committed at or before it. `stamp`:
+        later changes have higher stamps, and the changes in the rows do not. `at`: later changes arrived in
+        the stream at that time or after it."""
         name, kind, fields = self.schema.values()  # type: ignore[union-attr]
         return json.dumps(
             {
@@ -121,7 +124,7 @@ class SnapshotRows:
                 "lsn": str(stamp),
                 "at": at.isoformat().replace("+00:00", "Z"),
                 "approx_rows": rows,
-                # Not of creek's: after which changes, by their ids.
+                # creek has no such field: the id of the last change that can be in the rows.
                 "position": str(position),
             },
             separators=(",", ":"),
@@ -129,7 +132,7 @@ class SnapshotRows:
         ).encode()
 
     def encode(self, rows: pa.Table) -> list[bytes]:
-        """Each row of the lake's table, or of the source's texts. Raises ValueRangeError."""
+        """Encode rows of the lake table, or text values of the source. Raises ValueRangeError."""
         encoded = [column.encode(self._texts(rows, of)) for of, column in self._columns]
         if not encoded:
             return [b""] * rows.num_rows
@@ -141,13 +144,13 @@ class SnapshotRows:
 
 
 def current(rows: pa.Table) -> pa.Table:
-    """Without the rows that the lake keeps though they are deleted."""
+    """Return the rows without those that are deleted and only marked in the lake."""
     return (
         rows.filter(pc.invert(pc.fill_null(rows[DELETED], False))) if DELETED in rows.column_names else rows
     )
 
 
 def _as_creeks(field: dict[str, Any]) -> dict[str, Any]:
-    """With its properties in the order in which creek writes those of a row."""
+    """Return the field with its properties in the order in which creek writes those of a row."""
     order = ("name", "type", "pgType", "pgKey", "pgName")
     return {name: field[name] for name in order if name in field}

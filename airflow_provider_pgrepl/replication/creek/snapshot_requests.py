@@ -1,4 +1,4 @@
-"""Requests for snapshots of tables, as creek's clients make them, and their turns."""
+"""Requests for snapshots of tables, as creek's clients send them, and the queue in which they wait."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _MOST_S = 6 * 3600.0
 
 
 class Snapshots(Protocol):
-    """Makes snapshots, `at_once` of them; any thread may call."""
+    """The producer of snapshots, `at_once` of them at the same time. Called by any thread."""
 
     at_once: int
 
     def why_not(self, table: TableName) -> str:
-        """What keeps a table from having one, as far as that is known before; else nothing. Raises
-        PgReplError."""
+        """Return why no snapshot of the table can be made, as far as this is known in advance; otherwise "".
+        Raises PgReplError."""
 
     def send(self, table: TableName, subject: str, is_over: threading.Event) -> object:
-        """Send one, unless it is over before. Raises PgReplError; what was sent then has no end."""
+        """Send a snapshot, unless `is_over` is set before. Raises PgReplError; an incomplete snapshot has no
+        end."""
 
 
 class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
-    """Serves requests in their order, some at once, while the block runs.
+    """A server of requests, which serves them in their order, several at the same time, while the block runs.
 
-    As with creek, who asks is told a subject at once, or is not answered; a snapshot that then fails has no
-    end.
+    As with creek, the requester gets a subject at once, or no answer. A snapshot that fails later has no end.
     """
 
     def __init__(self, pipeline: Pipeline, settings: PublisherSettings, snapshots: Snapshots) -> None:
@@ -71,13 +71,13 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
             thread.join(2 * _END_S)
 
     def accept(self, request: bytes) -> str | None:
-        """The subject to which a snapshot will be sent; None for a request that is not served."""
+        """Return the subject to which a snapshot will be sent; None if the request is not served."""
         table = self._table_of(request)
         if table is None:
             return None
         with self._lock:
             if (waiting := self._waiting.get(table)) is not None:
-                # Not begun yet, it has all that one of its own would have.
+                # A snapshot that has not begun will have all that a new one would have.
                 return waiting
         why = self._why_not(table)
         subject = self._wire.new_snapshot(str(table), datetime.now(UTC))
@@ -94,7 +94,7 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         return subject
 
     def _say(self, table: TableName, why: str) -> None:
-        """Not each time: whoever asks may ask very often."""
+        """Log the reason, at most once in 5 s: requests may be very frequent."""
         if time.monotonic() - self._said_at >= _SAY_EVERY_S:
             self._said_at = time.monotonic()
             log.warning("a snapshot of %s is not made: %s", table, why)
@@ -103,7 +103,7 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         try:
             given = json.loads(request)
             database, schema, name = (given[key] for key in ("database", "namespace", "table"))
-            # No name has half a character, which JSON may have.
+            # No name in PostgreSQL has half a surrogate pair, which JSON may have.
             f"{schema}{name}".encode()
             if not all(isinstance(one, str) for one in (database, schema, name)):
                 raise TypeError
@@ -112,11 +112,11 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         except (ValueError, KeyError, TypeError, RecursionError):
             log.debug("a request for a snapshot is none: it names no database, namespace and table")
             return None
-        # In the wire's first version databases share the subject.
+        # In v1 all databases share the subject of requests.
         return TableName(schema, name) if database == self._wire.database else None
 
     def _why_not(self, table: TableName) -> str:
-        """Empty when it is published, and can be read."""
+        """Return "" if the table is published and can be read; otherwise the reason."""
         if not self._wanted.has(-1, {table}):
             return "it is not published"
         try:
@@ -144,8 +144,8 @@ class LakeSnapshots:
     """Snapshots of lake tables, made by helper processes, so that reading a large table costs the stream of
     changes neither time nor memory.
 
-    `command` starts a helper, which serves requests until none came for a while: to start one takes longer
-    than a small table does.
+    `command` starts a helper. It serves requests until none arrives for a while: starting one takes longer
+    than the snapshot of a small table.
     """
 
     at_once = 2
@@ -168,18 +168,18 @@ class LakeSnapshots:
                 if code is None:
                     helper.end()
             if code is not None:
-                # A list is changed in one step, whichever thread does it.
+                # A list is changed atomically, whichever thread does it.
                 self._waiting.append(helper)
                 if code:
                     raise TargetError(f"its process has logged why (exit code {code})")
                 return
             if is_over.is_set():
                 return
-            # It had waited for long, and ended before it saw the request.
+            # The helper had been idle for too long, and exited before it read the request.
         raise TargetError("its processes end before they see the request")
 
     def close(self) -> None:
-        """End the helpers that wait for requests."""
+        """Stop the helpers that wait for requests."""
         while self._waiting:
             self._waiting.pop().end()
 
@@ -191,11 +191,12 @@ class LakeSnapshots:
 
 
 class _Helper:
-    """A process that makes one snapshot after another. Raises TargetError where it cannot be started."""
+    """A process that makes one snapshot after another. Raises TargetError if it cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         try:
-            # Unbuffered: closing the pipe does not write a request again that found the process gone.
+            # Do not buffer: closing the pipe would write the request again that failed because the process
+            # had exited.
             self._process = subprocess.Popen(
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
@@ -203,8 +204,8 @@ class _Helper:
             raise TargetError(f"its process cannot be begun: {error.strerror}") from None
 
     def make(self, table: TableName, subject: str, is_over: threading.Event) -> int | None:
-        """Return the exit code of the snapshot; None where it was not made: the process had ended, or it is
-        over. Raises TargetError for a process that crashed or took too long."""
+        """Return the exit code of the snapshot, or None if it was not made, because the process had exited or
+        `is_over` is set. Raises TargetError if the process crashed or took longer than 6 hours."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None

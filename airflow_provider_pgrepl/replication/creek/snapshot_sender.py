@@ -1,4 +1,4 @@
-"""Sending a snapshot of a table to NATS, on a subject of its own: header, rows, end."""
+"""The sender of a table's snapshot to NATS, on a subject of its own: header, rows, end."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 _CONNECT_S, _ANSWER_S, _PING_S = 20, 60.0, 10
 _HEADERS_BYTES = 300
 Payloads = tuple[bytes, Iterable[list[bytes]]]
-"""A header, and rows some at a time."""
+"""A header, and the rows in batches."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A snapshot of a table of a lake as of a position, up to which all was published at `published_at`.
-    `read` is given where in the stream of changes that is."""
+    """A requested snapshot of a lake's table as of `position`. All changes up to it were published at
+    `published_at`. `read`: called with the corresponding place in the stream of changes; returns the header
+    and the rows."""
 
     lake: StreamLake
     table: TableName
@@ -49,9 +50,9 @@ def send_snapshot(
     subject: str,
     wanted: Wanted,
 ) -> None:
-    """Send a snapshot to a subject. One that fails has no end.
+    """Send a snapshot to a subject. A snapshot that fails has no end.
 
-    Raises what reading its rows raises; TargetUnavailableError, TargetError.
+    Raises what reading its rows raises, TargetUnavailableError and TargetError.
     """
     reasons = JetStreamReasons(servers)
     try:
@@ -99,7 +100,8 @@ class _Sender:
             await self._client.close()
 
     async def _publish(self, payloads: list[bytes]) -> None:
-        """Raises TargetError for one that is too large, TargetUnavailableError."""
+        """Send payloads and wait until they are acknowledged. Raises TargetError for one that is too large,
+        TargetUnavailableError."""
         room = largest_payload(self._client.max_payload) - _HEADERS_BYTES - len(self._subject)
         if (longest := max(map(len, payloads))) > room:
             raise TargetError(

@@ -1,7 +1,7 @@
-"""StreamLake: of which lake the events in a stream of changes are.
+"""The check that the events in a stream of changes come from this publisher's lake.
 
-Streams are found by names, and another pipeline may have the same: staging, with the settings of production.
-Its events, and its snapshots, would replace what consumers have.
+Streams are found by name, and another pipeline may have the same names: staging with the settings of
+production. Its events and snapshots would replace the rows of consumers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID
 
 LAKE = "Pgrepl-Lake"
-"""Header of a change: the id of the lake that it came from."""
+"""The header of a change with the id of the lake that it came from."""
 
 
 class StreamLake:
@@ -32,10 +32,10 @@ class StreamLake:
         self.id = lake_id(open_changelog(self._uri))
 
     def check(self, stream: str, headers: Any) -> None:
-        """Raise TargetError where the last message of the stream, with these headers, came from another lake;
-        TargetUnavailableError where it is beyond what this one has.
+        """Check the headers of the stream's last message. Raises TargetError if the message came from another
+        lake, TargetUnavailableError if its position is after the end of this lake.
 
-        Earlier versions, and creek, did not say from which.
+        Messages of earlier versions, and of creek, do not name their lake; they are accepted.
         """
         found = (headers or {}).get(LAKE)
         if not found:
@@ -44,7 +44,7 @@ class StreamLake:
         if found == self.id:
             _check_has(changelog, stream, headers[NATS_ID])
             return
-        # A changelog that took the place of a lost one has the mark of that.
+        # A changelog that replaced a lost one is marked with the id of the lost one.
         if changelog.transaction_version(f"{LAKE_APP}{found}") is not None:
             return
         raise TargetError(
@@ -57,7 +57,8 @@ class StreamLake:
 
 
 def _check_has(changelog: Transactions, stream: str, event: str) -> None:
-    """A copy of the lake has its id. What it sends again would be old, and newer than all to consumers."""
+    """Raise TargetUnavailableError if the event is after the end of the changelog. A copy of the lake has the
+    same id: if it sent old events again, they would be the newest to consumers."""
     epoch, durable = read_epoch_number(changelog), read_durable_lsn(changelog)
     try:
         at = EventPosition.parse(event)

@@ -1,4 +1,4 @@
-"""Messages of a JetStream stream in order, each once, over lost connections and servers that restart."""
+"""Reading of a JetStream stream in order, each message once, across lost connections and server restarts."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 _BATCH = 256
 _LOOK_S, _PAUSE_S = 1.0, 0.5
 _KEPT_S = 300.0
-"""How long the server keeps a consumer that fetches nothing, while its reader is busy."""
+"""The time, in seconds, for which the server keeps a consumer that fetches nothing while its reader is
+busy."""
 _PASSING = (NotFoundError, ServiceUnavailableError)
 _LOST = (nats.errors.Error, APIError, OSError)
 _PASSING_OR_AWAY = (*_PASSING, nats.errors.Error, OSError, TimeoutError)
 STAMP = "Pgrepl-Stamp"
-"""Header of a change: the stamp that it has this time."""
+"""The header of a change with its present stamp."""
 _LOOK_BACK_S = (10.0, 600.0, None)
-"""How far back it looks, first and then; None: to the beginning."""
+"""The times, in seconds, to look back, in this order; None: from the beginning."""
 
 
 async def last_message(jetstream: Any, stream: str, subject: str) -> Any:
-    """A RawStreamMsg; None when there is none. Raises NotFoundError when there is no such stream.
+    """Return the last message of a subject as a RawStreamMsg; None if there is none. Raises NotFoundError if
+    the stream does not exist.
 
-    A stream that is just being made is asked for nothing but what it holds: nats-server 2.9.10, as Debian 12
-    has it, ends itself by a nil pointer when it is asked for a message of a stream without a store yet
-    (jsMsgGetRequest).
+    A stream without messages is not asked for one: nats-server 2.9.10, the version of Debian 12, crashes with
+    a nil pointer if it is asked for a message of a stream that has no store yet (jsMsgGetRequest).
     """
     if not (await jetstream.stream_info(stream)).state.messages:
         return None
@@ -52,11 +53,12 @@ async def last_message(jetstream: Any, stream: str, subject: str) -> Any:
 async def ordered_messages(
     jetstream: Any, stream: str, subject: str, begin: ConsumerConfig
 ) -> AsyncGenerator[list[Msg]]:
-    """Endless: some messages at a time, none when none came for a second. `begin`: where, by its policy of
-    delivery.
+    """Yield messages in batches, without an end; a batch is empty if nothing arrived for 1 s. `begin`: the
+    start, by its delivery policy.
 
-    Raises TargetUnavailableError when the stream is not there, or refuses its reader; TargetError when it was
-    made anew meanwhile: its numbers begin again, and what it had may be lost.
+    Raises TargetUnavailableError if the stream does not exist, or rejects its reader. Raises TargetError if
+    the stream was deleted and created again while it was read: its sequences begin again, and messages may be
+    lost.
     """
     made = await _made(jetstream, stream)
     while True:
@@ -83,14 +85,15 @@ async def ordered_messages(
 
 
 def after_sequence(sequence: int) -> ConsumerConfig:
-    """With the first message after one."""
+    """Return the configuration of a consumer that begins with the first message after `sequence`."""
     return ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=sequence + 1)
 
 
 async def _consumed(
     jetstream: Any, stream: str, subject: str, begin: ConsumerConfig
 ) -> AsyncGenerator[list[Msg]]:
-    """Of one consumer, until one is missing, or the consumer."""
+    """Yield the messages of one consumer. Ends if a message is missing, and raises if the consumer no longer
+    exists."""
     config = begin.evolve(ack_policy=AckPolicy.NONE, inactive_threshold=_KEPT_S, mem_storage=True)
     consumer = await jetstream.pull_subscribe(subject, stream=stream, config=config)
     expected = 1
@@ -102,7 +105,7 @@ async def _consumed(
                 await consumer.consumer_info()
                 messages = []
             numbers = [message.metadata.sequence.consumer for message in messages]
-            # What a lost connection has swallowed, the server takes for delivered.
+            # The server counts messages as delivered that were lost with a connection.
             whole = sum(1 for number, wanted in zip(numbers, count(expected)) if number == wanted)
             yield messages[:whole]
             if whole < len(messages):
@@ -120,7 +123,8 @@ async def _quietly_ended(consumer: Any) -> None:
 
 
 async def _made(jetstream: Any, stream: str) -> datetime | None:
-    """When a stream was made."""
+    """Return the creation time of a stream. Raises TargetUnavailableError if the server does not return
+    it."""
     try:
         found: datetime | None = (await jetstream.stream_info(stream)).created
     except (*_LOST, TimeoutError) as error:
@@ -132,7 +136,8 @@ async def _made(jetstream: Any, stream: str) -> datetime | None:
 
 
 async def _made_now(jetstream: Any, stream: str) -> tuple[datetime | None] | None:
-    """The same of a stream that was there; None while the server does not answer."""
+    """Return the creation time of a stream that existed, in a tuple; `(None,)` if the stream no longer
+    exists, None while the server does not answer."""
     try:
         return ((await jetstream.stream_info(stream)).created,)
     except _PASSING_OR_AWAY as error:
@@ -148,8 +153,9 @@ def _refused(stream: str, error: APIError) -> TargetUnavailableError:
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """All of a table that committed at or before some position has a stamp of at most `stamp`, and all that
-    came later a higher one, and was put into the stream at `at` or after it."""
+    """The place in the stream that corresponds to a position. The table's changes that committed at or before
+    the position have stamps of at most `stamp`. Later changes have higher stamps, and arrived at `at` or
+    after it."""
 
     at: datetime
     stamp: LSN
@@ -158,15 +164,16 @@ class StreamPlace:
 async def place_of(
     jetstream: Any, wire: Wire, table: str, position: EventPosition, published_at: datetime
 ) -> StreamPlace:
-    """Of a position up to which all was published before `published_at`, by the publisher's clock.
+    """Return the place of a position up to which all changes were published before `published_at`, by the
+    publisher's clock.
 
-    What is sent again after that is from after the position. Raises what the client raises,
+    Changes that are sent again after that time are after the position. Raises what the client raises, and
     TargetUnavailableError.
     """
     stream, subject = wire.stream("wal"), wire.subject("wal", table)
     last = await last_message(jetstream, stream, subject)
     if last is None:
-        # Nothing of it is there; what comes has a stamp above its own LSN.
+        # The stream has no change of the table. Later changes have stamps above their own LSN.
         made = (await jetstream.stream_info(stream)).created
         return StreamPlace(made, position.commit_lsn)
     if _is_upto(last.headers, position):
@@ -188,7 +195,8 @@ async def _last_upto(
     published_at: datetime,
     seconds: float | None,
 ) -> Msg | None:
-    """The last message at or before the position, if one came within the seconds before `published_at`."""
+    """Return the last message at or before the position, if one arrived within `seconds` before
+    `published_at`."""
     begin = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
     if seconds is not None:
         since = published_at - timedelta(seconds=seconds)
@@ -205,7 +213,8 @@ async def _last_upto(
 
 
 def _is_upto(headers: Any, position: EventPosition) -> bool:
-    """What creek itself has sent, which has no id, is from before us."""
+    """Return True if the message is at or before the position. A message without an id was sent by creek
+    itself, before this publisher took over."""
     try:
         return EventPosition.parse((headers or {})[NATS_ID]) <= position
     except (KeyError, ConfigError):
@@ -213,7 +222,7 @@ def _is_upto(headers: Any, position: EventPosition) -> bool:
 
 
 def stamp_of(headers: Any) -> LSN | None:
-    """The stamp that a message has; None where it does not say."""
+    """Return the stamp of a message; None if it has none."""
     try:
         return LSN.parse((headers or {})[STAMP])
     except (KeyError, ValueError):

@@ -20,22 +20,23 @@ from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamRea
 
 _API_S = 20.0
 _SNAPSHOTS_S = 7 * 86_400.0
-"""How long snapshots are kept: whoever may ask for one could else fill the server's disk with copies."""
+"""The time, in seconds, for which snapshots are kept: otherwise requests could fill the server's disk with
+copies."""
 log = logging.getLogger(__name__)
 Accept = Callable[[bytes], str | None]
-"""Given a request for a snapshot: the subject to which it will be sent, or None."""
+"""Called with a request for a snapshot; returns the subject to which it will be sent, or None."""
 _CONNECT_S, _PING_S = 20.0, 10
 _MOST_WAITING, _MOST_BYTES, _LARGEST = 1_000, 1 << 20, 4_096
-"""Requests that wait, their bytes, and those of one."""
+"""The limits of requests: how many may wait, their total bytes, and the bytes of one."""
 _SAY_EVERY_S = 60.0
 
 
 class UnsendableSchemaError(Exception):
-    """A schema is larger than the server, or its stream, takes."""
+    """A schema is larger than the server, or its stream, accepts."""
 
 
 class Streams:
-    """Methods raise what the client raises."""
+    """The streams of one database. Methods raise what the NATS client raises."""
 
     def __init__(self, client: Any, wire: Wire) -> None:
         self._client, self._jetstream = client, client.jetstream(timeout=_API_S)
@@ -43,11 +44,11 @@ class Streams:
         self._messages: dict[str, bytes] = {}
         """Schema messages, by fingerprint."""
         self._newest: dict[str, str] = {}
-        """Of each table, by its subject, the fingerprint of its newest schema."""
+        """The fingerprint of each table's newest schema, by the table's subject."""
 
     async def make(self) -> None:
-        """Make the streams that are not there. One that is there is taken as it is, with whatever limits
-        somebody gave it; where databases share one, this one's subjects are added to it."""
+        """Create the missing streams. An existing stream is used with the limits that it has; if databases
+        share it, this database's subjects are added to it."""
         for kind in KINDS:
             stream, subjects = self._wire.stream(kind), self._wire.all_subjects(kind)
             try:
@@ -64,12 +65,12 @@ class Streams:
                 await self._jetstream.update_stream(found.evolve(subjects=[*known, subjects]))
 
     async def prepare(self) -> None:
-        """Make the streams, and read which schemas there are."""
+        """Create the missing streams, and read the schema messages."""
         await self.make()
         await self._read_schemas()
 
     async def newest_headers(self) -> Any:
-        """Those of the last change in the stream; None without one."""
+        """Return the headers of the last change in the stream; None if it has none."""
         stream, subjects = self._wire.stream("wal"), self._wire.all_subjects("wal")
         last = await last_message(self._jetstream, stream, subjects)
         return None if last is None else last.headers
@@ -108,12 +109,12 @@ class Streams:
         await subscription.unsubscribe()
 
     def find(self, fingerprint: str) -> bytes | None:
-        """The schema message with a fingerprint, if the stream has, or had, one."""
+        """Return the schema message with a fingerprint; None if the stream never had one."""
         return self._messages.get(fingerprint)
 
 
 def _fields(packet: bytes) -> dict[str, Any] | None:
-    """Of a schema message; None for what is somebody else's."""
+    """Return the fields of a schema message; None if another program has written the message."""
     try:
         found = json.loads(unframed([packet]))
         return found if isinstance(found["fingerprint"], str) and isinstance(found["source"], str) else None
@@ -122,8 +123,9 @@ def _fields(packet: bytes) -> dict[str, Any] | None:
 
 
 class Requests:
-    """Anybody may send anything there, odd bytes or very much of it: it reaches no event's connection, and
-    costs no more than its asker an answer."""
+    """The answers to requests. Any NATS client may send requests, with any content and at any rate. Therefore
+    they have a connection of their own, apart from that of events, and a request that fails costs only its
+    own answer."""
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class Requests:
         self._said_at = -_SAY_EVERY_S
 
     async def start(self) -> None:
-        """Raises what the client raises."""
+        """Connect, and answer requests from now on. Raises what the NATS client raises."""
         connecting = nats.connect(
             self._servers,
             max_reconnect_attempts=-1,
@@ -154,7 +156,7 @@ class Requests:
         await self._client.flush()
 
     async def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering requests and close the connection."""
         await self._client.close()
 
     async def _serve(self, kind: Any, answer: Callable[[bytes], Awaitable[bytes | None]]) -> None:
@@ -174,12 +176,13 @@ class Requests:
         )
 
     def _may_be_answered(self, request: Msg) -> bool:
-        """Nothing is written into a stream for who may not write there."""
+        """Return True if the request has a reply subject and an accepted size. A reply subject of a stream is
+        not accepted: the requester could otherwise write to a stream without the right to do so."""
         is_ours = request.reply.startswith(("$", *self._wire.own))
         return bool(request.reply) and not is_ours and len(request.data) <= _LARGEST
 
     async def _schema(self, request: bytes) -> bytes | None:
-        """creek answers nothing to a fingerprint that it does not know."""
+        """Return the schema message; None, and so no answer, if the fingerprint is unknown, as creek does."""
         return self._find_schema(request.decode(errors="replace"))
 
     async def _snapshot(self, request: bytes) -> bytes | None:
@@ -188,7 +191,7 @@ class Requests:
         return None if subject is None else subject.encode()
 
     async def _say(self, error: Exception) -> None:
-        """Not each time: that may be very often."""
+        """Log an error, at most once in 60 s: requests may be very frequent."""
         if time.monotonic() - self._said_at >= _SAY_EVERY_S:
             self._said_at = time.monotonic()
             said = self._reasons.error_of(error).message

@@ -1,4 +1,4 @@
-"""TableShape: a table's columns as creek's schema has them, and the SQL that keeps a table of that shape."""
+"""The columns of a table in creek's schema, and the SQL that maintains a copy of the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class ShapeColumn:
-    """`field`: what messages call it. `pg_type`: SQL of its type."""
+    """A column. `field`: its name in messages. `pg_type`: the SQL of its type."""
 
     field: str
     name: str
@@ -30,13 +30,13 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class TableShape:
-    """A version of a table. A table whose rows have no key is one that is sent whole before each change."""
+    """A version of a table. If its rows have no key, each change has the whole earlier row."""
 
     columns: Sequence[ShapeColumn]
 
     @classmethod
     def parse(cls, schema: str) -> TableShape:
-        """Of a change's schema, or a snapshot's. Raises MessageError."""
+        """Parse the schema of a change or of a snapshot. Raises MessageError."""
         try:
             record = json.loads(schema)
             after = [field for field in record["fields"] if field["name"] == "after"]
@@ -48,21 +48,22 @@ class TableShape:
 
     @cached_property
     def keys(self) -> list[ShapeColumn]:
-        """Of a table that has a key: its columns. With replica identity full all are sent, and may be NULL;
-        those of an index are some, which creek's schema lets be NULL as well."""
+        """Return the key columns; none if the table has no key. With REPLICA IDENTITY FULL every column is
+        marked as a key column and may be NULL. An index has only some of the columns; creek's schema lets
+        these be NULL as well."""
         keys = [column for column in self.columns if column.is_key]
         is_whole = len(keys) == len(self.columns) and all(column.is_nullable for column in keys)
         return [] if is_whole else keys
 
     def create_sql(self, table: TableName) -> str:
-        """The table, if there is none of its name."""
+        """Return the statement that creates the table if no table of its name exists."""
         declared = [f"{quote_identifier(column.name)} {column.pg_type}" for column in self.columns]
         if self.keys:
             declared.append(f"PRIMARY KEY ({', '.join(quote_identifier(one.name) for one in self.keys)})")
         return f"CREATE TABLE IF NOT EXISTS {table.sql} ({', '.join(declared)})"
 
     def missing_sql(self, table: TableName, held: Iterable[str]) -> list[str]:
-        """What adds the columns that a table does not have."""
+        """Return the statements that add the columns that the table lacks."""
         names = set(held)
         return [
             f"ALTER TABLE {table.sql} ADD COLUMN {quote_identifier(column.name)} {column.pg_type}"
@@ -71,7 +72,8 @@ class TableShape:
         ]
 
     def insert_sql(self, table: TableName, types: Mapping[str, str], unchanged: Sequence[str] = ()) -> str:
-        """A row, by its fields. Where there is one of its key it becomes that; fields in `unchanged` stay."""
+        """Return the statement that inserts a row. If the table has a row with its key, that row is updated
+        instead, except for the fields in `unchanged`."""
         names = ", ".join(_quoted(column.name) for column in self.columns)
         values = ", ".join(_value(column, types) for column in self.columns)
         insert = f"INSERT INTO {_of(table)} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
@@ -88,8 +90,8 @@ class TableShape:
         return f"{insert} ON CONFLICT ({keys}) DO {then}"
 
     def move_sql(self, table: TableName, types: Mapping[str, str], unchanged: Sequence[str]) -> str:
-        """The row with a key, whose parameters are those of `before_moving`, becomes another, with what
-        stays."""
+        """Return the statement that updates the row with an earlier key, including its key, except for the
+        fields in `unchanged`. The parameters of the earlier key are those of `before_moving`."""
         sets = ", ".join(
             f"{_quoted(one.name)} = {_value(one, types)}"
             for one in self.columns
@@ -102,11 +104,11 @@ class TableShape:
         return f"UPDATE {_of(table)} SET {sets} WHERE {where}"  # noqa: S608 - names are quoted
 
     def delete_sql(self, table: TableName, types: Mapping[str, str]) -> str:
-        """The row with a key; without one, a row that is equal."""
+        """Return the statement that deletes the row with a key; without a key, one row that is equal."""
         if self.keys:
             where = " AND ".join(f"{_quoted(one.name)} = {_value(one, types)}" for one in self.keys)
             return f"DELETE FROM {_of(table)} WHERE {where}"  # noqa: S608 - names are quoted
-        # As texts: some types have no equality.
+        # Compare text values: some types have no equality operator.
         where = " AND ".join(
             f"{_quoted(one.name)}::text IS NOT DISTINCT FROM {_value(one, types)}::text"
             for one in self.columns
@@ -116,7 +118,7 @@ class TableShape:
 
 
 def before_moving(key: Row) -> Row:
-    """A key's values, by names that no field has."""
+    """Return the values of a key under parameter names that no field has."""
     return {_before(field): value for field, value in key.items()}
 
 
@@ -126,17 +128,17 @@ def _before(field: str) -> str:
 
 def _value(column: ShapeColumn, types: Mapping[str, str]) -> str:
     pg_type = types.get(column.name, column.pg_type).replace("%", "%%")
-    # In brackets: a minus sign is weaker than the cast. Without the size: a cast cuts what is too long.
+    # In parentheses: the cast binds more strongly than a minus sign. Without the size: a cast would truncate.
     return f"(%({column.field})s)::{unsized(pg_type)}"
 
 
 def unsized(pg_type: str) -> str:
-    """SQL of a type without its length or precision."""
+    """Return the SQL of a type without its length or precision."""
     return _SIZE.sub("", pg_type)
 
 
 def _quoted(name: str) -> str:
-    """In a statement with parameters."""
+    """Quote a name for a statement with parameters."""
     return quote_identifier(name).replace("%", "%%")
 
 
@@ -146,7 +148,7 @@ def _of(table: TableName) -> str:
 
 def _column(field: Mapping[str, Any]) -> ShapeColumn:
     if not _AVRO_NAME.fullmatch(field["name"]):
-        # It becomes the name of a parameter.
+        # The name becomes that of a parameter.
         raise ValueError(field["name"])
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     named = quote_identifier(str(field["pgType"]))

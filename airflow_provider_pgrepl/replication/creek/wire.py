@@ -1,8 +1,8 @@
 """creek's wire: subjects, packets, and the Avro record of a change.
 
-How creek puts a payload into messages of NATS: in packets, each with its number.
-The first is `uint16 0`, `uint32` the payload's length, and bytes; a later one its number, and bytes; all
-big-endian. creek's newer client cannot read a second packet, so a payload that needs one is not sent.
+creek splits a payload into packets, one in each NATS message. The first packet is `uint16 0`, the payload's
+length as `uint32`, and bytes; a later one is its number as `uint16`, and bytes; all big-endian. creek's newer
+client cannot read a second packet, so a payload that needs one is not sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _V1_REQUESTS = {"schema": "_schema", "snap": "_snapshot"}
 _FIRST, _LATER = struct.Struct(">HI"), struct.Struct(">H")
 MAGIC = b"\xc3\x01"
 OPS = ("c", "u", "u_pk", "d", "t", "r")
-"""`u_pk`: an update of which the source sent the old row or key. `r`, a read, is never sent."""
+"""`u_pk`: an update for which the source sent the old row or key. `r`, a read, is never sent."""
 _CODES = {op: long(place) for place, op in enumerate(OPS)}
 _SOURCE_NAME = b"dummy"
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
@@ -46,8 +46,8 @@ _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 
 @dataclass(frozen=True)
 class Wire:
-    """How one database's streams are called. In `v1`, of creek before March 2025, which its PostgreSQL
-    consumer reads, all databases of a namespace share three streams."""
+    """The names of one database's streams and subjects. In `v1`, the wire of creek before March 2025, which
+    creek's PostgreSQL consumer reads, all databases of a namespace share three streams."""
 
     namespace: str
     database: str
@@ -59,24 +59,26 @@ class Wire:
         return f"{self.namespace}_{kind}_{self.database}"
 
     def all_subjects(self, kind: Kind) -> str:
-        """A pattern of the database's subjects in a stream."""
+        """Return the pattern of the database's subjects in a stream."""
         return f"{self._prefix(kind)}.>"
 
     def subject(self, kind: Kind, table: str) -> str:
-        """What is special in a name is percent-encoded. `table`: `schema.name`."""
+        """Return a table's subject. Special characters in names are percent-encoded. `table`:
+        `schema.name`."""
         return f"{self._prefix(kind)}.{words_of(table)}"
 
     def request(self, kind: Kind) -> str:
-        """Where schemas (`schema`) and snapshots (`snap`) are asked for."""
+        """Return the subject of requests for schemas (`schema`) or snapshots (`snap`)."""
         return f"{self.namespace}.{_V1_REQUESTS[kind]}" if self.version == "v1" else self.stream(kind)
 
     def new_snapshot(self, table: str, now: datetime) -> str:
-        """The subject of a snapshot, which no other has: `….YYYYMMDDHHMMSS_micros_xxxx`."""
+        """Return a unique subject for a snapshot: `….YYYYMMDDHHMMSS_micros_xxxx`."""
         return f"{self.subject('snap', table)}.{now:{TOPIC_FORM}}_{secrets.token_hex(2)}"
 
     @property
     def own(self) -> tuple[str, ...]:
-        """How all subjects begin that are the streams', of whichever database, or the publishers'."""
+        """Return the prefixes of all subjects of the streams of any database, and of requests to
+        publishers."""
         return (f"{self.namespace}.", f"{self.namespace}_")
 
     def _prefix(self, kind: Kind) -> str:
@@ -84,17 +86,18 @@ class Wire:
 
 
 def largest_payload(max_payload: int) -> int:
-    """Bytes that one packet holds. `max_payload`: what the server takes."""
+    """Return how many bytes of payload one packet holds. `max_payload`: the server's limit, in bytes."""
     return max_payload - _FIRST.size - 2
 
 
 def framed(payload: bytes) -> bytes:
-    """A payload as the only packet."""
+    """Return the payload as its only packet."""
     return _FIRST.pack(0, len(payload)) + payload
 
 
 def unframed(packets: list[bytes]) -> bytes:
-    """The payload of all packets, in their order. Raises ValueError when they do not belong together."""
+    """Return the payload of packets, in their order. Raises ValueError if they are not those of one
+    payload."""
     unframing, found = Unframing(), None
     for packet in packets:
         if found is not None:
@@ -106,19 +109,19 @@ def unframed(packets: list[bytes]) -> bytes:
 
 
 class Unframing:
-    """Payloads of packets that come one after the other."""
+    """A decoder of successive packets."""
 
     def __init__(self) -> None:
         self._length, self._next, self._payload = 0, 0, b""
 
     def add(self, packet: bytes) -> bytes | None:
-        """The payload that the packet is the end of, if it is. Raises ValueError for one that does not belong
-        to those before it."""
+        """Return the payload if the packet completes it, otherwise None. Raises ValueError if the packet does
+        not continue the earlier ones."""
         if len(packet) < _LATER.size:
             raise ValueError("not a packet")
         (number,) = _LATER.unpack_from(packet)
         if number == 0:
-            # Whoever sent the one before may have been interrupted.
+            # The sender of the earlier packets may have been interrupted.
             if len(packet) < _FIRST.size:
                 raise ValueError("not a packet")
             _, self._length = _FIRST.unpack_from(packet)
@@ -138,8 +141,8 @@ class Unframing:
 
 @dataclass(frozen=True)
 class Envelope:
-    """How changes of one relation are sent. `columns`: all that are, in their order. `has_last`: each tells
-    the stamp of the one before it, as the wire's first version does."""
+    """The Avro record of a relation's changes. `columns`: the published ones, in their order. `has_last`:
+    each change has the stamp of the change before it, as in v1."""
 
     database: str
     table: TableName
@@ -152,7 +155,7 @@ class Envelope:
 
     @cached_property
     def names(self) -> list[str]:
-        """Of each column the name of its field, the same before a change and after it."""
+        """Return the field name of each column, the same before and after a change."""
         return avro_names(self.columns)
 
     @cached_property
@@ -190,11 +193,11 @@ class Envelope:
 
     @property
     def source(self) -> str:
-        """What schema messages call the table."""
+        """Return the table's name in schema messages."""
         return f"{self.table.schema}.{self.table.name}"
 
     def schema_message(self, created_at: datetime) -> bytes:
-        """What the schema stream carries, and who asks for a fingerprint gets."""
+        """Return the message for the schema stream, which also answers a request for its fingerprint."""
         return json.dumps(
             {
                 "fingerprint": self.fingerprint_text,
@@ -217,13 +220,13 @@ class Envelope:
         return b"".join(string(name.encode()) for name in names)
 
     def head(self, commit_us: int, xid: int) -> bytes:
-        """All before the stamp. `commit_us`: microseconds since 1970."""
+        """Return the bytes before the stamp. `commit_us`: microseconds since 1970-01-01."""
         return b"".join([self._beginning, long(commit_us), self._place, long(xid)])
 
 
 @dataclass(frozen=True, slots=True)
 class Unstamped:
-    """A change but for its stamp and the moment at which it is sent."""
+    """An encoded change without its stamp and the time at which it is sent."""
 
     head: bytes
     op: bytes
@@ -231,13 +234,14 @@ class Unstamped:
     has_last: bool = False
 
     def stamped(self, stamp: int, sent_at: bytes, last: int = 0) -> bytes:
-        """`stamp`: an LSN of its own; `last`: that before; `sent_at`: a long of microseconds since 1970."""
+        """Return the change with its stamp, which is an LSN of its own. `sent_at`: an encoded long of
+        microseconds since 1970-01-01. `last`: the stamp of the change before."""
         before = string(str(LSN(last)).encode()) if self.has_last else b""
         return b"".join([self.head, before, string(str(LSN(stamp)).encode()), self.op, sent_at, self.rows])
 
 
 def code_of(op: Operation, *, has_old: bool) -> bytes:
-    """What creek calls an operation."""
+    """Return creek's encoded code of an operation."""
     update = "u_pk" if has_old else "u"
     return _CODES[{"insert": "c", "update": update, "delete": "d", "truncate": "t"}[op]]
 

@@ -1,1 +1,1 @@
-"""Delta tables as files: log, checkpoints, one writer."""
+"""The files of Delta tables: commits of a single writer, checkpoints, recovery after a crash."""

@@ -1,7 +1,7 @@
-"""Checkpoints in a Delta table's log: their names, and what they say. Of one file, of parts, and V2 ones.
+"""Checkpoints in a Delta table's log: single-file, multi-part and V2 checkpoints.
 
-A V2 checkpoint has a random name and may be JSON. Its files are listed in sidecars, files of a folder of the
-log, or in itself.
+A V2 checkpoint has a random name and may be JSON. Its actions are in sidecars, which are files in a folder of
+the log, or in the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -31,31 +31,37 @@ _ANY_SIZE = 2**63 - 1
 
 
 class Checkpoints:
-    """Of a table that this process commits to, one every so many versions. Who opens the table reads all
-    commits since the last one."""
+    """The writer of checkpoints of a table, one for every `every` versions, in a thread.
+
+    A reader that opens the table reads all commits since the last checkpoint.
+    """
 
     def __init__(self, uri: str, every: int) -> None:
         self._uri, self._every = uri, every
         self._writing: threading.Thread | None = None
 
     def after(self, before: int, version: int) -> None:
-        """Begin one of a version that is on the disk, when the table has come to it from an earlier one and
-        it is time; unless the last is still being written."""
+        """Start a checkpoint of a flushed version if `before` and `version` are on different sides of a
+        multiple of `every`. Does nothing while the previous checkpoint is being written."""
         if version // self._every == before // self._every:
             return
         if self._writing is None or not self._writing.is_alive():
-            # Waited for when the process ends: deltalake at work in a daemon thread would crash it then.
+            # Not a daemon thread, so that the process waits for it at exit: deltalake in a running daemon
+            # thread would crash the process.
             self._writing = threading.Thread(target=self._write, args=(version,), name="pgrepl-checkpoint")
             self._writing.start()
 
     def _write(self, version: int) -> None:
-        """Of this very version: a newer one may not be on the disk, and be set aside."""
+        """Write a checkpoint of exactly this version: a newer one may not be on disk, and be set aside."""
         with _told(self._uri):
             write_checkpoint(open_delta(self._uri, version))
 
 
 def write_checkpoint(table: DeltaTable) -> None:
-    """Of the version where the handle stands, which is on the disk. What is committed stays so without."""
+    """Write a checkpoint of the handle's version, which must be on disk, and flush it.
+
+    Errors are only logged: the commits are valid without a checkpoint.
+    """
     with _told(table.table_uri):
         table.create_checkpoint()
         durable.flush_checkpoint(table.table_uri, table.version())
@@ -70,7 +76,7 @@ def _told(uri: str) -> Iterator[None]:
 
 
 def checkpoint_version(name: str) -> int | None:
-    """Return the version of the checkpoint that a file of this name in a log is, or is a part of."""
+    """Return the version of the checkpoint to which a log file of this name belongs; None for other files."""
     match = _match(name)
     return int(match[1]) if match else None
 
@@ -80,7 +86,7 @@ def _match(name: str) -> re.Match[str] | None:
 
 
 def whole_checkpoints(entries: Iterable[fs.FileInfo]) -> list[tuple[int, list[str]]]:
-    """Return the checkpoints among a log's files of which all parts are there and none is empty.
+    """Return the checkpoints whose parts are all among a log's files, and not empty.
 
     Newest first: the version, and the names of the parts.
     """
@@ -102,10 +108,10 @@ def whole_checkpoints(entries: Iterable[fs.FileInfo]) -> list[tuple[int, list[st
 def read_checkpoint(
     filesystem: fs.FileSystem, root: str, names: Sequence[str], kinds: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the actions of these kinds of a checkpoint whose files have these names, each under its kind.
+    """Yield the actions of these kinds, each under its kind, from the checkpoint files `names`.
 
-    `root`: the table's path in its filesystem. Raises FileNotFoundError, OSError, ValueError and
-    ArrowException for a checkpoint that is not whole.
+    `root`: the table's path in its filesystem. Raises FileNotFoundError, OSError, and ValueError or
+    ArrowException for an incomplete checkpoint.
     """
     for name in names:
         for action in _actions(filesystem, f"{log_path(root)}/{name}", (*kinds, _SIDECAR)):
@@ -116,14 +122,13 @@ def read_checkpoint(
 
 
 def sidecars(filesystem: fs.FileSystem, root: str, name: str) -> list[str]:
-    """The files that a checkpoint's file of this name has its actions in, besides its own. Raises what
-    `read_checkpoint` does."""
+    """Return the paths of the sidecars that a checkpoint file names. Raises as `read_checkpoint`."""
     named = _actions(filesystem, f"{log_path(root)}/{name}", (_SIDECAR,))
     return [_sidecar_path(root, action) for action in named if action]
 
 
 def _sidecar_path(root: str, action: dict[str, Any]) -> str:
-    """All are in one folder, whatever else the action says."""
+    """Return a sidecar's path. All sidecars are in one folder; only the name in the action is used."""
     return f"{log_path(root)}/{_SIDECARS}/{unquote(action[_SIDECAR]['path']).rpartition('/')[2]}"
 
 

@@ -1,11 +1,11 @@
-"""A commit of a Delta table written by ourselves: one put, which the store takes or refuses.
+"""Commits of Delta tables: written by this package with one put, or by deltalake and then verified.
 
-deltalake 1.6 cannot say all that ours say; and it looks at the log before and after a commit, which in a
-store are ten exchanges, each of which waits for the one before.
+deltalake 1.6 cannot write all actions that this package's commits need. It also reads the log before and
+after a commit: in a store, 10 requests one after the other.
 
-Which commit that deltalake made is one's own.
-A client puts a commit again when the answer to the first put was lost or was an error. The second put then
-finds the version taken, by what the first has put, and deltalake says that another writer was first.
+A store's client repeats the put of a commit if the answer to the first put was lost or an error. The second
+put then finds the version that the first one created, and deltalake reports a conflict with another writer.
+`committing` recognizes such a commit as its own.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _CHECKED_VALUES = ('"nullable":false', '"delta.invariants"')
-"""Of a schema by which writers are to reject rows, which we do not; lake tables have neither."""
+"""Parts of a schema that require writers to reject rows, which this module does not do. Lake tables have
+none."""
 _OLD_WRITER = 2
-"""The newest version of writers of which a table without features demands only what we do."""
+"""The newest writer version without table features whose requirements this module fulfills."""
 _TOKEN = "pgrepl_commit"  # noqa: S105 - of a commit
 
 
 def can_commit(table: DeltaTable) -> bool:
-    """Whether we do all that the table demands of its writers. What it demands more, deltalake may do."""
+    """Return True if this module fulfills all requirements of the table for writers.
+
+    Otherwise deltalake may still be able to write the table.
+    """
     protocol = table.protocol()
     if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
         return False
@@ -62,8 +66,10 @@ def metadata_action(
     schema: Schema | None = None,
     partition_columns: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The table's metadata, with some properties more, or with others than it had; by choice with another
-    schema, partitioned by other columns."""
+    """Return the action that sets the table's metadata, with these properties added or replaced.
+
+    `schema`, `partition_columns`: the new ones; default: unchanged.
+    """
     held = table.metadata()
     return {
         "metaData": {
@@ -81,7 +87,7 @@ def metadata_action(
 
 
 def added_action(file: AddAction) -> dict[str, Any]:
-    """The log's line for a file that comes, as deltalake's own has it."""
+    """Return the log action that adds a file, in the form that deltalake writes."""
     return {
         "add": {
             "path": file.path,
@@ -101,9 +107,10 @@ def put_version(
     properties: CommitProperties,
     actions: Iterable[Mapping[str, Any]],
 ) -> bool:
-    """Commit as this very version with what properties of deltalake's say; as `put_commit` in all else.
+    """Commit as exactly this version, with the metadata and app IDs of deltalake's `properties`.
 
-    App ids come last, in their order: a commit that was cut off has none of them.
+    The app IDs come last, in their order: a truncated commit lacks the last one. Returns and raises as
+    `put_commit`.
     """
     now = int(time.time() * 1000)
     about = {
@@ -123,12 +130,12 @@ def put_version(
 def put_commit(
     uri: str, version: int, about: Mapping[str, Any], actions: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Commit as this very version of a table, unless somebody has: then nothing happens. Whether it did.
+    """Commit as exactly this version of a table. Returns False if another commit has this version.
 
-    The store decides who of several is first (a hard link on a file system, a conditional put elsewhere).
-    `about`: what is told of the commit. Raises OSError; the commit may be there nevertheless.
+    The storage lets one of several writers succeed (by a hard link on a file system, by a conditional put in
+    a store). `about`: the content of `commitInfo`. Raises OSError; the commit may nevertheless exist.
     """
-    # Nobody else's commit is the same, byte for byte.
+    # The random ID makes the bytes of this commit unique.
     first = {"commitInfo": {**about, "txnId": uuid.uuid4().hex}}
     lines = [json.dumps(action, separators=(",", ":")) for action in (first, *actions)]
     content = "\n".join(lines).encode()
@@ -136,7 +143,7 @@ def put_commit(
     try:
         _put(uri, version, content)
     except AlreadyExistsError:
-        # A put whose answer was lost is tried again by the client, and then finds what it has put.
+        # The client repeats a put whose answer was lost, and then finds its own commit.
         return read_commit(uri, version) == content
     except BaseError as error:
         refused = _refused(f"version {version} of the log of {uri}", error)
@@ -146,7 +153,10 @@ def put_commit(
 
 
 def _refused(what: str, error: BaseError) -> OSError:
-    """With the system's number, or the store's code: the store's answer may hold what we sent."""
+    """Return an OSError with the system's error number or the store's error code.
+
+    The store's answer is left out: it may contain the request.
+    """
     for number in system_errors(error):
         return OSError(number, os.strerror(number), what)
     return OSError(f"{what} could not be put: {type(error).__name__} {facts_in(error)}")
@@ -161,14 +171,17 @@ def _put(uri: str, version: int, content: bytes) -> None:
 
 
 def commit_token() -> dict[str, str]:
-    """For the metadata of one commit, by which no other has the same."""
+    """Return a unique token for the metadata of one commit."""
     return {_TOKEN: uuid.uuid4().hex}
 
 
 @contextmanager
 def committing(table: DeltaTable, properties: CommitProperties) -> Iterator[None]:
-    """Commit once through a handle. Raises CommitFailedError when another writer was first, and what else
-    deltalake does; OSError."""
+    """Run a block that commits once through a handle, with these `properties`.
+
+    A conflict with the handle's own commit is not an error; the handle is then updated. Raises
+    CommitFailedError if another writer was first, other errors of deltalake, OSError.
+    """
     try:
         yield
     except CommitFailedError:
@@ -178,9 +191,9 @@ def committing(table: DeltaTable, properties: CommitProperties) -> Iterator[None
 
 
 def _has_landed(table: DeltaTable, properties: CommitProperties) -> bool:
-    """Whether a commit with these properties is one of those after the version where the handle stands.
+    """Return True if a commit after the handle's version has the token of these properties.
 
-    On a file system a commit is made once, and its outcome is known.
+    Returns False for a file system, where a commit is tried once and its outcome is known.
     """
     uri, token = str(table.table_uri), (properties.custom_metadata or {}).get(_TOKEN)
     if token is None or local_path(uri) is not None:

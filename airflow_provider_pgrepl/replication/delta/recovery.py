@@ -1,7 +1,7 @@
-"""What a crash of the machine leaves half written at the end of a Delta table's log: found, and taken out.
+"""Recovery of a Delta table after a crash of the host: finds torn commits at the log's end, and removes them.
 
-Nothing of it was told to anybody: whoever commits flushes first. deltalake takes an empty commit for one that
-does nothing, and refuses a table with a half one, or with a checkpoint that is not whole.
+No torn commit was reported before: a writer flushes first. deltalake accepts an empty commit as one without
+actions, but cannot open a table with a partial commit or an incomplete checkpoint.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Torn:
-    """Of one table: the commits from the first torn one on, checkpoints that cannot be read, and whether the
-    hint to the last checkpoint leads nowhere."""
+    """The damage of one table: the commits from the first torn one on, and the unreadable checkpoints.
+
+    `has_wrong_hint`: True if `_last_checkpoint` is damaged, or names a version after the newest readable
+    checkpoint.
+    """
 
     uri: str
     commits: tuple[int, ...] = ()
@@ -61,7 +64,11 @@ class Torn:
         return bool(self.commits or self.checkpoints or self.has_wrong_hint)
 
     def set_aside(self) -> None:
-        """Only for who writes the table while nobody else does. Raises LakeError, LakeUnavailableError."""
+        """Rename the torn commits and checkpoints, so that they no longer belong to the log.
+
+        Only the table's writer may call this, while no other process writes. Raises LakeError,
+        LakeUnavailableError.
+        """
         root = local_path(self.uri)
         if root is None or not self:
             return
@@ -86,13 +93,14 @@ def find_torn(
     is_whole: Callable[[Actions], bool] = bool,
     told: int | None = _NONE,
 ) -> Torn:
-    """Look at what came after the last sound checkpoint. Raises LakeError, LakeUnavailableError.
+    """Find torn commits after the last readable checkpoint. Raises LakeError, LakeUnavailableError.
 
-    `app`: the app id under which the table's writer counts its commits; `is_whole`: whether a commit's
-    actions are all there, as far as the writer can tell. `told`: the newest version that a consistent point
-    or the state names; None when that is not known. Only commits above it are torn by a log file that is
-    missing, or by a data file that is missing or short: the file of a commit that was reported is on the
-    disk, and may only be out of sight.
+    `app`: the app ID under which the table's writer counts its commits. `is_whole`: returns True if a
+    commit's actions are complete, as far as the writer can determine.
+
+    `told`: the newest version that a consistent point or the state names; None if it is not known. A missing
+    log file, or a missing or short data file, tears only commits above it: the files of a reported commit are
+    on disk, and may only be invisible. None counts as "all reported"; the default as "none reported".
     """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
@@ -104,11 +112,11 @@ def find_torn(
 
 
 def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool) -> Torn:
-    """As `find_torn`, of a table of which nothing records the version that was reported.
+    """Find torn commits, as `find_torn`, of a table whose reported version is not recorded.
 
-    A crash leaves a file that is not whole, and no whole commit behind it: the name of a file is on the disk
-    no later than that of the commit, and a writer flushes all that came before its commit. A file that lacks
-    otherwise, also one of the log, may only be out of sight: raises LakeError, LakeUnavailableError.
+    A crash leaves an incomplete file, and no complete commit after it: the name of a file is on disk no later
+    than that of its commit, and a writer flushes all earlier commits before its own. A file that is missing
+    otherwise, in the log or not, may only be invisible: then raises LakeError. Raises LakeUnavailableError.
     """
     torn, root = find_torn(uri, app, is_whole), local_path(uri)
     if root is not None:
@@ -156,7 +164,10 @@ def _way_out(folder: Path, first: int) -> str:
 
 
 def _checkpoints(root: Path) -> tuple[int, list[int]]:
-    """The newest that can be read, and newer ones that cannot, if the commits make up for them."""
+    """Return the version of the newest readable checkpoint (-1 for none), and the unreadable newer ones.
+
+    The newer ones are left out unless the log has all commits that they cover.
+    """
     folder, versions = root / LOG_FOLDER, set(commit_versions(root / LOG_FOLDER))
     infos = _LOCAL.get_file_info(fs.FileSelector(str(folder)))
     whole = whole_checkpoints(infos)
@@ -168,7 +179,7 @@ def _checkpoints(root: Path) -> tuple[int, list[int]]:
 
 
 def _can_be_read(root: Path, names: Sequence[str]) -> bool:
-    """Whether the files of a checkpoint are whole, and the sidecars that they name."""
+    """Return True if the files of a checkpoint, and the sidecars that they name, are complete."""
     try:
         for name in names:
             if name.endswith(".parquet"):
@@ -185,7 +196,10 @@ def _files_of_checkpoint(folder: Path, version: int) -> list[Path]:
 
 
 def _has_wrong_hint(folder: Path, sound: int) -> bool:
-    """Readers look for the checkpoint of the hint, and take it for damage when there is none."""
+    """Return True if `_last_checkpoint` names a version newer than `sound`, or is damaged.
+
+    Readers look for the checkpoint that it names, and report a damaged table if there is none.
+    """
     hint = folder / LAST_CHECKPOINT
     if not hint.exists():
         return False
@@ -200,7 +214,7 @@ def _torn_commits(
 ) -> list[int]:
     folder = root / LOG_FOLDER
     versions = [version for version in commit_versions(folder) if version > base]
-    # Without a checkpoint, a log that does not begin at 0 is not one that a crash has left.
+    # A crash does not leave a log without a checkpoint that does not begin at version 0.
     if base == _NONE and 0 not in versions:
         return []
     read: dict[int, Actions] = {}
@@ -219,7 +233,7 @@ def _torn_commits(
 
 
 def _read(folder: Path, version: int) -> Actions | None:
-    """None when it is torn; nothing when it is empty, as deltalake takes it."""
+    """Return a commit's actions, None if it is torn. An empty commit has no actions, as in deltalake."""
     try:
         return read_actions(folder, version)
     except ValueError:
@@ -227,9 +241,10 @@ def _read(folder: Path, version: int) -> Actions | None:
 
 
 def _without_empty_end(read: dict[int, Actions], app: str | None) -> list[int]:
-    """The versions up to an empty one that no commit has followed, or that was one of the counted commits.
+    """Return the versions before the first torn empty commit.
 
-    One that was followed, by a writer that knew of nothing there, has taken nothing from anybody.
+    An empty commit is torn if no commit follows it, or if the writer's count of commits shows that it was
+    one of them. Another empty commit that was followed has lost nothing: the later writer saw it as empty.
     """
     kept: list[int] = []
     pending: list[int] = []
@@ -248,7 +263,10 @@ def _without_empty_end(read: dict[int, Actions], app: str | None) -> list[int]:
 
 
 def _lacking_files(root: Path, commits: list[Actions]) -> int:
-    """How many of the newest commits go from the first on that added a file which is not whole."""
+    """Return the number of newest commits from the first one on that added a missing or incomplete file.
+
+    Files that a commit removes are not checked. Checks at most NEWEST commits.
+    """
     gone = {unquote(path) for path in _paths("remove", commits)}
     newest = commits[-NEWEST:]
     for place, actions in enumerate(newest):

@@ -1,9 +1,9 @@
-"""AppLog: the log of a table whose rows one process at a time brings, under an app id that counts commits.
+"""The log of a table to which one process at a time adds rows, under an app ID that counts its commits.
 
-Who commits knows the version of its last commit, and puts each as one of those that follow: the store takes a
-version from one only. Of each that somebody else was first to put, it reads what it is. One under the same
-app id, or of another shape, is where it ends: that is what keeps two writers apart, whatever locks, networks
-and paused processes do.
+The writer knows the version of its last commit, and puts each commit as one of the next versions. The storage
+accepts a version only once. If another process has put a version first, the writer reads that commit. If it
+has the same app ID, or changes data, metadata or protocol, the writer stops. This keeps two writers apart,
+regardless of locks, network failures and paused processes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
 
 
 class TakenOverError(Exception):
-    """Another process has written the table under this app id, or has changed what it is."""
+    """The error that another process has committed under this app ID, or has changed the table."""
 
 
 class AppLog:
-    """As of a table that was just opened; `checkpoint_every`: so many versions.
+    """The log of a table with a single writer, created from the table just opened.
 
-    `version`: of the last commit by this process, at first that of the table; `sequence`: how often anybody
-    has committed under the app id by then. `knows_files`: whether the writer goes by the files that it has
-    put, so that nobody may replace them. Raises LakeError for a table that demands more of its writers than
-    we do, OSError.
+    `checkpoint_every`: the number of versions between checkpoints. `version`: that of this process's last
+    commit, initially that of the table. `sequence`: the number of commits under the app ID by then, by any
+    process. `knows_files`: True if the writer relies on its list of files, so that a commit which replaces
+    files stops it. Raises LakeError if the table has requirements for writers that `can_commit` rejects,
+    OSError.
     """
 
     def __init__(
@@ -63,11 +64,10 @@ class AppLog:
         apps: Iterable[Transaction] = (),
         with_files: bool = True,
     ) -> None:
-        """Commit, and have it on the disk, with all that others committed before it.
+        """Commit, and flush the commit to disk, with all commits of other processes before it.
 
-        `told`: metadata of the commit; `apps`: further app ids; `with_files`: whether the files that it adds
-        have to be flushed, too. Raises TakenOverError; DeltaError and OSError, after which the commit may be
-        there.
+        `told`: metadata of the commit. `apps`: further app IDs. `with_files`: False if the added files are
+        already on disk. Raises TakenOverError; DeltaError or OSError, after which the commit may exist.
         """
         self._check_last()
         before, sequence = self.version, self.sequence + 1
@@ -78,17 +78,20 @@ class AppLog:
         self._check_place(version, sequence)
         durable.flush_commits(self._uri, before, version, with_files=with_files)
         mark = commit_mark(self._uri, version)
-        # Not before: who took over has written that number, and who continues us must not pass for them.
+        # Not before: if another writer took over, that sequence is its own, and a successor of this writer
+        # must not continue from it.
         self.version, self.sequence, self._mark = version, sequence, mark
         self._checkpoints.after(before, version)
 
     def _check_last(self) -> None:
-        """Raise TakenOverError unless the table is as this process left it, but for what came behind: it may
-        have been put back to an earlier state, and grown again."""
+        """Raise TakenOverError unless this process's last commit is still in the log, or in a checkpoint.
+
+        The table may have been restored to an earlier state, and then have got other commits.
+        """
         found = commit_mark(self._uri, self.version)
         if found == self._mark:
             return
-        # Maintenance takes away what is in a checkpoint, once it is old.
+        # Maintenance deletes old commits that a checkpoint covers.
         table = None if found else open_delta(self._uri)
         if table is None or table.transaction_version(self._app) != self.sequence:
             raise TakenOverError
@@ -96,7 +99,7 @@ class AppLog:
         self._mark = commit_mark(self._uri, self.version)
 
     def _put(self, operation: str, properties: CommitProperties, actions: list[Mapping[str, Any]]) -> int:
-        """The version that it has become."""
+        """Put the commit as the next free version, and return that version. Raises TakenOverError."""
         version = self.version + 1
         while not put_version(self._uri, version, operation, properties, actions):
             self._pass(version)
@@ -104,7 +107,10 @@ class AppLog:
         return version
 
     def _pass(self, version: int) -> None:
-        """Raise TakenOverError unless somebody else's commit may stand before ours: a marker, or upkeep."""
+        """Raise TakenOverError unless another process's commit is a marker or maintenance.
+
+        Raises DeltaError if that commit is incomplete, OSError.
+        """
         filesystem, root = open_storage(self._uri)
         try:
             others = read_commit_actions(filesystem, root, version)
@@ -120,7 +126,10 @@ class AppLog:
         return is_same_app or changes_files or bool({"metaData", "protocol"} & action.keys())
 
     def _check_place(self, version: int, sequence: int) -> None:
-        """Of one that slept for hours the place may have been free because others had cleaned the log."""
+        """Raise TakenOverError if the version was free only because others had deleted old log entries.
+
+        This can happen to a process that was paused for hours.
+        """
         is_behind = not has_commit(self._uri, version - 1)
         if is_behind and open_delta(self._uri).transaction_version(self._app) != sequence:
             raise TakenOverError

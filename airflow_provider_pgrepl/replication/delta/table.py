@@ -1,6 +1,6 @@
-"""Delta tables of the lake, opened, created and read as their storage wants it: schemes, credentials, fsync.
+"""Opening, creating and reading Delta tables with the credentials and the fsync that their storage needs.
 
-All of the product opens Delta tables here, so that what a storage needs is said once.
+The whole package opens Delta tables through this module.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from airflow_provider_pgrepl.replication.storage.stores import store_options
 
 
 def open_delta(uri: str, version: int | None = None) -> DeltaTable:
-    """The newest version of a table, or the one asked for.
+    """Open the newest version of a table, or the given one.
 
-    Raises TableNotFoundError when there is none, DeltaError, OSError; ToolError where deltalake is too old.
+    Raises TableNotFoundError if there is no table, DeltaError, OSError, ToolError if deltalake is too old.
     """
     check_once()
     return DeltaTable(uri, version=version, storage_options=store_options(uri))
 
 
 def has_delta(uri: str) -> bool:
-    """Whether there is a Delta table. Raises DeltaError, OSError."""
+    """Return True if there is a Delta table. Raises DeltaError, OSError."""
     if not is_object_store(uri):
         return bool(DeltaTable.is_deltatable(uri))
-    # The other holds up all threads of Python until the store has answered.
+    # is_deltatable would block all Python threads until the store has answered.
     with suppress(TableNotFoundError):
         open_delta(uri)
         return True
@@ -56,9 +56,9 @@ def create_delta(
     partition_by: Sequence[str] = (),
     description: str | None = None,
 ) -> None:
-    """Make a table by its first commit, with files that are written already, and have it on the disk.
+    """Create a table in one commit, with files that are already written, and flush it to disk.
 
-    Raises DeltaError, also when there is one already; OSError.
+    Raises DeltaError, also if a table exists already; OSError.
     """
     make_folder(uri)
     create_table_with_add_actions(
@@ -76,8 +76,10 @@ def create_delta(
 
 
 def write_file(uri: str, rows: pa.Table, bounds: Mapping[str, Any] | None = None) -> AddAction:
-    """Rows as a file of an unpartitioned table, for a commit to add. `bounds`: what its statistics say beside
-    their number. Raises OSError."""
+    """Write rows as a file of an unpartitioned table, and return the action that adds it.
+
+    `bounds`: its statistics in addition to the number of rows. Raises OSError.
+    """
     filesystem, root = open_storage(uri)
     name = f"part-{uuid.uuid4()}.parquet"
     with Output(filesystem, f"{root}/{name}", rows.nbytes) as file:
@@ -88,9 +90,9 @@ def write_file(uri: str, rows: pa.Table, bounds: Mapping[str, Any] | None = None
 
 
 def append_delta(uri: str, rows: pa.Table, table: DeltaTable | None = None) -> None:
-    """Add rows to a table and have them on the disk; makes the table, and columns that it lacks.
+    """Append rows to a table, and flush them to disk. Creates the table, and columns that it lacks.
 
-    `table`: opened already; it then stands at the version that this made. Raises DeltaError, OSError.
+    `table`: the open table, which is then at the new version. Raises DeltaError, OSError.
     """
     if table is None:
         make_folder(uri)
@@ -101,11 +103,14 @@ def append_delta(uri: str, rows: pa.Table, table: DeltaTable | None = None) -> N
 
 
 def query_delta(table: DeltaTable, sql: str) -> pa.Table:
-    """What DataFusion reads from an open table, which the query calls `it`. Raises LakeUnavailableError; else
-    plain exceptions, whose texts may hold values of rows."""
+    """Run a DataFusion query on an open table, which the query names `it`, and return the result.
+
+    Raises LakeUnavailableError for a storage error. Other errors are plain exceptions, whose texts may hold
+    values of rows.
+    """
     try:
-        # Not by its read_all(), which holds the interpreter: other threads would stand still while the store
-        # is asked again, for minutes.
+        # Do not use read_all(): it holds the GIL, and would block other threads for minutes while requests to
+        # the store are retried.
         return pa.table(QueryBuilder().register("it", table).execute(sql))
     except Exception as error:
         if not is_refusal(error):

@@ -1,1 +1,2 @@
-"""Drift: how a table changed since its lake table was made, and whether that can be followed. Pure."""
+"""Drift: the changes of a source table since its lake table was built, and the lake's response. No side
+effects."""

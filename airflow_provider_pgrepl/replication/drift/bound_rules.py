@@ -1,7 +1,8 @@
-"""Settings that name a table or a column, compared with what was recorded under that name. Pure.
+"""Settings that name a table or a column, compared with what was recorded under that name. No side effects.
 
-Copies choose by name. So before a table is copied, each setting is compared with the oid and the attnum that
-had its name in the stream or the catalog. A rename must neither copy what was excluded nor change a policy.
+A snapshot selects tables and columns by name. Therefore, before a table is copied, each setting is compared
+with the oid and the attnum that had its name in the stream or the catalog. A rename must neither copy what
+was excluded nor change a policy.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _EXCLUDE = "exclude_columns"
 
 @dataclass(frozen=True)
 class BoundRules:
-    """The settings of a pipeline file for tables and columns, and the names that these had.
+    """The settings of a pipeline file for tables and columns, and the recorded names of these.
 
-    `records` returns what was recorded of an oid; `relation_ids` every oid of which something was recorded.
+    `records` returns the records of an oid; `relation_ids` returns every recorded oid.
     """
 
     pipeline: Pipeline
@@ -34,11 +35,11 @@ class BoundRules:
     relation_ids: Callable[[], Set[int]]
 
     def names(self, oid: int) -> set[TableName]:
-        """Every name under which a table was recorded."""
+        """Return every name under which a table was recorded."""
         return set[TableName]().union(*(record.names for record in self._recorded(oid)))
 
     def oids(self, table: TableName) -> Set[int]:
-        """The tables that were recorded under a name."""
+        """Return the oids of the tables that were recorded under a name."""
         return self._oids.get(table, frozenset())
 
     @cached_property
@@ -50,8 +51,8 @@ class BoundRules:
         return found
 
     def problems(self, relation: Relation) -> Iterator[str]:
-        """Return, in a sentence each, the settings that named this table, or a column of it, by an earlier
-        name, and that do not name it by its present one."""
+        """Yield a sentence for each setting that named this table, or a column of it, by an earlier name, and
+        that does not name it by its present one."""
         if not any((*self._columns.values(), *self._tables.values())):
             return
         yield from self._kin_problems(relation)
@@ -61,7 +62,8 @@ class BoundRules:
         for column in (*relation.columns, *relation.unpublished):
             now = ColumnName(relation.table, column.name)
             for field in COLUMN_FIELDS:
-                # Another field that names the column today decides on it, but never that it is published.
+                # Another field that names the column today decides its policy, but only exclude_columns can
+                # exclude it.
                 fields = (_EXCLUDE,) if field == _EXCLUDE else COLUMN_FIELDS
                 if column.attnum in named[field] and not any(now in self._columns[one] for one in fields):
                     earlier = " or ".join(sorted(map(str, self._earlier(relation, column.attnum, field))))
@@ -74,9 +76,10 @@ class BoundRules:
                     yield f"{field} names {table}, an earlier name of this table: name {relation.table} there"
 
     def _kin_problems(self, relation: Relation) -> Iterator[str]:
-        """Excluded columns of a partitioned table that had this table as a partition, or the other way round.
+        """Yield a sentence for each excluded column of a partitioned table that had this table as a
+        partition, or of a partition of this table, that is not excluded from this table.
 
-        The column of the two has one name while they are attached, and seldom one attnum.
+        While the two are attached, the column has the same name in both, but seldom the same attnum.
         """
         excluded = self._columns[_EXCLUDE]
         names = {column.name for column in (*relation.columns, *relation.unpublished)}
@@ -103,7 +106,7 @@ class BoundRules:
 
     @cached_property
     def _parts(self) -> dict[int, set[int]]:
-        """The partitions that each table with excluded columns had, by oid."""
+        """Return the oids of the partitions that each table with excluded columns had, by the table's oid."""
         tables = {column.table for column in self._columns[_EXCLUDE]}
         return {
             oid: {part.oid for one in self._recorded(oid) if one.catalog for part in one.catalog.partitions}
@@ -112,7 +115,7 @@ class BoundRules:
         }
 
     def _renamed(self, relation: Relation, field: str) -> Set[int]:
-        """The attnums that had a name of the field's."""
+        """Return the attnums that had, or may have had, a name that the field lists."""
         names = frozenset(self._columns[field])
         if not names:
             return frozenset()

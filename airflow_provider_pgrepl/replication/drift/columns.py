@@ -1,4 +1,4 @@
-"""Drift of columns: what became of each, and whether the lake can follow. Pure."""
+"""Drift of columns: what changed in each column, and whether the lake can follow. No side effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WORDS = {
     Remedy.LOGGED: "make it an ordinary, logged table, then {resnapshot}",
     Remedy.CHOICE: "correct that at the source or in the pipeline, then retry the table; or {resnapshot}",
 }
-# Once rows of another shape are in the changelog, setting the source back does not help them.
+# Once rows of another shape are in the changelog, undoing the change at the source does not help those rows.
 _ONCE_SENT = {Remedy.UNDO: Remedy.RESNAPSHOT, Remedy.MOVED: Remedy.ADDED}
 _INTEGERS = {oids.INT2: 0, oids.INT4: 1, oids.INT8: 2}
 _WITH_FRACTIONS = frozenset({oids.TIME, oids.TIMETZ, oids.TIMESTAMP, oids.TIMESTAMPTZ})
@@ -45,23 +45,24 @@ _EXACT_CASTS = frozenset(
     }
 )
 _COUNTED, _HEADER = frozenset({oids.BPCHAR, oids.VARCHAR}), 4
-"""char(n) and varchar(n), whose modifier is n and the size of a header."""
+"""char(n) and varchar(n), whose type modifier is n plus the size of a header."""
 
 
 @dataclass(frozen=True)
 class DriftFinding:
-    """One thing because of which a lake table cannot go on."""
+    """A reason why a lake table cannot continue."""
 
     text: str
     remedy: Remedy = Remedy.RESNAPSHOT
     moved_to: TableName | None = None
 
     def way_out(self, *, was_sent: bool) -> Remedy:
-        """`was_sent`: rows of this shape are in the changelog."""
+        """Return the remedy. `was_sent`: rows of this shape are in the changelog, so that undoing the change
+        does not help."""
         return _ONCE_SENT.get(self.remedy, self.remedy) if was_sent else self.remedy
 
     def hint(self, table: TableName, *, was_sent: bool) -> str:
-        """The way out, in words."""
+        """Return the remedy as an instruction for the user."""
         resnapshot = errors.resnapshot(table)
         renamed = errors.rename_settings(table, self.moved_to)
         added = f"{renamed}, remove {table} from the pipeline, then {errors.add(self.moved_to)}"
@@ -71,9 +72,10 @@ class DriftFinding:
 
 @dataclass(frozen=True)
 class Widening:
-    """A type that holds all values of another.
+    """A change to a type that holds all values of the earlier one.
 
-    `rewrites`: ALTER COLUMN … TYPE writes the table anew for it. `keeps_text`: each value reads as before.
+    `rewrites`: ALTER COLUMN … TYPE rewrites the table for it. `keeps_text`: each value has the same text as
+    before.
     """
 
     rewrites: bool
@@ -81,10 +83,11 @@ class Widening:
 
 
 def find_widening(before: Column, now: Column) -> Widening | None:
-    """How the type now is wider than the one before; None when it is another.
+    """Return how the type of `now` is wider than that of `before`; None if it is not known to be.
 
-    A domain and what it is made of have the same values. PostgreSQL keeps the file where neither USING nor
-    the constraints of a domain need it written anew, so that values are known to be the same.
+    A domain and its base type have the same values. PostgreSQL keeps the table's file if neither USING nor a
+    constraint of a domain requires a rewrite. With a domain, only a change that keeps the file counts as
+    wider, because the values are then known to be the same.
     """
     was, is_now = before.pg_type.without_domain, now.pg_type.without_domain
     if "d" not in (before.pg_type.kind, now.pg_type.kind):
@@ -96,7 +99,7 @@ def find_widening(before: Column, now: Column) -> Widening | None:
 
 
 def _is_same(one: PgType, other: PgType) -> bool:
-    """Whether two types are one, whatever is known of their names."""
+    """Return True if two types are the same, without regard to the names of types."""
     return (
         (one.oid, one.typmod, one.kind, one.labels) == (other.oid, other.typmod, other.kind, other.labels)
         and [name for name, _ in one.parts] == [name for name, _ in other.parts]
@@ -107,7 +110,8 @@ def _is_same(one: PgType, other: PgType) -> bool:
 def is_exact_in_lake(
     before: Column, now: Column, table: TableName, choices: TableChoices, widening: Widening
 ) -> bool:
-    """Whether lake values of the type before are, cast, those that the type now would have given."""
+    """Return True if the lake values of the earlier type, cast, equal those that the present type would have
+    given."""
     try:
         old = typed_column(before, table, choices).lake_type
         new = typed_column(now, table, choices).lake_type
@@ -144,7 +148,7 @@ def _of_elements(before: PgType, now: PgType) -> Widening | None:
     element = _of_types(before, now)
     if element is None or not element.keeps_text:
         return None
-    # The element's type stands in every stored array, and a limit is checked in each of them.
+    # Each stored array contains the oid of the element type, and a limit is checked for every element.
     only_freed = before.oid == now.oid and now.typmod < 0
     return Widening(rewrites=not only_freed, keeps_text=True)
 
@@ -161,7 +165,7 @@ def _of_numerics(before: int, now: int) -> Widening | None:
 
 
 def _holds_more(before: PgType, now: PgType) -> bool:
-    """Whether the type now has only a larger limit than the one before, or none."""
+    """Return True if the only difference of the present type is a larger limit, or none."""
     if before.oid in (oids.TEXT, oids.VARCHAR) and now.oid in (oids.TEXT, oids.VARCHAR):
         unlimited = now.oid == oids.TEXT or now.typmod < 0
         return unlimited or (before.oid == oids.VARCHAR and 0 <= before.typmod <= now.typmod)
@@ -176,18 +180,20 @@ def _holds_more(before: PgType, now: PgType) -> bool:
 
 @dataclass(frozen=True)
 class ColumnJudge:
-    """Judges the columns of one table, as its lake table has them and as they are now."""
+    """A comparison of one table's columns in its lake table with its present columns."""
 
     recorded: Relation
     current: Relation
     choices: TableChoices
 
     def in_lake(self, column: Column) -> bool:
-        """Whether the lake table has the column: neither ignored since it came nor excluded by choice."""
+        """Return True if the lake table has the column: it is neither ignored since it was added nor excluded
+        by options."""
         return column.attnum not in self.recorded.ignored and not self.choices.column(column.name).excluded
 
     def findings(self, places: list[MatchedColumn]) -> Iterator[DriftFinding]:
-        """What the lake cannot follow, of published columns and of generated ones that are not."""
+        """Yield the changes that the lake cannot follow, in published columns and in generated ones that are
+        not published."""
         unpublished = {column.attnum for column in self.current.unpublished}
         for column in self.recorded.columns:
             if column.attnum in unpublished:
@@ -202,7 +208,7 @@ class ColumnJudge:
         yield from self._unpublished_findings()
 
     def hidden_findings(self, places: list[MatchedColumn], hidden: Collection[int]) -> Iterator[DriftFinding]:
-        """Columns of the lake table whose values the changelog does not hold."""
+        """Yield the columns of the lake table whose values the changelog does not hold."""
         for number in hidden:
             if self.in_lake(places[number].column):
                 yield DriftFinding(
@@ -210,7 +216,8 @@ class ColumnJudge:
                 )
 
     def _unpublished_findings(self) -> Iterator[DriftFinding]:
-        """Of these the lake has nothing but nulls: what counts is which they are, and their types."""
+        """Yield the changes that the lake cannot follow in columns that are not published. The lake has only
+        nulls in these, so only which columns they are, their names and their types matter."""
         published = {column.attnum for column in self.current.columns}
         unpublished = {column.attnum: column for column in self.current.unpublished}
         for column in self.recorded.unpublished:
@@ -253,7 +260,8 @@ class ColumnJudge:
             yield DriftFinding(type_change(before, now))
 
     def rewrite_findings(self, places: list[MatchedColumn], *, rewritten: bool) -> Iterator[DriftFinding]:
-        """Columns whose values may have become others, or are not known, because the table was rewritten."""
+        """Yield the columns whose values may have changed, or are unknown, because the table was
+        rewritten."""
         if not rewritten:
             return
         for place in places:
@@ -280,12 +288,13 @@ class ColumnJudge:
 
 
 def is_of_other_type(before: Column, now: Column) -> bool:
-    """Whether type or modifier changed, as from varchar(10) to varchar(20)."""
+    """Return True if the type or its modifier changed, as from varchar(10) to varchar(20)."""
     return (before.type_oid, before.typmod) != (now.type_oid, now.typmod)
 
 
 def type_change(before: Column, now: Column) -> str:
-    """Return the change in words; a type that took another's name is told by its oid and labels."""
+    """Describe the change of a column's type. A type that took the name of another is described by oid and
+    labels."""
     name = show_identifier(before.name)
     was, type_name = one_line(before.type_name), one_line(now.type_name)
     if before.type_oid == now.type_oid or was != type_name:
@@ -303,7 +312,7 @@ def type_change(before: Column, now: Column) -> str:
 
 
 def _domain(column: Column) -> str:
-    """Say what a domain is made of; nothing of any other type."""
+    """Return the base type of a domain in parentheses; "" for any other type."""
     if column.pg_type.kind != "d":
         return ""
     made_of = column.pg_type.without_domain
@@ -326,7 +335,7 @@ def _rewritten_with(before: Column, now: Column) -> str:
 
 
 def is_rewritten_for(before: Column, now: Column) -> bool:
-    """Whether the column's own wider type is why PostgreSQL wrote the table anew."""
+    """Return True if the column changed to a wider type for which PostgreSQL rewrites the table."""
     if not is_of_other_type(before, now):
         return False
     widening = find_widening(before, now)
@@ -334,9 +343,10 @@ def is_rewritten_for(before: Column, now: Column) -> bool:
 
 
 def _was_touched(before: Column, now: Column) -> bool:
-    """Whether ALTER … TYPE may have been at it, which makes the default anew of a column that has one.
+    """Return True if ALTER COLUMN … TYPE may have changed the column. It recreates the default of a column
+    that has one.
 
-    A rewrite for another reason clears a missing value, which moves the xmin, and leaves the default alone.
+    A rewrite for another reason clears the missing value, which changes the xmin, and keeps the default.
     """
     has_same_default = before.default_oid != 0 and before.default_oid == now.default_oid
     return before.xmin not in (0, now.xmin) and not has_same_default
@@ -358,7 +368,7 @@ def _inner_findings(name: str, before: Column, now: Column) -> Iterator[DriftFin
 
 
 def _structure(pg_type: PgType | None) -> tuple[Any, ...] | None:
-    """What values of a type are made of; names of types say nothing about them, those of fields do."""
+    """Return what determines the values of a type. Names of types do not count, names of fields do."""
     if pg_type is None:
         return None
     parts = tuple((name, _structure(part)) for name, part in pg_type.parts)
@@ -366,7 +376,7 @@ def _structure(pg_type: PgType | None) -> tuple[Any, ...] | None:
 
 
 def _labels(pg_type: PgType | None) -> Iterator[tuple[int, str]]:
-    """All labels of the enums in a type."""
+    """Yield the labels of all enums in a type."""
     if pg_type is not None:
         yield from pg_type.labels
         for _, part in pg_type.parts:

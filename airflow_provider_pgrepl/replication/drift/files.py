@@ -1,7 +1,8 @@
-"""Drift of where a table has its rows: partitions that came and went, files that are others. Pure.
+"""Drift of a table's storage: partitions that were added or removed, and files that were replaced. No side
+effects.
 
-No stream tells of partitions, nor of a TRUNCATE of single ones, nor of a table that is unlogged. What the
-catalog shows must therefore be explained in full, or the table stops.
+The stream reports neither changes of partitions, nor a TRUNCATE of a single partition, nor that a table is
+unlogged. Therefore the catalog's state must be explained in full, or the table stops.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from airflow_provider_pgrepl.replication.postgres.relation import Partition, Pub
 
 
 def place_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
-    """Rows that came or went, or will, with the places where they are."""
+    """Yield findings about partitions that were added or removed with their rows, and about tables and
+    partitions whose changes are not in the stream, because they are unlogged or foreign."""
     if recorded.relkind == "p":
         yield from _partition_findings(recorded, current)
     elif current.persistence == "u":
@@ -24,9 +26,10 @@ def place_findings(recorded: Relation, current: PublicationStanding) -> Iterator
 
 
 def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -> Iterator[DriftFinding]:
-    """Rows that may have come or gone with the files of places that are the same.
+    """Yield findings about replaced files of the same table or partitions, whose rows may have changed
+    unnoticed.
 
-    `was_watched`: an event trigger has told of all DDL since the relation was recorded.
+    `was_watched`: an event trigger has reported all DDL since the relation was recorded.
     """
     if recorded.relkind == "p":
         now = {part.oid: part for part in current.partitions}
@@ -35,7 +38,8 @@ def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -
             if part.oid in now and _has_other_file(part, now[part.oid], recorded.truncated_by):
                 yield _rewritten(widened, now[part.oid])
         for part in new_partitions(recorded, current):
-            # The file may be from before it was attached, when it was empty: else that stops the table.
+            # The file may be from before the partition was attached, when it was empty: otherwise had_rows
+            # stops the table.
             is_clear = now[part.oid].xmin in part.links and widened is None
             if not is_clear and _has_other_file(part, now[part.oid], recorded.truncated_by):
                 yield _rewritten(widened, now[part.oid])
@@ -48,8 +52,8 @@ def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -
 
 
 def new_partitions(recorded: Relation, current: Relation) -> Iterator[Partition]:
-    """Partitions that came since, as they were made: a file has the oid of its table for a number, until the
-    table gets another."""
+    """Yield the partitions that were added since, as they were created: a file has the oid of its table as
+    its number until the table gets another file."""
     known = {part.oid for part in recorded.partitions}
     for part in current.partitions:
         if (recorded.natts or known) and part.oid not in known and part.relfilenode:
@@ -80,7 +84,8 @@ def _attached_again(part: Partition) -> DriftFinding:
 
 
 def _widened(recorded: Relation, current: Relation) -> str | None:
-    """A column of which a wider type had all partitions rewritten."""
+    """Return the name of a column whose wider type made PostgreSQL rewrite all partitions; None without
+    one."""
     now = {column.attnum: column for column in current.columns}
     widened = (
         before.name
@@ -91,8 +96,8 @@ def _widened(recorded: Relation, current: Relation) -> str | None:
 
 
 def _rewritten(widened: str | None, part: Partition) -> DriftFinding:
-    """A wider type explains a new file, but not that nothing else has happened: a TRUNCATE before it, or
-    after it in the same transaction, leaves no trace."""
+    """Return the finding for a replaced file of a partition. A wider type explains a new file, but it does
+    not rule out a TRUNCATE before it, or after it in the same transaction, which leaves no trace."""
     if widened is None:
         return DriftFinding(
             f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does"
@@ -104,7 +109,8 @@ def _rewritten(widened: str | None, part: Partition) -> DriftFinding:
 
 
 def _has_other_file(before: Partition | Relation, now: Partition | Relation, truncated_by: int) -> bool:
-    """One that is not from the TRUNCATE of the whole table of which the stream has told."""
+    """Return True if the file is another one, and not from the TRUNCATE of the whole table that the stream
+    reported."""
     is_other = abs(now.relfilenode) != abs(before.relfilenode)
     return is_other and (truncated_by == 0 or now.xmin != truncated_by)
 

@@ -1,4 +1,4 @@
-"""Following: what a lake table does about safe drift, and what its relation is from there on. Pure."""
+"""The lake table's response to safe drift, and the relation that it then has. No side effects."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from airflow_provider_pgrepl.replication.values import CHANGE_IT, choice_problem
 
 @dataclass(frozen=True)
 class Following:
-    """What of a safe drift has reached the rows that come next, and what has not."""
+    """A safe drift: the changes that are in effect for the rows after the received relation."""
 
     judge: ColumnJudge
     places: list[MatchedColumn]
 
     @property
     def changes(self) -> Iterator[str]:
-        """What became of columns, in sentences."""
+        """Yield a sentence for each column that was dropped, retyped or added."""
         for column in self._dropped():
             yield f"column {show_identifier(column.name)} was dropped"
         for before, now in self.retyped():
@@ -39,7 +39,7 @@ class Following:
             yield f"column {show_identifier(column.name)} was added{left_out}"
 
     def retyped(self) -> Iterator[tuple[Column, Column]]:
-        """Columns whose type is another one, in rows to come."""
+        """Yield the columns, before and now, whose type is another one in the next rows."""
         for place in self.places:
             if place.before is not None and is_of_other_type(place.before, self._column(place)):
                 yield place.before, self._column(place)
@@ -66,7 +66,7 @@ class Following:
         return self.judge.choices.policy.on_drift == "ignore"
 
     def _column(self, place: MatchedColumn) -> Column:
-        """The column as rows to come have it: under the lake's name, and of the type that was sent."""
+        """Return the column as the next rows have it: with the lake's name, and of the type that was sent."""
         before, now, sent = place.before, place.now, place.sent
         if before is None:
             return replace(place.column, is_key=sent.is_identity and place.column.is_key)
@@ -76,7 +76,8 @@ class Following:
         return replace(now, name=name, is_key=before.is_key)
 
     def relation(self, received: RelationRecord) -> Relation:
-        """What the lake table is for from here on; the catalog's own where nothing is different."""
+        """Return the relation of the lake table for the next rows; it equals the catalog's if nothing is
+        different."""
         recorded, current = self.judge.recorded, self.judge.current
         columns = tuple(self._column(place) for place in self.places)
         dropped = (column for column in self._dropped() if self.judge.in_lake(column))
@@ -96,17 +97,18 @@ class Following:
         )
 
     def _renamed_and_left_out(self) -> Iterator[int]:
-        """Columns that the lake leaves out by the names that they had: from here on by their attnums."""
+        """Yield the attnums of renamed columns that the lake leaves out by their earlier names, and from here
+        on by attnum."""
         for place in self.places:
             before = place.before
             if before is not None and place.sent.name != before.name and not self.judge.in_lake(before):
                 yield before.attnum
 
     def _natts(self, received: RelationRecord, columns: tuple[Column, ...]) -> int:
-        """The highest attnum up to which no column can have come that is not known.
+        """Return the highest attnum up to which every column is known.
 
-        It stays below attnums of columns that came and went unseen: rows that are still to come may be of
-        them, when the catalog has moved on.
+        It stays below the attnums of columns that were added and dropped unseen: if the catalog is ahead of
+        the stream, rows of these columns may still arrive.
         """
         recorded, current = self.judge.recorded, self.judge.current
         if received.same_columns and not unknown_attnums(recorded, current):
@@ -115,7 +117,8 @@ class Following:
 
 
 def policy_findings(following: Following, received: RelationRecord) -> Iterator[DriftFinding]:
-    """What the policy, or the way in which a type was changed, does not let the lake follow."""
+    """Yield the changes that the lake must not follow: because of the policy, or because a type was changed
+    with USING."""
     if received.using:
         for before, now in following.retyped():
             yield DriftFinding(f"{type_change(before, now)} by an expression of its own (USING)")
@@ -126,7 +129,8 @@ def policy_findings(following: Following, received: RelationRecord) -> Iterator[
 
 
 def lake_findings(recorded: Relation, relation: Relation, choices: TableChoices) -> Iterator[DriftFinding]:
-    """Why there cannot be a lake table of this relation, other than what there was before."""
+    """Yield the reasons why the lake cannot hold this relation, except problems that `recorded` already
+    had."""
     try:
         partitioning(relation, choices)
     except TableError as error:
@@ -144,5 +148,6 @@ def lake_findings(recorded: Relation, relation: Relation, choices: TableChoices)
 
 
 def _with_dropped(relation: Relation) -> Relation:
-    """A dropped column stands in the lake still, so that choices may go on naming it."""
+    """Return the relation with its dropped columns as unpublished ones: the lake table still has them, so
+    that options may name them."""
     return replace(relation, unpublished=(*relation.unpublished, *relation.dropped))

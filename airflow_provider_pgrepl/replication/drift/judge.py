@@ -1,8 +1,8 @@
-"""Drift: whether a relation is still what its lake table was built for. Pure.
+"""The comparison of a relation with the one that its lake table was built for. No side effects.
 
-A relation is compared with its message and with the catalog as it was when that arrived. The catalog may have
-moved on by then: what it has that the message lacks is left for later where that is certain, and stops the
-table where it is not. So a table may stop early, never late.
+A relation is compared in its message and in the catalog as of when the message arrived. The catalog may be
+ahead of the stream. A change that the message lacks is postponed if it certainly came later; otherwise it
+stops the table. So a table may stop early, but never late.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ NO_IDENTITY = (
 
 
 def table_findings(recorded: Relation, received: RelationRecord, current: Relation) -> Iterator[DriftFinding]:
-    """What keeps the lake table from going on, whatever its columns are."""
+    """Yield the reasons, other than its columns, why the lake table cannot continue."""
     message = received.message
     if not recorded.oid == current.oid == message.oid:
         yield DriftFinding(MADE_AGAIN)
         return
     name = TableName(message.schema, message.name)
-    # Renamed and renamed back, it has been the same table all the time.
+    # A table that was renamed and then renamed back has been the same table all the time.
     if recorded.table not in (name, current.table):
         yield DriftFinding(f"the table was renamed or moved to {name}", Remedy.MOVED, name)
     if current.relkind != recorded.relkind:
@@ -52,7 +52,8 @@ def table_findings(recorded: Relation, received: RelationRecord, current: Relati
 
 
 def standing_findings(recorded: Relation, standing: PublicationStanding) -> Iterator[DriftFinding]:
-    """What keeps it from going on, whatever the table is like now: changes may be missing."""
+    """Yield the reasons why a table cannot continue whatever its present definition is: changes may be
+    missing."""
     if standing.oid == 0:
         yield DriftFinding("the table was dropped", Remedy.GONE)
     elif standing.oid != recorded.oid:
@@ -91,10 +92,10 @@ def _differ(recorded: int, current: int) -> bool:
 def key_findings(
     recorded: Relation, received: RelationRecord, current: Relation, places: list[MatchedColumn]
 ) -> Iterator[DriftFinding]:
-    """Columns that joined the key or left it, be it by being dropped.
+    """Yield the columns that joined or left the key, including those that were dropped.
 
-    With FULL the stream marks every column, so the catalog must do; a key that is published only in part is
-    none of the lake's, although the stream marks it.
+    With REPLICA IDENTITY FULL the stream marks every column, so the catalog's key is used. A key that is
+    published only in part is not a key of the lake's, although the stream marks it.
     """
     before = {column.attnum for column in recorded.key_columns}
     now = {column.attnum for column in current.key_columns}
@@ -113,10 +114,11 @@ def key_findings(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a relation, in sentences, and what is to be done.
+    """The result of a comparison: the changes, as sentences, and the remedy.
 
-    `relation`: what the lake table is for from here on, with what it keeps of dropped columns and leaves out
-    of added ones; None when the verdict is unsafe. `remedy`: how to go on then; `hint`: the same in words.
+    `relation`: the relation of the lake table from here on, including the dropped columns that it keeps and
+    the added columns that it leaves out; None if the result is unsafe. `remedy`: how to recover if it is
+    unsafe; `hint`: the same as an instruction.
     """
 
     kind: Kind
@@ -131,16 +133,17 @@ class Verdict:
 
 
 def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> Verdict:
-    """Whether the lake table built for `recorded` can go on with what was received, and how.
+    """Compare a received relation with the one that the lake table was built for.
 
-    `Verdict.relation` has its columns in the order of the message's, because rows are laid out by it. It is
-    the catalog's where that agrees and nothing is kept of dropped columns or left out.
+    `Verdict.relation` has its columns in the order of the message, which is the order of values in rows. It
+    equals the catalog's relation if that agrees, and no dropped columns are kept and none are left out.
     """
     return _judge(recorded, received, choices, was_sent=True)
 
 
 def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> Verdict:
-    """The same for the catalog as it is now, whatever the stream has sent; None: the table is gone."""
+    """Compare the present catalog, without regard to the stream. `current` None: the table no longer
+    exists."""
     received = RelationRecord.of_catalog(current if current is not None else recorded)
     if current is None:
         received = RelationRecord(received.message, None)
@@ -201,7 +204,8 @@ def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: b
 
 
 def _hardest(findings: list[DriftFinding]) -> DriftFinding:
-    """The one whose way out helps with all of them. Resnapshotting a table does, where it has its name."""
+    """Return the finding whose remedy helps with all of them. A resnapshot of the table does, if the table
+    has kept its name."""
     by_remedy = {finding.remedy: finding for finding in findings}
     if len(by_remedy) == 1:
         return findings[0]
@@ -210,7 +214,8 @@ def _hardest(findings: list[DriftFinding]) -> DriftFinding:
 
 
 def _is_rewritten(recorded: Relation, current: Relation) -> bool:
-    """Whether the table or a partition has another file, or one that does not tell of older rows."""
+    """Return True if the table or a partition has another file, or one that does not show the values of older
+    rows."""
     partitions = (*recorded.partitions, *new_partitions(recorded, current))
     before = {part.oid: part.relfilenode for part in partitions}
     now = {part.oid: part.relfilenode for part in current.partitions}

@@ -1,4 +1,4 @@
-"""Kind: how far a lake table can go on with a relation that is not the one it was built for."""
+"""The kinds of drift, by what the lake table can do about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Whether a lake table goes on as it is, after a change of its own, or not at all."""
+    """The result of a comparison: the lake table continues unchanged, continues after a change, or stops."""
 
     UNCHANGED = "unchanged"
     SAFE = "safe"

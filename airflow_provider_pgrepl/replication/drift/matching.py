@@ -1,11 +1,12 @@
-"""Which columns of the stream are hidden: those that a setting names, whatever their names are now. Pure.
+"""The columns of a Relation message: those that settings hide, and their columns in the catalog. No side
+effects.
 
-A publication could leave them out itself, by a list of columns. But then the server refuses to drop or retype
-any other column of the table, and sends no column that is added.
+A setting hides a column under any name that the column has had. A publication could leave such columns out
+with a column list. But then the server would reject dropping or retyping any other column of the table, and
+would not send added columns.
 
-Which column of the catalog each column of a Relation message is.
-The message says names and types, in the order of attnums, of the moment at which it was sent; the catalog was
-read then or later. Where more than one story explains both, none is believed.
+A Relation message has names and types, in the order of attnums, as of when it was sent. The catalog was read
+at that time or later. If more than one way of matching the two is possible, none is used.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from airflow_provider_pgrepl.replication.postgres.relation import Column, Relati
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 _MOST_GONE = 8
-"""More columns that went since are not tried in all ways."""
+"""If more columns than this were dropped, their combinations are not tried."""
 Records = Callable[[int], Sequence[RelationRecord]]
-"""What stream and catalog ever said of a relation, by its oid."""
+"""Returns all records of a relation, from the stream and the catalog, by its oid."""
 
 
 class UnclearLayoutError(Exception):
-    """Message and catalog cannot be brought together for sure; the text says why."""
+    """The message and the catalog cannot be matched with certainty; the text says why."""
 
 
 @dataclass(frozen=True)
 class MatchedColumn:
-    """One column of the message. `before`: as the lake has it; `now`: as the catalog has it."""
+    """A column of the message. `before`: the column that the lake has; `now`: the one in the catalog."""
 
     sent: WireColumn
     before: Column | None
@@ -41,7 +42,7 @@ class MatchedColumn:
 
     @property
     def column(self) -> Column:
-        """As the lake has it, or is to have it."""
+        """Return the column that the lake has, or else the one that it will have."""
         column = self.before or self.now
         assert column is not None
         return column
@@ -56,7 +57,7 @@ class MatchedColumn:
 
 
 def place_columns(recorded: Relation, received: RelationRecord, current: Relation) -> list[MatchedColumn]:
-    """The message's columns, in its order. Raises UnclearLayoutError."""
+    """Match the message's columns, in its order. Raises UnclearLayoutError if the match is not certain."""
     sent = received.message.columns
     before = {column.attnum: column for column in recorded.columns}
     if received.same_columns:
@@ -83,11 +84,11 @@ def place_columns(recorded: Relation, received: RelationRecord, current: Relatio
 
 
 def possible_layouts(sent: Sequence[WireColumn], later: Relation) -> list[list[int]]:
-    """All attnums that columns of a message can have had, by a catalog that was read then or later; empty
-    where these are too many.
+    """Return every list of attnums that the columns of a message can have had, given a catalog that was read
+    at the time of the message or later; empty if there are too many.
 
-    A column that is there now was there as soon as its attnum was given; of one that is not, nobody knows
-    when it went.
+    A column in the catalog existed from the time when its attnum was assigned. It is unknown when a column
+    that is no longer in the catalog was dropped.
     """
     live = {column.attnum for column in later.columns}
     found: list[list[int]] = []
@@ -99,7 +100,7 @@ def possible_layouts(sent: Sequence[WireColumn], later: Relation) -> list[list[i
             continue
         if len(gone) > _MOST_GONE:
             return []
-        # Types say nothing: they may have been altered since.
+        # Types do not exclude any list: they may have been altered since.
         found += [sorted((*stayed, *some)) for some in combinations(gone, still_there)]
     return found
 
@@ -111,8 +112,8 @@ def _is_open(place: MatchedColumn, stories: list[list[MatchedColumn]]) -> bool:
 def _stories(
     recorded: Relation, current: Relation, sent: Sequence[WireColumn]
 ) -> Iterator[list[MatchedColumn]]:
-    """All ways in which columns that stayed, some of those that went since, and the first of those that came
-    can be what was sent. Columns that stayed were there in any case."""
+    """Yield each way to match the message: all columns that were kept, some of those that were dropped since,
+    and the first ones of those that were added. Columns that were kept are in every message."""
     now = {column.attnum: column for column in current.columns}
     before = {column.attnum for column in recorded.columns}
     gone = [column for column in recorded.columns if column.attnum not in now]
@@ -133,7 +134,8 @@ def _stories(
 
 
 def _is_of_type(place: MatchedColumn) -> bool:
-    """Names say less than types: a column may have had another name for a while."""
+    """Return True if the catalog's or the lake's column has the type that was sent. Types count more than
+    names: a column may have had another name for a while."""
     wire = (place.sent.type_oid, place.sent.typmod)
     known = (column for column in (place.before, place.now) if column is not None)
     return any(wire == (column.type_oid, column.typmod) for column in known)
@@ -151,8 +153,8 @@ def _unexplained(recorded: Relation, current: Relation, sent: Sequence[WireColum
 
 
 def _refuse_holes(recorded: Relation, current: Relation, added: list[Column]) -> None:
-    """An added column before which attnums are missing: another may have had its name. Raises
-    UnclearLayoutError."""
+    """Raise UnclearLayoutError for an added column if an attnum below it is unknown: another column may have
+    had its name. Also raise it for a column that existed before and was not published."""
     holes = unknown_attnums(recorded, current)
     unpublished = {column.attnum for column in recorded.unpublished}
     for column in added:
@@ -167,7 +169,7 @@ def _refuse_holes(recorded: Relation, current: Relation, added: list[Column]) ->
 
 
 def unknown_attnums(recorded: Relation, current: Relation) -> list[int]:
-    """Attnums given since the table was recorded, of columns that are no longer there."""
+    """Return the attnums that were assigned since the table was recorded to columns that no longer exist."""
     known = {
         column.attnum
         for relation in (recorded, current)
@@ -178,39 +180,40 @@ def unknown_attnums(recorded: Relation, current: Relation) -> list[int]:
 
 
 def highest_attnum(relation: Relation) -> int:
-    """The highest attnum that the table is known to have given."""
+    """Return the highest attnum that the table is known to have assigned."""
     columns = (*relation.columns, *relation.unpublished, *relation.dropped)
     return relation.natts or max((column.attnum for column in columns), default=0)
 
 
 def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relation:
-    """The relation without what older rows have in columns that are excluded."""
+    """Return the relation without the values that older rows have in excluded columns."""
     names = excluded(pipeline)
     return _without_defaults(relation, _attnums(relation, names)) if names else relation
 
 
 @dataclass(frozen=True)
 class HiddenColumns:
-    """Says it of each relation that is received.
+    """The columns that settings hide, in each relation that is received.
 
-    A column is known by its attnum once it had one of the `names`, in the stream or in the catalog, which may
-    have been asked when it had another already. A table is known by its oid: its columns of these names count
-    whatever it is called now. Where the attnums of the stream's columns cannot be determined, more are
-    hidden than need be: a table whose lake has one of those stops.
+    A column is identified by its attnum once it had one of the `names`, in the stream or in the catalog,
+    which may have been read after a rename. A table is identified by its oid: its columns of these names are
+    hidden under every name of the table. If the attnums of the stream's columns cannot be determined, more
+    columns are hidden than necessary, and a table whose lake has one of them stops.
     """
 
     names: frozenset[ColumnName]
     records: Records
 
     def mark(self, record: RelationRecord) -> RelationRecord:
-        """The record with the columns that are not kept, and nothing of their values."""
+        """Return the record with the positions of hidden columns, and without the values that older rows have
+        in them."""
         if not self.names:
             return record
         catalog = record.catalog and _without_defaults(record.catalog, self.attnums(record.catalog))
         return replace(record, catalog=catalog, hidden=tuple(sorted(self.places(record))))
 
     def places(self, record: RelationRecord) -> set[int]:
-        """Where in the relation's message they are."""
+        """Return the positions of the hidden columns in the relation's message."""
         if not self.names:
             return set()
         message, known = record.message, self._received(record)
@@ -222,7 +225,7 @@ class HiddenColumns:
         return hidden | _places(record, _catalogs(known), attnums) if attnums else hidden
 
     def attnums(self, relation: Relation) -> frozenset[int]:
-        """Those of a relation of the catalog, by all that is known of it."""
+        """Return the attnums of the hidden columns of a catalog relation, from all of its records."""
         known = [one for one in self.records(relation.oid) if one.standing is None]
         mine = self._with_earlier_tables([*known, RelationRecord.of_catalog(relation)])
         if mine._unclear(known):
@@ -230,10 +233,10 @@ class HiddenColumns:
         return mine._known(known) | _attnums(relation, mine.names)
 
     def bound(self, relation: Relation) -> frozenset[int]:
-        """The attnums of a relation of the catalog that had, or may have had, one of the names.
+        """Return the attnums of a catalog relation that had, or may have had, one of the names.
 
-        Where the layout of a message is not certain, a column that had the same other name in every catalog
-        does not count: else a table could never be copied again once a column of it was dropped and added.
+        If the layout of a message is not certain, a column that had the same other name in every catalog does
+        not count. Otherwise a table could never be copied again once a column of it was dropped and added.
         """
         known = [one for one in self.records(relation.oid) if one.standing is None]
         catalogs, live = _catalogs(known), _named(relation)
@@ -248,13 +251,13 @@ class HiddenColumns:
         return frozenset(found)
 
     def bare(self, relation: Relation | None) -> Relation | None:
-        """What the catalog says, without what older rows have in columns that are not kept."""
+        """Return the catalog relation without the values that older rows have in hidden columns."""
         if relation is None or not self.names:
             return relation
         return _without_defaults(relation, self.attnums(relation))
 
     def _with_earlier_tables(self, known: Sequence[RelationRecord]) -> HiddenColumns:
-        """The names as they apply to one relation, under every name that it had."""
+        """Return the hidden names as they apply to one relation, under every name that it had."""
         tables = set[TableName]().union(*(one.names for one in known))
         columns = {named.name for named in self.names if named.table in tables}
         return replace(self, names=frozenset(ColumnName(table, c) for table in tables for c in columns))
@@ -279,7 +282,7 @@ class HiddenColumns:
         return {attnum for column, attnum in named if self._is_named(record, column.name)}
 
     def _unclear(self, known: Sequence[RelationRecord]) -> list[RelationRecord]:
-        """Those that have such columns, of which nothing tells their attnums."""
+        """Return the records that have such columns, but whose attnums cannot be determined."""
         catalogs = _catalogs(known)
         return [one for one in known if self._names_any(one) and not any(_layouts(one, catalogs))]
 
@@ -288,7 +291,8 @@ class HiddenColumns:
 
 
 def new_places(record: RelationRecord, records: Sequence[RelationRecord], known: Collection[int]) -> set[int]:
-    """Return where in a relation's message columns are, or may be, whose attnums are not among the known."""
+    """Return the positions in a relation's message of columns whose attnums are, or may be, not among the
+    known."""
     catalogs = _catalogs([*(one for one in records if one.standing is None), record])
     layouts = list(_layouts(record, catalogs))
     if not layouts:
@@ -297,7 +301,7 @@ def new_places(record: RelationRecord, records: Sequence[RelationRecord], known:
 
 
 def excluded(pipeline: Pipeline) -> frozenset[ColumnName]:
-    """Those whose values neither changelog nor lake keep."""
+    """Return the columns whose values neither the changelog nor the lake keeps."""
     return frozenset(map(ColumnName.parse, pipeline.exclude_columns))
 
 
@@ -314,7 +318,8 @@ def _without_defaults(relation: Relation, attnums: frozenset[int]) -> Relation:
 
 
 def _places(record: RelationRecord, known: Sequence[Relation], attnums: frozenset[int]) -> set[int]:
-    """Where these columns may be among those of the message; everywhere, when nothing tells."""
+    """Return the positions in the message of the columns with these attnums; all positions if no layout is
+    known."""
     layouts = list(_layouts(record, known))
     if not layouts:
         return set(range(len(record.message.columns)))
@@ -322,8 +327,9 @@ def _places(record: RelationRecord, known: Sequence[Relation], attnums: frozense
 
 
 def _layouts(record: RelationRecord, known: Sequence[Relation]) -> list[list[int]]:
-    """The attnums that the message's columns can have: as a catalog of those very columns says, or as what is
-    known can be brought together with the catalog that came with the message; else all that there can be."""
+    """Return the lists of attnums that the message's columns can have: from a catalog with the same columns,
+    and from matching each known catalog with the one that arrived with the message; otherwise all possible
+    lists."""
     if record.same_columns and record.catalog is not None:
         return [[column.attnum for column in record.catalog.columns]]
     same = [one for one in known if replace(record, catalog=one).same_columns]
@@ -337,7 +343,7 @@ def _layouts(record: RelationRecord, known: Sequence[Relation]) -> list[list[int
 
 
 def _named(relation: Relation) -> dict[int, str]:
-    """The names of its columns, by attnum."""
+    """Return the names of the relation's columns, by attnum."""
     return {column.attnum: column.name for column in (*relation.columns, *relation.unpublished)}
 
 

@@ -1,1 +1,1 @@
-"""Change events: the changelog's changes for others than the lake, one by one and in the source's order."""
+"""Change events: the changes of the changelog, one by one and in commit order, for consumers of all kinds."""

@@ -1,4 +1,4 @@
-"""Rows of the changelog → business events, where a publisher's settings make them of a table's changes."""
+"""Conversion of changelog rows to business events, for the tables whose changes a publisher transforms."""
 
 from __future__ import annotations
 
@@ -49,18 +49,21 @@ _JSON = "application/json"
 _CONTENT = Binary()
 Given = TypeVar("Given")
 TRANSACTIONS = "transactions"
-"""What their events are of where a table would be; their route, unless the function says another."""
+"""The table name in events that a transaction function makes. Also their route, unless the function sets one.
+"""
 
 
 @dataclass(frozen=True)
 class BusinessEvent:
-    """An event to be sent.
+    """An event that a transform returns.
 
-    `body`: bytes and texts are sent as they are; anything else as JSON, with values as a Change has them.
-    `key`: events of one key keep their order at Kafka; the key of the row unless given, by the same rule.
-    `route` and `type` become topic or routing key by the publisher's `route`: unless given, the table's name
-    and the change's operation. `id`: the application's own, sent as header `event_id`; consumers that pass
-    over what they have go by the change's id, which each event has.
+    `body`: bytes and strings are sent unchanged; any other value is sent as JSON, encoded like the values of
+    a Change. `key`: Kafka keeps the order of events with the same key; the default is the row's key. It is
+    encoded like the body.
+
+    `route` and `type` become the topic or routing key, by the publisher's setting `route`. The defaults are
+    the table's name and the change's operation. `id`: the application's own id, sent as header `event_id`.
+    Consumers that ignore repeated events compare the change's id, which every event has.
     """
 
     body: Any
@@ -73,16 +76,20 @@ class BusinessEvent:
 
 
 Transform = Callable[[Change], Iterable[BusinessEvent] | None]
-"""Given a change, what is sent instead of it. Pure: it may be called more than once with the same change."""
+"""Returns the events to send instead of a change. It must be pure: a change may be passed to it more than
+once."""
 
 
 TransactionFunction = Callable[[Sequence[Change]], Iterable[BusinessEvent] | None]
-"""Given the changes of one transaction of a publisher's tables, in order, at least one, what is sent instead
-of them. Pure: it may be called more than once with the same."""
+"""Returns the events to send instead of the changes of a transaction.
+
+It gets the changes of the publisher's tables, at least one, in order. It must be pure: the same transaction
+may be passed to it more than once.
+"""
 
 
 def transform_of(rule: Rule) -> Transform:
-    """Raises ConfigError for a function that cannot be imported."""
+    """Return the transform of a rule. Raises ConfigError for a function that cannot be imported."""
     if isinstance(rule, Outbox):
         return lambda change: _of_outbox(rule, change)
     if isinstance(rule, FieldMapping):
@@ -92,7 +99,11 @@ def transform_of(rule: Rule) -> Transform:
 
 
 def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
-    """Rows are deleted once they are of no use any more; to change one says nothing."""
+    """Yield the event of an inserted outbox row.
+
+    Deletes and truncates yield none, because applications delete sent rows. Raises TransformError for an
+    update.
+    """
     if change.op in ("delete", "truncate"):
         return
     if change.op == "update":
@@ -126,7 +137,11 @@ def _of_fields(mapping: FieldMapping, change: Change) -> Iterator[BusinessEvent]
 
 
 def _value(change: Change, row: Mapping[str, Any], column: str | None) -> Any:
-    """Of a column, which must be there; of a delete only the key's are, without REPLICA IDENTITY FULL."""
+    """Return the value of a column from the row, or, if the update did not send it, from the old row.
+
+    Raises TransformError if the table lacks the column or the server did not send its value: without REPLICA
+    IDENTITY FULL a delete has the columns of the key only.
+    """
     if column is None:
         return None
     if column in row:
@@ -150,7 +165,7 @@ def _article(op: str) -> str:
 
 
 class Json(str):
-    """A text that is JSON already."""
+    """A string that is already JSON."""
 
     __slots__ = ()
 
@@ -174,7 +189,7 @@ def _content_type(change: Change, column: str, payload: Any) -> str:
 
 
 def imported(place: str) -> Any:
-    """A function, by `module:function`. Raises ConfigError."""
+    """Import a function named as `module:function`. Raises ConfigError."""
     module, _, name = place.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -190,8 +205,11 @@ def imported(place: str) -> Any:
 
 
 class BusinessEvents(ByRelation[Event]):
-    """Events of a publisher some of whose tables' changes are transformed: by `transforms`, given what
-    `typed` has of them. Others' are those of `plain`. Logical messages that are wanted are events, too."""
+    """Makes the events of a publisher that transforms the changes of some tables.
+
+    `transforms`: the transforms by table, which get the changes of `typed`. `plain` makes the events of all
+    other tables. Logical messages that the publisher selects also become events.
+    """
 
     def __init__(
         self, plain: ByRelation[Event], typed: JsonEvents, transforms: Mapping[TableName, Transform]
@@ -208,7 +226,7 @@ class BusinessEvents(ByRelation[Event]):
         return sorted([*events, *messages], key=lambda event: event.position)
 
     def shape_of(self, record: RelationRecord) -> Shape[Any]:
-        # A table keeps its transform when it is renamed: rows of it are not sent instead.
+        # A renamed table keeps its transform: its rows must never be sent instead.
         names = record.names | self.relations.names(record.message.oid)
         for name in sorted(names & self._transforms.keys()):
             return _Transformed(self._typed.shape_of(record), self._transforms[name])
@@ -238,13 +256,13 @@ class BusinessEvents(ByRelation[Event]):
 
 @dataclass(frozen=True)
 class _Transformed:
-    """A relation whose changes are transformed. `typed`: those, and their keys."""
+    """A relation whose changes are transformed. `typed`: makes the changes and their keys."""
 
     typed: JsonShape
     transform: Transform
 
     def make(self, rows: pa.Table) -> Iterator[list[Event]]:
-        """Of each change its events."""
+        """Yield the events of each change."""
         return (self._events(change) for change in self.typed.changes.make(rows))
 
     def _events(self, change: Change) -> list[Event]:
@@ -260,8 +278,11 @@ def transformed(
     at: LSN,
     make: Callable[[int, BusinessEvent], Event],
 ) -> list[Event]:
-    """What is made, by their numbers, of all that a function makes of a change, or of a transaction, that
-    committed there; `what`: of whose changes it is. Raises TransformError, without what may hold values."""
+    """Return the events that `function` makes of a change, or of a transaction's changes.
+
+    `make`: makes an Event of a BusinessEvent and its number. `what`: names the table, or the transactions, in
+    errors. `at`: the commit LSN. Raises TransformError, without any text that may hold values of rows.
+    """
     failed, trace = "", ""
     try:
         found = list(function(given) or ())
@@ -282,7 +303,7 @@ def transformed(
 
 
 def _fault(made: object) -> str:
-    """What is wrong with something that a transform returned; empty for nothing."""
+    """Return the reason why a transform's result is not a valid event; an empty string if it is valid."""
     if not isinstance(made, BusinessEvent):
         return "what it returns are not BusinessEvents"
     texts = (made.route, made.type, made.id, made.content_type, *made.headers, *made.headers.values())
@@ -294,12 +315,15 @@ def _fault(made: object) -> str:
 
 
 def _is_sendable(text: str) -> bool:
-    """Brokers' clients cut a text at a NUL, and end at half of a surrogate pair."""
+    """Return False for text with a NUL or a surrogate, which broker clients truncate or fail on."""
     return not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _event(typed: JsonShape, change: Change, number: int, made: BusinessEvent) -> Event:
-    """The first has the change's own id; those after it a number more."""
+    """Return the event of a transformed change.
+
+    The first has the change's id; later ones append their number.
+    """
     name = change.id if number == 0 else f"{change.id}.{number}"
     headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
     said = Business(made.route or change.table, made.type or change.op, kind_of(made), headers)
@@ -311,7 +335,7 @@ def _event(typed: JsonShape, change: Change, number: int, made: BusinessEvent) -
 
 
 def kind_of(made: BusinessEvent) -> str:
-    """Its content type."""
+    """Return the content type of an event."""
     if made.content_type:
         return made.content_type
     if isinstance(made.body, bytes | bytearray | memoryview):
@@ -320,7 +344,7 @@ def kind_of(made: BusinessEvent) -> str:
 
 
 def as_bytes(value: Any) -> bytes:
-    """A body or key, as it is sent."""
+    """Return a body or key as it is sent."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, Json):
@@ -329,7 +353,7 @@ def as_bytes(value: Any) -> bytes:
 
 
 def _json(value: Any) -> str:
-    """As `json_value`, with the texts in it that are JSON already."""
+    """Return a value as JSON like `json_value`, with embedded Json strings unchanged."""
     if isinstance(value, Json):
         return embedded(value)
     if isinstance(value, Mapping):
@@ -338,7 +362,7 @@ def _json(value: Any) -> str:
 
 
 class TransactionEvents(ByRelation[Event]):
-    """It must be given whole transactions."""
+    """Makes events with a function that gets whole transactions. `of` must be passed whole transactions."""
 
     def __init__(
         self,
@@ -353,7 +377,7 @@ class TransactionEvents(ByRelation[Event]):
         self._typed = TypedChanges(relations, choices_of, wanted, published)
 
     def of(self, rows: pa.Table) -> list[Event]:
-        """Raises TransformError, and what TypedChanges raise."""
+        """Return the events of whole transactions. Raises TransformError, and the errors of TypedChanges."""
         by_transaction = groupby(self._typed.of(rows), lambda change: change.commit_lsn)
         return [event for _, changes in by_transaction for event in self._events(list(changes))]
 
@@ -364,7 +388,10 @@ class TransactionEvents(ByRelation[Event]):
 
 
 def _event_of_transaction(last: Change, number: int, made: BusinessEvent) -> Event:
-    """The first has the id of the transaction's last change; those after it a number more."""
+    """Return an event of a transaction.
+
+    The first has the id of its last change; later ones append their number.
+    """
     name = last.id if number == 0 else f"{last.id}.{number}"
     headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
     event = Event(

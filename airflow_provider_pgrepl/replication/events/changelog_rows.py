@@ -1,8 +1,8 @@
-"""The changelog's rows in the order in which they happened, read a file at a time.
+"""The changelog's rows in commit order, read one file at a time.
 
-The receiver sorts each file by relation. A large transaction is written ahead in files of its own, and what
-is left of it when it ends goes into one file with other transactions, earlier ones among them. So files
-overlap: their rows are put in order by pieces, each the rows of one file from one commit to another.
+The receiver sorts each file by relation. It writes a large transaction ahead, in files of its own. The rest
+of that transaction goes into one file with other transactions, some of them earlier ones. Files therefore
+overlap: their rows are ordered in pieces, each of them the rows of one file from one commit to another.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 
 _PIECE_ROWS, _PIECE_BYTES = 10_000, 16 << 20
-"""About as many as are given at once: a reader makes an object of each."""
+"""The approximate limits of a batch: a reader creates an object for each row."""
 
 _ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 _SURE_S = 60.0
-"""After so long without a commit the log itself is asked for the newest: some may have been cleaned away."""
+"""After this many seconds without a commit, the log is listed for its newest version: log files may be
+deleted."""
 
 
 class Stretch(NamedTuple):
-    """Some rows, in order. `ends_transaction`: whether no row of the last one's transaction comes after."""
+    """Some rows, in order. `ends_transaction`: True if the last row ends its transaction."""
 
     rows: pa.Table
     ends_transaction: bool
@@ -48,7 +49,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows of a file whose commits are from `first_lsn` to `last_lsn`; where they begin and end."""
+    """The rows of a file from one commit to another.
+
+    `first` and `last`: the (commit LSN, ordinal) of its end rows.
+    """
 
     path: str
     first: tuple[int, int]
@@ -58,11 +62,12 @@ class _Piece:
 def ordered_rows(
     uri: str, files: list[ChangelogFile], after: EventPosition, most: int = _PIECE_ROWS
 ) -> Iterator[Stretch]:
-    """What the changelog's files hold after a position: rows of ROW_SCHEMA, in order, so
-    many at `most`. `files`: of the position's epoch, at least all that can hold what is at its LSN or above.
+    """Yield the changelog rows after a position, in ROW_SCHEMA and in commit order, at most `most` at a time.
 
-    Raises ChangelogError when a file is gone, or when the files cannot be put in order: before anything is
-    given of those.
+    `files`: files of the position's epoch, at least all that may hold rows at or above its LSN.
+
+    Raises ChangelogError if a file is gone, or if the order of overlapping files cannot be determined. In the
+    latter case no row of these files is yielded.
     """
     filesystem, root = open_storage(uri)
     for overlapping in _overlapping(files):
@@ -77,7 +82,7 @@ def ordered_rows(
 
 
 def _stretches(rows: pa.Table, most: int, ends_transaction: bool) -> Iterator[Stretch]:
-    """`ends_transaction`: of the last row."""
+    """Yield the rows in batches. `ends_transaction`: applies to the last row."""
     step = min(most, 1 + rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
     lsns = rows["commit_lsn"]
     for start in range(0, rows.num_rows, step):
@@ -87,7 +92,7 @@ def _stretches(rows: pa.Table, most: int, ends_transaction: bool) -> Iterator[St
 
 
 def _overlapping(files: list[ChangelogFile]) -> Iterator[list[ChangelogFile]]:
-    """Files whose commits lie between one another's."""
+    """Yield groups of files whose LSN ranges overlap."""
     group: list[ChangelogFile] = []
     for file in sorted(files, key=lambda file: (file.min_lsn, file.max_lsn)):
         if group and file.min_lsn > max(one.max_lsn for one in group):
@@ -108,7 +113,7 @@ def _in_order(filesystem: pafs.FileSystem, root: str, files: list[ChangelogFile]
     )
     pieces: list[_Piece] = []
     for commit in commits:
-        # What no transaction brought has an ordinal below 0, which several files may have.
+        # Rows that do not come from a transaction have an ordinal below 0, which several files may share.
         if pieces and commit.first <= pieces[-1].last and commit.first[1] >= 0:
             raise ChangelogError(
                 f"the changelog's files hold changes of the transaction at {LSN(commit.first[0])} in an order"
@@ -123,7 +128,7 @@ def _in_order(filesystem: pafs.FileSystem, root: str, files: list[ChangelogFile]
 
 
 def _commits(filesystem: pafs.FileSystem, root: str, path: str) -> Iterator[_Piece]:
-    """Of each transaction in a file, its first and last row there."""
+    """Yield a piece for each transaction in a file, with the transaction's first and last row there."""
     rows = _read(filesystem, root, path, ["commit_lsn", "ordinal"]).sort_by(_ORDER)
     lsns, ordinals = rows["commit_lsn"].to_numpy(), rows["ordinal"].to_numpy()
     starts = np.flatnonzero(np.diff(lsns, prepend=-1))
@@ -143,7 +148,10 @@ def _read(filesystem: pafs.FileSystem, root: str, path: str, columns: list[str] 
 
 
 def _between(rows: pa.Table, piece: _Piece) -> pa.Table:
-    """No commit of the piece is in the file but not wholly in it: a file has one part of a transaction."""
+    """Return the rows of a piece.
+
+    A file holds one part of a transaction, so a commit within the piece's range is wholly in the piece.
+    """
     low = pc.greater_equal(rows["commit_lsn"], piece.first[0])
     return rows.filter(pc.and_(low, pc.less_equal(rows["commit_lsn"], piece.last[0])))
 
@@ -156,9 +164,10 @@ def _after(rows: pa.Table, position: EventPosition) -> pa.Table:
 
 
 class FollowedChangelog:
-    """Reads only commits that are new, as long as the log is the one that it knows.
+    """A changelog that is read incrementally: only new commits, as long as its log is the known one.
 
-    What is remembered is checked: the last known commit must be there as it was, else all is read again.
+    The last known commit is compared with the log each time. If it is missing or differs, the whole log is
+    read again.
     """
 
     def __init__(self, uri: str) -> None:
@@ -169,10 +178,12 @@ class FollowedChangelog:
         self._moved_at = 0.0
 
     def look(self, after: EventPosition) -> tuple[ChangelogTail, bool]:
-        """The changelog as it is now, for who goes on after a position or a later one, and whether anything
-        has come since the last time.
+        """Return the changelog as it is now, and True if it may have new commits since the last call.
 
-        Raises NoChangelogError, LakeUnavailableError, ChangelogError when it is not the same any more.
+        `after`: the position from which the caller reads; it must not decrease between calls.
+
+        Raises NoChangelogError, LakeUnavailableError, and ChangelogError if another changelog has replaced
+        this one.
         """
         tail = self._tail
         if tail is None or tail.epoch != after.epoch or not self._is_known(tail):
@@ -183,7 +194,7 @@ class FollowedChangelog:
             if tail.description != described:
                 self._check_same(tail)
         except (OSError, ValueError, KeyError, TypeError):
-            # A commit that is not whole, or not of ours: the whole log tells.
+            # An incomplete commit, or one that another program wrote: read the whole log.
             return self._open(after), True
         if tail.version > before:
             self._note(tail)
@@ -193,7 +204,7 @@ class FollowedChangelog:
         return tail, tail.version > before
 
     def forget(self) -> None:
-        """All is read anew the next time, whatever is known."""
+        """Read the whole log at the next call."""
         self._tail = None
 
     def _open(self, after: EventPosition) -> ChangelogTail:
@@ -220,7 +231,7 @@ class FollowedChangelog:
         return bool(self._known) and self._digest(tail) == self._known
 
     def _digest(self, tail: ChangelogTail) -> bytes:
-        """Of the last known commit; nothing when it is gone."""
+        """Return a digest of the last known commit, or empty bytes if its log file is gone."""
         commit = read_commit(self.uri, tail.version)
         return b"" if commit is None else hashlib.blake2b(commit).digest()
 

@@ -1,4 +1,5 @@
-"""Rows of the changelog → Changes: each column's texts are typed at once, as the lake types them."""
+"""Conversion of changelog rows to Changes, with a column's text values typed at once, as the lake types
+them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from airflow_provider_pgrepl.replication.values import TypedColumn
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
-"""By the changelog's letters."""
+"""The operations by their letters in the changelog."""
 LETTERS = "".join(OPERATIONS)
 ChoicesOf = Callable[[TableName], TableChoices]
 Made = TypeVar("Made")
@@ -37,23 +38,26 @@ Of = TypeVar("Of", covariant=True)
 Row = dict[str, Any]
 Values = TypeVar("Values")
 Read = Callable[[TypedColumn, pa.Array], Values]
-"""Makes something of a typed column; a ValueError or OverflowError says that Python has no such value."""
+"""Converts a typed column. Raises ValueError or OverflowError for a value that Python cannot represent."""
 _JSON = (oids.JSON, oids.JSONB)
-"""Oids of json and jsonb."""
+"""The oids of json and jsonb."""
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change, typed as the lake's values are.
+    """One change, with values typed as in the lake.
 
-    `table` is `schema.name`, as the table was called when the change was received. `data`: the row after an
-    insert or update, None for a delete or truncate; it lacks the columns of `unchanged`, large values which
-    an update did not touch and the server did not send. `old`: the row before, as far as the server sent it:
-    all of it with REPLICA IDENTITY FULL; else its key, for a delete and for an update that changes the key;
-    None where nothing.
-    `commit_ts` is the source's clock and orders nothing. `json_columns`: those whose texts are JSON.
-    `relation_id`: the table's oid, which stays when it is renamed.
+    `table`: `schema.name`, the table's name when the change was received. `relation_id`: the table's oid,
+    which a rename does not change.
+
+    `data`: the row after an insert or update, None for a delete or truncate. It lacks the columns in
+    `unchanged`: large values that the update did not change and the server did not send. `old`: the row
+    before, as far as the server sent it, or None. With REPLICA IDENTITY FULL that is the whole row; otherwise
+    the key, for a delete and for an update that changes the key.
+
+    `commit_ts`: the commit time by the source's clock; it does not order changes. `json_columns`: the columns
+    whose text values are JSON.
     """
 
     position: EventPosition
@@ -69,24 +73,24 @@ class Change:
 
     @cached_property
     def id(self) -> str:
-        """The same whenever the change is read: `<epoch>:<commit LSN>:<ordinal>`."""
+        """Return the id, which never differs between readings: `<epoch>:<commit LSN>:<ordinal>`."""
         return str(self.position)
 
     @property
     def commit_lsn(self) -> LSN:
-        """Where its transaction committed: equal for all changes of one transaction."""
+        """Return the commit LSN of the transaction, which all of its changes share."""
         return self.position.commit_lsn
 
 
 class Shape(Protocol[Of]):
-    """A relation, and what becomes of its rows."""
+    """A relation, and the conversion of its rows."""
 
     def make(self, rows: pa.Table) -> Iterator[Of]:
-        """One for each change, in their order."""
+        """Yield one object for each row, in order."""
 
 
 class ByRelation(Generic[Made]):
-    """Makes something of each change of the tables that are `wanted`, in the order of the rows."""
+    """Converts each change of the tables in `wanted`, in the order of the rows."""
 
     def __init__(
         self,
@@ -101,8 +105,11 @@ class ByRelation(Generic[Made]):
         self._shapes: dict[int, Shape[Made]] = {}
 
     def of(self, rows: pa.Table) -> list[Made]:
-        """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
-        of its column here cannot hold, ConfigError, DriftError."""
+        """Return the converted changes of `rows`, in order.
+
+        Raises ChangelogError for a relation that is missing from the index, ValueRangeError for a value that
+        its column's Python type cannot hold, ConfigError, DriftError.
+        """
         is_change = pc.is_in(rows["op"], value_set=letters(LETTERS)).to_numpy()
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Made] = {}
@@ -116,7 +123,7 @@ class ByRelation(Generic[Made]):
         return [found[place] for place in sorted(found)]
 
     def needed(self, rows: pa.Table) -> pa.Table:
-        """Those that `of` makes something of, or that tell of skipped transactions."""
+        """Return the rows that `of` converts, and the rows of skipped transactions."""
         is_change = pc.is_in(rows["op"], value_set=letters(LETTERS)).to_numpy()
         versions = rows["relation_version"].to_numpy()
         is_needed = pc.equal(rows["op"], GAP).to_numpy().copy()
@@ -127,20 +134,23 @@ class ByRelation(Generic[Made]):
         return rows.filter(pa.array(is_needed))
 
     def is_wanted(self, record: RelationRecord) -> bool:
-        """Whether changes under a relation are wanted."""
+        """Return True if changes of this relation are wanted."""
         return self.wanted.has(record.message.oid, record.names)
 
     def is_of_wanted(self, oid: int) -> bool:
-        """Whether a table may be wanted under a name that it ever had."""
+        """Return True if the table may be wanted under a name that it ever had."""
         return self.wanted.may_have(oid, self.relations.names(oid))
 
     def shape_of(self, record: RelationRecord) -> Shape[Made]:
-        """What becomes of a relation's rows. Raises ConfigError."""
+        """Return the conversion of a relation's rows. Raises ConfigError."""
         raise NotImplementedError
 
     def columns_of(self, record: RelationRecord) -> dict[int, PublishedColumn]:
-        """Those whose values the changelog keeps, and neither pipeline nor publisher leaves out, by place in
-        the stream. Raises DriftError."""
+        """Return the published columns of a relation, by position in the stream.
+
+        Omits the columns whose values the changelog does not keep, and those that the pipeline or the
+        publisher excludes. Raises DriftError.
+        """
         return self.published.of_stream(record, dict(self._kept(record)))
 
     def _kept(self, record: RelationRecord) -> Iterator[tuple[int, Column]]:
@@ -148,7 +158,7 @@ class ByRelation(Generic[Made]):
         known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
         choices = self.choices_of(record.name)
         for index, sent in enumerate(record.message.columns):
-            # The table may have been altered, or gone, when the receiver asked the catalog.
+            # The table may have been altered or dropped before the receiver queried the catalog.
             column = known.get((sent.name, sent.type_oid, sent.typmod)) or self.relations.column(
                 record.message.oid, sent, index
             )
@@ -162,8 +172,11 @@ class ByRelation(Generic[Made]):
 
 
 def once_each(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values. A moment, which takes long to make and which all changes of a transaction share, is
-    made once."""
+    """Return the values of a column as Python objects.
+
+    Each distinct timestamp is converted only once: the conversion is slow, and all changes of a transaction
+    have the same timestamp.
+    """
     if not pa.types.is_timestamp(column.type):
         plain: list[Any] = column.to_pylist()
         return plain
@@ -173,7 +186,7 @@ def once_each(column: pa.ChunkedArray) -> list[Any]:
 
 
 class TypedChanges(ByRelation[Change]):
-    """Changes typed as the lake's values are."""
+    """Converts changelog rows to Changes, with values typed as in the lake."""
 
     def shape_of(self, record: RelationRecord) -> TypedShape:
         choices = self.choices_of(record.name)
@@ -185,18 +198,20 @@ class TypedChanges(ByRelation[Change]):
 
 @dataclass(frozen=True)
 class Side(Generic[Values]):
-    """The rows before, or after, of some changes: `numbers` says of which, `values` what was made of each
-    column."""
+    """The rows before, or after, some changes.
+
+    `numbers`: the index of each row's change. `values`: the converted values of each column.
+    """
 
     numbers: Ints
     values: Sequence[Values]
 
 
 class TypedShape:
-    """A relation, and how its rows become dictionaries.
+    """A relation, and the conversion of its rows to dictionaries.
 
-    `columns`, and those of the replica identity, `identity`: by place in the stream. `json_columns`: the
-    names of those whose texts are JSON.
+    `columns`, and `identity` (the columns of the replica identity), are by position in the stream.
+    `json_columns`: the names of the columns whose text values are JSON.
     """
 
     def __init__(self, record: RelationRecord, columns: Mapping[int, TypedColumn]) -> None:
@@ -219,9 +234,10 @@ class TypedShape:
             yield Change(place, table, op_name, data, old, left, xid, commit_ts, self.json_columns, self.oid)
 
     def sides(self, rows: pa.Table, read: Read[Values]) -> tuple[Side[Values], Side[Values]]:
-        """The rows after and those before, of the latter the columns of the replica identity.
+        """Return the rows after, and the rows before, the changes.
 
-        Raises ValueRangeError for a value that its type, or Python, cannot hold, DriftError.
+        The rows before have the columns of the replica identity only. Raises ValueRangeError for a value that
+        its type, or Python, cannot hold, DriftError.
         """
         is_row = pc.not_equal(rows["op"], "T")
         numbers, some = np.flatnonzero(is_row.to_numpy()), rows.filter(is_row)
@@ -252,7 +268,7 @@ class TypedShape:
         try:
             found = read(column, typed)
         except (ValueError, OverflowError):
-            found = None  # its message may hold the value
+            found = None  # the exception's message may hold the value
         if found is None:
             raise ValueRangeError(
                 f'column "{one_line(column.name)}" of {self.table} holds a value that Python cannot',
@@ -261,7 +277,10 @@ class TypedShape:
         return found
 
     def _without(self, data: Row | None, old: Row | None, unchanged: Sequence[int]) -> Iterator[str]:
-        """Give values that the update did not send as the old row has them; those that nobody has go."""
+        """Copy values that the update did not send from `old` to `data`, and remove those that `old` lacks.
+
+        Yields the names of the removed columns.
+        """
         for index in unchanged:
             if data is None or index not in self.columns:
                 continue
@@ -274,13 +293,16 @@ class TypedShape:
 
 
 def python_values(typed: pa.Array) -> list[Any]:
-    """As Change has them. Raises ValueError or OverflowError for a value that Python has not."""
+    """Return the values as in a Change.
+
+    Raises ValueError or OverflowError for a value that Python cannot represent.
+    """
     values: list[Any] = typed.to_pylist(maps_as_pydicts="strict")
     return values
 
 
 def _by_number(side: Side[list[Any]], columns: Mapping[int, TypedColumn]) -> dict[int, Row]:
-    """Rows of one side, by the number of the change."""
+    """Return the rows of one side as dictionaries, by the index of their change."""
     names = [column.name for column in columns.values()]
     found = zip(*side.values, strict=True) if side.values else (() for _ in side.numbers)
     dictionaries = (dict(zip(names, row, strict=True)) for row in found)

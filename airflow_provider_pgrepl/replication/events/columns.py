@@ -1,4 +1,4 @@
-"""A table's columns as a target gets them: under which names, and which only hashed, masked or not at all."""
+"""The columns of a table as a target gets them: renamed, hashed, masked or excluded, and the row filters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 from airflow_provider_pgrepl.replication.values.parser import Text, as_string
 
 Hide = Callable[[pa.Array], pa.Array]
-"""Makes other texts of a column's; NULL stays NULL."""
+"""Replaces the text values of a column. NULL stays NULL."""
 Attnums = Mapping[int, Collection[int]]
 _TEXT, _TEXT_NAME = 25, "text"
 _MASK = "***"
@@ -33,7 +33,7 @@ _ByPlace = Mapping[int, Values]
 
 
 class HiddenText(Text):
-    """What is shown of values that are hidden: a text, whatever they are."""
+    """The type of a hidden column: text, whatever type the source column has."""
 
     csv_type = None
 
@@ -46,7 +46,11 @@ class HiddenText(Text):
 
 @dataclass(frozen=True)
 class PublishedColumn:
-    """`source`: as the table has it. `name`: what the target calls it. `hide`: what becomes of its texts."""
+    """A column that is published.
+
+    `source`: the column of the table. `name`: its name at the target. `hide`: replaces its text values, if
+    they are hidden.
+    """
 
     source: Column
     name: str
@@ -58,7 +62,7 @@ class PublishedColumn:
 
     @cached_property
     def column(self) -> Column:
-        """As the target has it: a text where its values are hidden."""
+        """Return the column of the target: renamed, and of type text if its values are hidden."""
         if self.hide is None:
             return replace(self.source, name=self.name)
         return replace(
@@ -73,13 +77,13 @@ class PublishedColumn:
         )
 
     def choice(self, choices: TableChoices) -> ColumnChoice:
-        """How its values look, which the pipeline says of the name that it has in the table."""
+        """Return the pipeline's options for the column, by its name in the table; none if it is hidden."""
         if self.hide is not None:
             return ColumnChoice()
         return choices.column(self.source.name, is_key=self.is_key)
 
     def typed(self, table: TableName, choices: TableChoices, index: int | None = None) -> TypedColumn:
-        """Raises ConfigError for a type that does not fit."""
+        """Return the typed column. Raises ConfigError for an unsuitable type."""
         if self.hide is not None:
             return TypedColumn(self.column, table, index, HiddenText(self.hide))
         return replace(typed_column(self.source, table, choices, index), column=self.column)
@@ -87,13 +91,15 @@ class PublishedColumn:
 
 @dataclass(frozen=True)
 class PublishedColumns:
-    """What the rules of a publisher make of each table's columns. `salt`: of the hashes; `filter`: of which
-    of its rows the target is told. `begun_with`: the attnums, by the oid of their table, that the publisher
-    began with. Another column is published only if a rule names it; None: every column is.
+    """The columns of each table after a publisher's rules are applied.
 
-    A column is known by its place in the catalog once it had a name that a rule says, so that it stays hidden
-    when it, or its table, is renamed. Methods raise DriftError, which stops the table alone, where a rule
-    names a column that the table never had, hides its key, or gives two columns one name.
+    `salt`: the salt of the hashes. `filter`: the row filter. `begun_with`: the attnums of each table, by oid,
+    when the publisher began. A column that was added later is published only if a rule names it. With None,
+    every column is published.
+
+    A column that ever had a name in a rule is identified by its attnum, so that it stays hidden when it, or
+    its table, is renamed. Methods raise DriftError, which stops only the table, if a rule names a column that
+    the table never had, hides its key, or gives two columns one name.
     """
 
     relations: KnownRelations
@@ -103,7 +109,7 @@ class PublishedColumns:
     begun_with: Attnums | None = None
 
     def of_stream(self, record: RelationRecord, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
-        """Of a relation's columns, by place in the stream, those that are published."""
+        """Return the published columns of a received relation, by position in the stream."""
         oid, new = record.message.oid, set[int]()
         self._check_kin(oid, record.name)
         if self.begun_with is not None:
@@ -117,7 +123,7 @@ class PublishedColumns:
         return self._published(record.name, columns, keys, new, lambda known: known.places(record))
 
     def of_catalog(self, relation: Relation, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
-        """Of a relation's columns, by attnum, those that are published."""
+        """Return the published columns of a relation of the catalog, by attnum."""
         new = set[int]()
         self._check_kin(relation.oid, relation.table)
         if self.begun_with is not None:
@@ -129,7 +135,7 @@ class PublishedColumns:
         return self._published(relation.table, columns, keys, new, lambda known: known.attnums(relation))
 
     def _check_kin(self, oid: int, table: TableName) -> None:
-        """Raises DriftError for a table without rules whose partitioned table, or partition, has some."""
+        """Raise DriftError for a table without rules if its partitioned table, or a partition, has rules."""
         ruled = {*self.rules.tables(), *self.filter.tables}
         if not ruled or ruled & {table, *self.relations.names(oid)}:
             return
@@ -140,7 +146,10 @@ class PublishedColumns:
         return HiddenColumns(frozenset(names), self.relations.records)
 
     def _rules_of(self, oid: int, names: Collection[TableName]) -> bool:
-        """Whether any rule is of the table, under whichever name it had."""
+        """Return True if a rule applies to the table, under any name that it had.
+
+        Raises DriftError if a rule names a column that the table never had.
+        """
         tables = self.rules.tables() & {*names, *self.relations.names(oid)}
         said = {column for column in self.rules.all if column.table in tables}
         if said and (unknown := sorted(said - self.relations.columns(oid))):
@@ -160,7 +169,11 @@ class PublishedColumns:
         new: Set[int],
         places_of: Callable[[HiddenColumns], Collection[int]],
     ) -> dict[int, PublishedColumn]:
-        """`places_of`: where columns that are known by some names are, or may be: more are hidden then."""
+        """Return the published columns. Raises DriftError.
+
+        `places_of`: returns the positions where columns with given names are, or may be. If in doubt it
+        returns more, so that more columns are hidden.
+        """
         rules = (self.rules.excluded, self.rules.masked, self.rules.hashed)
         excluded, masked, hashed = (places_of(self._known(*names)) for names in rules)
         renamed = self._renamed(table, columns, places_of)
@@ -193,7 +206,10 @@ class PublishedColumns:
         columns: Mapping[int, Column],
         places_of: Callable[[HiddenColumns], Collection[int]],
     ) -> dict[int, str]:
-        """New names by place. Where it cannot be told which column is meant, that of the very name is."""
+        """Return the new names by position.
+
+        If several positions are possible, only the column that currently has the name of the rule is renamed.
+        """
         found: dict[int, str] = {}
         for known, name in self.rules.renamed.items():
             places = places_of(self._known(known))
@@ -204,7 +220,7 @@ class PublishedColumns:
 
 
 def kin_error(table: TableName, ruled: TableName) -> DriftError:
-    """For a table that settings do not name, though they name its partitioned table or its partition."""
+    """Return the error for a table without settings whose partitioned table or partition has settings."""
     return DriftError(
         f"{table} and {ruled} were, or are, partition and partitioned table, and the publisher has settings"
         f" for {ruled} alone",
@@ -215,7 +231,7 @@ def kin_error(table: TableName, ruled: TableName) -> DriftError:
 
 
 def _refuse_new(table: TableName, columns: Mapping[int, Column], new: Set[int]) -> None:
-    """Raises DriftError where new columns are published that no rule names."""
+    """Raise DriftError if a new column would be published that no rule names."""
     if names := ", ".join(sorted(one_line(column.name) for place, column in columns.items() if place in new)):
         raise DriftError(
             f"{table} has columns that it did not have when the publisher began, and that no rule names"
@@ -236,7 +252,7 @@ def _masked(texts: pa.Array) -> pa.Array:
 
 
 def _hashed(salt: bytes, texts: pa.Array) -> pa.Array:
-    """SHA-256 over the salt and the text, in hexadecimal digits."""
+    """Return the SHA-256 of salt and text, in hexadecimal digits."""
     begun = hashlib.sha256(salt)
 
     def digests() -> Iterator[str | None]:
@@ -252,8 +268,10 @@ def _hashed(salt: bytes, texts: pa.Array) -> pa.Array:
 
 
 class FilteredRows:
-    """As PostgreSQL's own row filters have it: a row that comes to be one of them is inserted, one that is
-    no more is deleted. A TRUNCATE is told of whatever the filter is.
+    """Filters rows like the row filters of PostgreSQL.
+
+    An update that makes a row match becomes an insert; one after which it no longer matches becomes a delete.
+    A TRUNCATE is always kept.
 
     https://www.postgresql.org/docs/current/logical-replication-row-filter.html
     """
@@ -263,9 +281,9 @@ class FilteredRows:
         self._wanted: dict[int, _ByPlace] = {}
 
     def of(self, record: RelationRecord, rows: pa.Table) -> tuple[pa.Table, Bools | None]:
-        """What is told of a relation's changes, and of which (None: all).
+        """Return the matching changes of a relation, and a mask of the `rows` that match (None: all).
 
-        Raises DriftError, which stops the table alone, where it cannot be told whether a row is one of them.
+        Raises DriftError, which stops only the table, if it cannot be determined whether a row matches.
         """
         wanted = self._wanted_of(record)
         if not wanted:
@@ -275,7 +293,7 @@ class FilteredRows:
         self._check_identity(record, wanted, has_old=bool(np.isin(ops, ("U", "D")).any()))
         old, is_truncate = rows["old"].combine_chunks(), ops == "T"
         before, after = _fit(old, wanted, ~is_truncate), _fit(_whole(rows, wanted), wanted, ~is_truncate)
-        # Where an update says nothing of the old row, its key, of which all these columns are, is the same.
+        # An update without an old row did not change its key, and the key has all columns of the filter.
         before = np.where(is_update & ~old.is_valid().to_numpy(zero_copy_only=False), after, before)
         told = is_truncate | (is_insert & after) | (is_update & (before | after)) | ((ops == "D") & before)
         comes, goes = is_update & after & ~before, is_update & before & ~after
@@ -291,7 +309,11 @@ class FilteredRows:
         return self._wanted[record.version]
 
     def _places(self, record: RelationRecord) -> _ByPlace:
-        """By place in the stream. A table keeps its filter when it, or a column, is renamed."""
+        """Return the filter's values by position in the stream.
+
+        A table keeps its filter when it, or a column, is renamed. Raises DriftError if a column cannot be
+        identified.
+        """
         oid = record.message.oid
         found: dict[int, Values] = {}
         for table in sorted({*record.names, *self._relations.names(oid)} & self._filter.tables.keys()):
@@ -309,7 +331,7 @@ class FilteredRows:
         return found
 
     def _check_identity(self, record: RelationRecord, wanted: _ByPlace, *, has_old: bool) -> None:
-        """Whether updates and deletes say what a row was before."""
+        """Raise DriftError if updates or deletes do not contain the old values of a filter column."""
         columns = record.message.columns
         if not has_old or record.message.replica_identity == "f":
             return
@@ -323,7 +345,7 @@ class FilteredRows:
 
 
 def _fit(side: pa.Array, wanted: _ByPlace, is_row: Bools) -> Bools:
-    """Which rows of a side have the values; those that are not there have not."""
+    """Return a mask of the rows of one side that match. A missing row does not match."""
     fits: Bools = side.is_valid().to_numpy(zero_copy_only=False) & is_row
     if not fits.any():
         return fits
@@ -341,8 +363,11 @@ def _fit(side: pa.Array, wanted: _ByPlace, is_row: Bools) -> Bools:
 
 
 def _whole(rows: pa.Table, wanted: _ByPlace) -> pa.Array:
-    """The new rows, with what an update left alone and did not send taken from the old ones: of the columns
-    that count. Raises DriftError where these have it not."""
+    """Return the new rows, with values that an update did not send copied from the old rows.
+
+    Only rows that lack a value of a filter column are completed. Raises DriftError if the old row lacks it
+    too.
+    """
     new = rows["new"].combine_chunks()
     lacks = pc.fill_null(pc.greater(pc.list_value_length(rows["unchanged"]), 0), False)
     if not pc.any(lacks).as_py():
@@ -364,7 +389,7 @@ def _whole(rows: pa.Table, wanted: _ByPlace) -> pa.Array:
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
-    """A change without values that were not sent, as far as the old row has them."""
+    """Return the row of a change, with values that were not sent copied from its old row if it has them."""
     old, left = row["old"], []
     for place in row["unchanged"] or ():
         if old is not None and old[place] is not None:
@@ -375,7 +400,10 @@ def _filled(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed(rows: pa.Table, comes: Bools, goes: Bools) -> pa.Table:
-    """With inserts and deletes where rows come and go. An insert that would lack a value stays an update."""
+    """Return the rows with updates replaced: by inserts where `comes` is set, by deletes where `goes` is set.
+
+    An update stays an update if its insert would lack a value.
+    """
     at = np.flatnonzero(comes | goes)
     made = []
     for row, is_new in zip(rows.take(pa.array(at)).to_pylist(), comes[at].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Event: what a target is given of one change, in bytes."""
+"""A change as an encoded event, and the numbers that let consumers ignore repeated events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 RESERVE = 1 << 24
-"""More events than are sent before a publisher writes down how far its stamps have got."""
+"""An upper bound of the events that a publisher sends before it records its highest stamp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Business:
-    """What is said of an event that stands for no change of a row: see BusinessEvent."""
+    """The route, type and headers of an event that a transform made: see BusinessEvent."""
 
     route: str
     type: str
@@ -27,15 +27,17 @@ class Business:
 
 @dataclass(slots=True)
 class Event:
-    """One change as it is sent; `id` is the change's, equal whenever it is sent.
+    """One encoded change. `id` is the change's id, which is the same each time the event is sent.
 
-    `generation`: grows with every connection of whichever publisher. In one generation each table's events
-    come in their order, each once; a later one begins with the first event that may not have arrived. So who
-    passes over whatever is not above the last `(generation, position)` of its table has all, in order.
-    `key`: the row's, for targets that keep the order of each key; None of tables that have none. `left`: key
-    and body of a message that comes before, when the change gives a row another key: the old one is gone.
-    `business`: of an event that was made by a transform. `commit_ts`: None of a message outside of
-    transactions.
+    `generation`: a number that grows with every connection of any run of the publisher. Within a generation,
+    each table's events are sent in order and once. A new generation starts with the first event that may not
+    have arrived. A consumer that ignores every event at or below the last `(generation, position)` of its
+    table therefore receives all events in order.
+
+    `key`: the key of the row, for targets that keep the order of each key; None for a table without a key.
+    `left`: key and body of a message to send first, if the change gives the row another key: it deletes the
+    old key. `business`: set if a transform made the event. `commit_ts`: None for a message outside of a
+    transaction.
     """
 
     position: EventPosition
@@ -53,7 +55,7 @@ class Event:
 
 @dataclass
 class Sent:
-    """What was acknowledged since the start: events by operation and table; when the newest committed."""
+    """The events acknowledged since the start, counted by operation and table, and the newest commit time."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     commit_ts: datetime | None = None
@@ -64,19 +66,25 @@ class Sent:
 
 
 class Stamps:
-    """Consumers that pass over what is not above the last that they had lose nothing, and get again at most
-    what they had: whatever is sent again has higher stamps than what may have been sent before."""
+    """Numbers that grow with every event sent.
+
+    An event that is sent again gets a higher stamp than any event before it. So a consumer that ignores
+    stamps at or below its last one loses nothing; it can only receive events that it already has again.
+    """
 
     def __init__(self) -> None:
         self.last = 0
 
     def next(self, commit_lsn: LSN) -> int:
-        """For a change of the transaction that committed there, which comes after all that had a stamp."""
+        """Return a new stamp: above the last one, and at least the commit LSN of the change's transaction."""
         self.last = max(self.last + 1, commit_lsn)
         return self.last
 
 
 def above_all(written_down: int, durable: LSN) -> int:
-    """At or above each stamp that an earlier run may have given: events that it sent were durable, and had
-    no higher commit LSN than what is durable now."""
+    """Return a number at or above every stamp that an earlier run may have used.
+
+    Events of an earlier run were durable when they were sent: their commit LSNs are not above `durable`.
+    `written_down`: the last recorded stamp.
+    """
     return max(written_down, durable) + RESERVE

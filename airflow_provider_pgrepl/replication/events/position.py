@@ -1,4 +1,4 @@
-"""Where a reader of change events begins, and whether all is kept that comes after it."""
+"""The positions of a reader of change events, and the check that no change after one is missing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
 _LAST = 1 << 62
-"""Above every ordinal."""
+"""An ordinal above that of every change."""
 log = logging.getLogger(__name__)
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, order=True)
 class EventPosition:
-    """After the change `ordinal` of the transaction that committed at `commit_lsn`, in an epoch.
+    """The position right after the change `ordinal` of the transaction that committed at `commit_lsn`.
 
-    Its text, `<epoch>:<commit LSN>:<ordinal>` as in `1:0/16B3748:4`, is also the id of that change: it is the
-    same whenever and by whomever the change is read. With `end` for an ordinal: after all of a transaction.
+    Its text is `<epoch>:<commit LSN>:<ordinal>`, for example `1:0/16B3748:4`. It is also the id of that
+    change, which never differs between readers. With `end` as the ordinal, it is the position after the whole
+    transaction.
     """
 
     epoch: Epoch
@@ -39,37 +40,38 @@ class EventPosition:
 
     @classmethod
     def after_transaction(cls, epoch: Epoch, commit_lsn: LSN) -> EventPosition:
-        """After all that committed at or before an LSN."""
+        """Return the position after everything that committed at or before `commit_lsn`."""
         return cls(epoch, commit_lsn, _LAST)
 
     @classmethod
     def after_point(cls, point: ConsistentPoint) -> EventPosition:
-        """After all that the lake's tables show at a consistent point."""
+        """Return the position after everything that the lake tables contain at a consistent point."""
         return cls.after_transaction(Epoch(point.epoch), LSN(point.lsn))
 
     @property
     def is_after_transaction(self) -> bool:
-        """Whether nothing of its transaction comes after it."""
+        """Return True if the position is after all changes of its transaction."""
         return self.ordinal == _LAST
 
     @property
     def before_transaction(self) -> EventPosition:
-        """Before a transaction that it is amid; else itself."""
-        # What no transaction brought has an ordinal below 0.
+        """Return the position before the transaction if this one is inside it; otherwise this position."""
+        # Rows that do not come from a transaction have an ordinal below 0.
         return self if self.ordinal < 0 or self.is_after_transaction else replace(self, ordinal=-1)
 
     def is_within(self, durable: LSN) -> bool:
-        """Whether a changelog of its epoch that holds all commits before `durable` reaches up to it."""
-        # What no transaction brought stands before the one at its LSN, which need not be there yet.
+        """Return True if a changelog of this epoch with all commits before `durable` reaches this
+        position."""
+        # Rows that do not come from a transaction precede the one at their LSN, which need not exist yet.
         return self.commit_lsn < durable or (self.commit_lsn == durable and self.ordinal < 0)
 
     @classmethod
     def parse(cls, text: str) -> EventPosition:
-        """Raises ConfigError."""
+        """Parse the text of a position. Raises ConfigError."""
         try:
             epoch, lsn, ordinal = text.split(":")
             ordinal, *rest = ordinal.split(".")
-            # One of several events of a change: the others may come after it.
+            # The id of one of several events of a change: the other events may come after it.
             number = _LAST if ordinal == "end" else int(ordinal) - bool(rest and int(rest[0]))
             if not -(1 << 62) < number <= _LAST:
                 raise ValueError(text)
@@ -84,13 +86,14 @@ class EventPosition:
 
 
 After = str | int | datetime | EventPosition | ConsistentPoint | None
-"""The id of a change, an LSN, a moment, a position, a consistent point, or None: the oldest that is kept."""
+"""A change's id, an LSN, a timestamp, a position, a consistent point, or None for the oldest retained
+change."""
 
 
 def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
-    """The position of the open changelog that is meant; an LSN or a moment is one of its newest epoch.
+    """Return the position that `after` names in the open changelog.
 
-    Raises ConfigError, ChangelogError.
+    An LSN or a timestamp belongs to the newest epoch. Raises ConfigError, ChangelogError.
     """
     epoch = read_epoch_number(changelog)
     if after is None:
@@ -141,7 +144,12 @@ def _position(after: str | int | EventPosition | ConsistentPoint, epoch: Epoch) 
 
 
 def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN:
-    """Right before the first transaction that committed later than a moment; else before what comes."""
+    """Return the LSN right before the first transaction that committed later than `moment`.
+
+    If there is none yet, returns the LSN before the next transaction. Raises ConfigError for a timestamp
+    without a time zone, ChangelogError if an earlier epoch has later transactions or retention may have
+    dropped some.
+    """
     if moment.tzinfo is None:
         raise ConfigError(f"after: {moment} has no time zone", "give one, as datetime.now(UTC)")
     for earlier in range(1, epoch):
@@ -163,7 +171,7 @@ def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
 
 
 def check_kept(changelog: Transactions, position: EventPosition) -> None:
-    """Raises ChangelogError when changes after a position are gone from the open changelog."""
+    """Raise ChangelogError if the open changelog no longer holds all changes after `position`."""
     floor = read_floor_lsn(changelog, position.epoch)
     whole = EventPosition.after_transaction(position.epoch, floor)
     if position.commit_lsn == floor and not position.is_after_transaction:

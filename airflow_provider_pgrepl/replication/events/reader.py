@@ -1,4 +1,4 @@
-"""OrderedReader: a pipeline's changes from any place on, as far as they are durable."""
+"""Ordered reading of a pipeline's durable changes, from any position."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ from airflow_provider_pgrepl.trace import log_unexpected, traced
 log = logging.getLogger(__name__)
 _OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
 MESSAGES = "logical messages"
-"""What their stream is called where a table would be."""
+"""The name of the stream of logical messages, used in place of a table name."""
 
 
 class TooManyChangesError(Exception):
-    """Of one transaction, that committed at `commit_lsn`."""
+    """A transaction has too many changes to be read as a whole. `commit_lsn`: its commit LSN."""
 
     def __init__(self, commit_lsn: LSN) -> None:
         super().__init__(str(commit_lsn))
@@ -73,10 +73,10 @@ class TooManyChangesError(Exception):
 def whole_transactions(
     stretches: Iterator[Stretch], needed: Callable[[pa.Table], pa.Table], most: int
 ) -> Iterator[Stretch]:
-    """Of the rows those that are `needed`.
+    """Regroup rows so that each group has whole transactions, and keep the rows that `needed` returns.
 
-    Raises TooManyChangesError for a transaction that has more than `most` of them, once all before it are
-    given.
+    Raises TooManyChangesError for a transaction with more than `most` of them, after yielding everything
+    before it.
     """
     held: list[pa.Table] = []
     for rows, ends_transaction in stretches:
@@ -92,7 +92,10 @@ def whole_transactions(
 
 
 def _within(rows: pa.Table, most: int) -> Iterator[Stretch]:
-    """Whole transactions, up to the first that is too large."""
+    """Yield the rows.
+
+    Raises TooManyChangesError for the first transaction that is too large, after the rows before it.
+    """
     if rows.num_rows > most:
         counts = pc.value_counts(rows["commit_lsn"])
         large = [one["values"] for one in counts.to_pylist() if one["counts"] > most]
@@ -104,9 +107,10 @@ def _within(rows: pa.Table, most: int) -> Iterator[Stretch]:
 
 
 def rows_before(uri: str, rows: pa.Table, value_bytes: int) -> Iterator[pa.Table]:
-    """All that came before some rows, about so many bytes of values back, in order.
+    """Yield the changelog rows before the first of `rows`, in commit order.
 
-    Raises ChangelogError when old hours are dropped meanwhile, LakeUnavailableError.
+    They are read from the last files that together hold at least `value_bytes` bytes of uncompressed values.
+    Raises ChangelogError if a file is dropped while it is read, LakeUnavailableError.
     """
     first = rows.slice(0, 1).select(["epoch", "commit_lsn", "ordinal"]).to_pylist()[0]
     epoch, lsn = Epoch(first["epoch"]), LSN(first["commit_lsn"])
@@ -122,7 +126,10 @@ def rows_before(uri: str, rows: pa.Table, value_bytes: int) -> Iterator[pa.Table
 
 
 def _last_of(files: list[ChangelogFile], value_bytes: int) -> tuple[LSN, list[ChangelogFile]]:
-    """The last files that have so many bytes, and the LSN after which they have everything."""
+    """Return the last files that hold at least `value_bytes` bytes of values.
+
+    The LSN is the position after which these files hold all changes.
+    """
     found, left = [], sorted(files, key=lambda file: file.max_lsn)
     while left and value_bytes > 0:
         file = left.pop()
@@ -133,8 +140,11 @@ def _last_of(files: list[ChangelogFile], value_bytes: int) -> tuple[LSN, list[Ch
 
 @dataclass(frozen=True)
 class Fault:
-    """Reading stopped before the change, or the transaction, at `position`, of these tables; `is_of_all`: of
-    no table alone, since transactions are not given in part."""
+    """The error that stopped reading before the change, or the transaction, at `position`.
+
+    `relations`: the oids of its tables. `is_of_all`: True if it stops all tables, because transactions are
+    read as a whole.
+    """
 
     error: PgReplError
     position: EventPosition
@@ -143,7 +153,7 @@ class Fault:
 
 
 def gap_error(gap: EventPosition) -> GapError:
-    """A skipped transaction."""
+    """Return the error for a skipped transaction."""
     return GapError(
         f"the transaction at {gap.commit_lsn}, which the server could not send, was skipped: no one has its"
         " changes",
@@ -152,7 +162,7 @@ def gap_error(gap: EventPosition) -> GapError:
 
 
 def for_readers(fault: Fault) -> PgReplError:
-    """A fault's error, as who reads changes in Python is told: after what to go on."""
+    """Return the error of a fault for readers in Python. Its hint names the position to continue from."""
     error, place = fault.error, fault.position
     mend = "give the pipeline instead of its lake root, with the column in text_columns"
     hint = mend if isinstance(error, ValueRangeError) else error.hint
@@ -161,7 +171,7 @@ def for_readers(fault: Fault) -> PgReplError:
 
 
 def too_many_changes(place: EventPosition, most: int) -> TransformError:
-    """A transaction that is to be given as a whole."""
+    """Return the error for a transaction that is too large to be passed as a whole."""
     return TransformError(
         f"the transaction at {place.commit_lsn} has more than {most:,} changes, and a function is given all"
         " of a transaction at once",
@@ -171,7 +181,10 @@ def too_many_changes(place: EventPosition, most: int) -> TransformError:
 
 @contextmanager
 def changelog_errors() -> Iterator[None]:
-    """Whatever a storage, Delta, Parquet or DataFusion raises, without its text: that may hold values."""
+    """Convert the exceptions of storage, Delta, Parquet and DataFusion to LakeUnavailableError.
+
+    The error has only the name of the exception's class: its text may hold values of rows.
+    """
     failed: LakeUnavailableError | None = None
     try:
         yield
@@ -192,13 +205,15 @@ def changelog_errors() -> Iterator[None]:
 
 
 class OrderedReader(Generic[Made]):
-    """What is made of a pipeline's changes, by `make`, in their order.
+    """Reads a pipeline's changes in order, converted by the ByRelation that `make` returns.
 
-    `tables` may be a TableSelection, of which no table needs to be known yet. `whole`: transactions are given
-    to `make` as a whole; so many changes of one at most. `unchanged`: of values that were not sent.
+    `tables`: if it is a TableSelection, its tables need not be known yet. `whole`: the highest number of
+    changes of a transaction; transactions are then converted as a whole. `unchanged`: the handling of values
+    that the server did not send.
 
-    `position`: after all that was given and looked through; its text, given as `after`, goes on there.
-    `ends_transaction`: whether nothing of its transaction comes after it. `fault`: of the last error.
+    `position`: after all changes that were returned or ignored; reading continues there if its text is passed
+    as `after`. `ends_transaction`: True if the position is at the end of a transaction. `fault`: the cause of
+    the last error.
     """
 
     def __init__(
@@ -237,12 +252,15 @@ class OrderedReader(Generic[Made]):
         self.durable_lsn = LSN(0)
 
     def read(self) -> Iterator[list[Made]]:
-        """What there is after the position, some changes at a time."""
+        """Yield batches of changes until none are left."""
         while (changes := self.read_next()) is not None:
             yield changes
 
     def read_next(self) -> list[Made] | None:
-        """The next changes, which may be none of the tables that are wanted; None: there is no more now."""
+        """Return the next changes, or None if there are no more at present.
+
+        The list is empty if none of the rows read are of a wanted table.
+        """
         if self._next_fault is not None:
             self.fault, self._next_fault = self._next_fault, None
             self._begin_again()
@@ -252,7 +270,7 @@ class OrderedReader(Generic[Made]):
             with changelog_errors():
                 return self._read_kept()
         except BaseException:
-            # What was being read is not read to its end: the next time begins after the position again.
+            # The interrupted iterator cannot continue: the next call starts again after the position.
             self._begin_again()
             raise
 
@@ -260,29 +278,30 @@ class OrderedReader(Generic[Made]):
         try:
             return self._read_next()
         except ChangelogFileGoneError:
-            # An hour was joined or dropped since its files were listed. What is listed now is there, or lost.
+            # An hour was compacted or dropped after its files were listed. A file that is missing from the
+            # new list as well is lost.
             self._begin_again()
             return self._read_next()
 
     def leave_out(self, tables: TableGroup) -> None:
-        """Tables whose changes are not wanted from here on, beside no others: each call says all of them."""
+        """Exclude these tables from now on, and no others: each call replaces the set."""
         self._changes.wanted = self._changes.wanted.leaving_out(tables)
         self._next_fault = None
         self._begin_again()
 
     def take_only(self, tables: TableGroup) -> None:
-        """Of what is wanted, only these tables' changes are from here on."""
+        """Restrict reading to these tables of the selection from now on."""
         self._changes.wanted = self._changes.wanted.taking_only(tables)
         self._begin_again()
 
     def names_of(self, oid: int) -> list[str]:
-        """All that a table is, or was, called."""
+        """Return all names that a table has had."""
         if oid == NO_RELATION:
             return [MESSAGES]
         return sorted(map(str, self._changes.relations.names(oid))) or [f"the table with oid {oid}"]
 
     def pass_fault(self) -> None:
-        """Go on without the change, or the skipped transaction, that the last error was about."""
+        """Continue after the change, or the skipped transaction, that caused the last error."""
         assert self.fault is not None
         self.position = max(self.position, self.fault.position)
 
@@ -337,10 +356,10 @@ class OrderedReader(Generic[Made]):
         return changes
 
     def _gap(self, rows: pa.Table) -> Fault | None:
-        """The first skipped transaction that may have changed a table that is wanted."""
+        """Return the first skipped transaction that may have changed a wanted table."""
         gaps = rows.filter(pc.equal(rows["op"], GAP)).select(["commit_lsn", "relation_id"]).to_pylist()
         wanted, has_messages = self._changes.is_of_wanted, self._changes.wanted.has_messages
-        # Of all there is, or of the logical messages, nobody knows whether it had any.
+        # If all tables or logical messages are wanted, it is unknown whether the transaction had any of them.
         is_of_any = self._changes.wanted.is_of_all or has_messages
         found = [
             (row["commit_lsn"], row["relation_id"])
@@ -356,7 +375,10 @@ class OrderedReader(Generic[Made]):
         return Fault(gap_error(place), place, known, self._whole is not None)
 
     def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Made]]:
-        """Those before the first whose value cannot be held, which is raised next."""
+        """Return the rows before the first that cannot be converted, with their changes.
+
+        The error of that row is raised next.
+        """
         starts = self._starts(rows)
         good, bad = 0, len(starts) - 1
         while bad - good > 1:
@@ -377,13 +399,14 @@ class OrderedReader(Generic[Made]):
             concerned = frozenset(faulty["relation_id"].to_pylist())
             self._next_fault = Fault(stated, place, concerned, self._whole is not None)
         else:
-            # A transform that fails now and then: reading goes on before what it failed with.
+            # The transform does not fail every time: reading continues before the row that failed.
             self._begin_again()
         before = rows.slice(0, start)
         return before, self._changes.of(before)
 
     def _starts(self, rows: pa.Table) -> list[int]:
-        """Where what is made as one begins, and the end."""
+        """Return the start index of each change, or with `whole` of each transaction, and the number of
+        rows."""
         if self._whole is None:
             return list(range(rows.num_rows + 1))
         lsns = rows["commit_lsn"].to_numpy()
@@ -397,7 +420,11 @@ class OrderedReader(Generic[Made]):
         return EventPosition(epoch, lsn, last["ordinal"])
 
     def _end(self, changelog: ChangelogTail) -> None:
-        """All that is durable has been read: a long wait shall not outlive what is kept."""
+        """Advance the position to the durable LSN, after all durable changes were read.
+
+        Otherwise the position of a reader that waits long could fall behind the retained changes. Raises
+        ChangelogError if a new epoch has begun.
+        """
         self._changelog = None
         newest = read_epoch_number(changelog)
         if newest > self.position.epoch:
@@ -414,7 +441,10 @@ class OrderedReader(Generic[Made]):
 
 
 class ChangeReader(OrderedReader[Change]):
-    """What `stream` gives, without asyncio. Arguments and errors are those of `stream`."""
+    """Reads the changes that `stream` returns, without asyncio.
+
+    Arguments and errors are those of `stream`.
+    """
 
     def __init__(
         self,
@@ -426,7 +456,10 @@ class ChangeReader(OrderedReader[Change]):
         super().__init__(lake, tables, after=after, make=TypedChanges)
 
     def read_next(self) -> list[Change] | None:
-        """Likewise. Errors of changes say how to go on without these."""
+        """Return the next changes, or None if there are no more at present.
+
+        An error that a change causes has a hint that names the position after it.
+        """
         try:
             return super().read_next()
         except PgReplError:

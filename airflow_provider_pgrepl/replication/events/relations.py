@@ -1,4 +1,4 @@
-"""KnownRelations: what a reader of changes knows of the tables that they are of."""
+"""The tables that a reader of changes knows, from the relation index, and its selection of tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALL_PREFIXES, _MESSAGES = "*", 0
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables by oid, which stays when one is renamed, and by name, which another may get."""
+    """Tables by oid, which a rename does not change, and by name, which another table may get later."""
 
     oids: frozenset[int] = frozenset()
     names: frozenset[TableName] = frozenset()
@@ -30,8 +30,12 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class TableSelection:
-    """Tables by name and by schema (None: all), as they were called when a change came; but for some, or some
-    of them alone. `prefixes`: of which logical messages are wanted besides, `*` for all."""
+    """The tables that a reader wants.
+
+    `names` and `schemas` select tables by the names that they had when a change was received; `names` None
+    selects all. `without` excludes tables, `only` restricts the selection to some. `prefixes`: the prefixes
+    of logical messages that are also wanted; `*` selects all.
+    """
 
     names: frozenset[TableName] | None = None
     schemas: frozenset[str] = frozenset()
@@ -41,7 +45,7 @@ class TableSelection:
 
     @classmethod
     def parse(cls, tables: Collection[str] | None, prefixes: Collection[str] = ()) -> Self:
-        """`schema.name` and `schema.*`; None is all. Raises ConfigError."""
+        """Parse `schema.name` and `schema.*`; None selects all tables. Raises ConfigError."""
         if tables is None:
             return cls(prefixes=frozenset(prefixes))
         if not tables and not prefixes:
@@ -58,29 +62,32 @@ class TableSelection:
 
     @property
     def is_of_all(self) -> bool:
-        """Whether no table's changes are left out."""
+        """Return True if no table is excluded."""
         return self.names is None and self.only is None and self.without is None
 
     @property
     def has_messages(self) -> bool:
-        """Whether any logical message is wanted. They have no table, which is NO_RELATION."""
+        """Return True if logical messages of any prefix are wanted. Their relation is NO_RELATION."""
         is_out = self.without is not None and _MESSAGES in self.without.oids
         return bool(self.prefixes) and not is_out and (self.only is None or _MESSAGES in self.only.oids)
 
     def has_prefix(self, prefix: str) -> bool:
-        """Whether the logical messages of a prefix are wanted, if any are."""
+        """Return True if `prefixes` selects the logical messages of a prefix.
+
+        Call it only if `has_messages` is True.
+        """
         return not self.prefixes.isdisjoint((prefix, _ALL_PREFIXES))
 
     def leaving_out(self, tables: TableGroup) -> Self:
-        """The same but for these tables, and no others."""
+        """Return a copy that excludes these tables, and no others."""
         return replace(self, without=tables if tables.oids else None)
 
     def taking_only(self, tables: TableGroup) -> Self:
-        """The same but for all others."""
+        """Return a copy that is restricted to these tables."""
         return replace(self, only=tables)
 
     def may_have(self, oid: int, names: Collection[TableName]) -> bool:
-        """Whether a table may be wanted that has had all these names, and none else."""
+        """Return True if a table may be wanted under one of `names`: all names that it has had."""
         if self.without is not None:
             is_of_others = bool(names) and self.without.names.issuperset(names)
             if oid in self.without.oids or is_of_others:
@@ -88,7 +95,7 @@ class TableSelection:
         return replace(self, without=None).has(oid, names)
 
     def has(self, oid: int, names: Collection[TableName]) -> bool:
-        """Whether a table is wanted; `names`: those that it has, by the stream and by the catalog."""
+        """Return True if a table is wanted. `names`: its names in the stream and in the catalog."""
         if self.without is not None and self.without.has(oid, names):
             return False
         if self.only is not None and not self.only.has(oid, names):
@@ -97,7 +104,7 @@ class TableSelection:
 
 
 class KnownRelations:
-    """The relation index, read again when a version comes that it did not have."""
+    """The records of the relation index, which is read again when an unknown version occurs."""
 
     def __init__(self, lake_root: str) -> None:
         self._uri = relations_uri(lake_root)
@@ -105,7 +112,7 @@ class KnownRelations:
         self._read()
 
     def find(self, version: int) -> RelationRecord:
-        """The relation of a version. Raises ChangelogError when it is not in the index."""
+        """Return the record of a relation version. Raises ChangelogError if the index does not have it."""
         if version not in self._records:
             self._read()
         if version not in self._records:
@@ -116,7 +123,7 @@ class KnownRelations:
         return self._records[version]
 
     def names(self, oid: int | None = None) -> set[TableName]:
-        """All that a table was ever called, by the stream or the catalog; without `oid`, of all tables."""
+        """Return all names that a table, or without `oid` any table, has had in the stream or the catalog."""
         return set[TableName]().union(
             *(
                 record.names
@@ -126,11 +133,11 @@ class KnownRelations:
         )
 
     def records(self, oid: int) -> list[RelationRecord]:
-        """All that stream and catalog ever said of a table."""
+        """Return all records of a table, from the stream and from the catalog."""
         return [one for one in self._records.values() if one.message.oid == oid]
 
     def columns(self, oid: int) -> set[ColumnName]:
-        """All that a table's columns were ever called, by the stream or the catalog."""
+        """Return all names that a table's columns have had, in the stream or in the catalog."""
         found: set[ColumnName] = set()
         for record in self._records.values():
             if record.message.oid == oid and record.standing is None:
@@ -142,7 +149,7 @@ class KnownRelations:
         return found
 
     def attnums(self) -> dict[int, frozenset[int]]:
-        """The attnums of all columns that the catalog had, by the oid of their table."""
+        """Return the attnums of all columns that the catalog has had, by the oid of their table."""
         found: dict[int, frozenset[int]] = {}
         for record in self._records.values():
             if record.standing is None:
@@ -164,8 +171,11 @@ class KnownRelations:
         return set[TableName]().union(*map(self.names, related))
 
     def column(self, oid: int, sent: WireColumn, index: int) -> Column:
-        """A column as the stream has it, of which the catalog said nothing when it came: its type is what the
-        table is known to have had under the type's oid. Where that is several, or none, it is a text."""
+        """Return a column of the stream that the catalog did not describe when it was received.
+
+        It gets the type that the table's known columns have for the same type oid and typmod. If these have
+        several types, or there are none, the column has no known type and its values are text.
+        """
         known = [
             column
             for record in self._records.values()
@@ -185,7 +195,7 @@ class KnownRelations:
 
 
 def known_selection(tables: Collection[str] | None, relations: KnownRelations) -> TableSelection:
-    """Of tables that the changelog has had. Raises ConfigError."""
+    """Return the selection of tables that the changelog has had. Raises ConfigError for an unknown table."""
     wanted, known = TableSelection.parse(tables), relations.names()
     if unknown := sorted(map(str, (wanted.names or frozenset()) - known)):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reading a pipeline's changes in Python, one by one and in order, for who has the lake and no broker.
+"""Reading of a pipeline's changes in Python, one by one and in order, without a broker.
 
 async for change in stream("/lake/shop", ["public.orders"], after=last_id):
     print(change.op, change.table, change.data)
@@ -28,26 +28,37 @@ def stream(
     follow: bool = True,
     poll_s: float = 0.5,
 ) -> ChangeStream:
-    """The changes of a pipeline's tables (of all of them without `tables`), each once, in commit order.
+    """Return the changes of a pipeline's tables, each once and in commit order.
 
-    `lake`: its lake root; or the pipeline, whose choices of types then hold. `after`: where to begin: the id
-    of the last change that was read; a consistent point, after what the lake's tables show there; an LSN of
-    the newest epoch (a number, or as `0/16B3748`), after the transaction that committed there, also one that
-    the changelog has yet to reach, of which a warning is logged; a moment with
-    a time zone, with the first transaction that committed later by the source's clock, or with what comes;
-    None, with the oldest change that is kept of the newest epoch. With `follow` it waits for what comes, and
-    looks every `poll_s` seconds; else it ends.
+    `lake`: the lake root, or the Pipeline, whose column types then apply. Without `tables`, all tables are
+    read.
 
-    Reading it raises ChangelogError when changes after `after` are gone, or when a new epoch has begun: what
-    happened between two epochs is in no changelog, only in the lake. Raises GapError before a transaction
-    that was skipped, ValueRangeError before a change whose value its type here cannot hold, ConfigError,
-    LakeUnavailableError. All say after what to go on.
+    `after`: the position to start from:
+
+    - the id of the last change that was read;
+    - a consistent point: starts after the changes that the lake tables contain at it;
+    - an LSN of the newest epoch (a number, or text such as `0/16B3748`): starts after the transaction that
+      committed there. If the changelog has not reached that LSN yet, a warning is logged;
+    - a datetime with a time zone: starts with the first transaction that committed later by the source's
+      clock, or with the next one;
+    - None: starts with the oldest retained change of the newest epoch.
+
+    With `follow`, the iterator waits for new changes and polls every `poll_s` seconds; otherwise it ends.
+
+    Iterating raises ChangelogError if changes after `after` are gone, or if a new epoch has begun: no
+    changelog holds the changes between two epochs, only the lake does. It raises GapError before a skipped
+    transaction, ValueRangeError before a change with a value that its Python type cannot hold, and
+    ConfigError and LakeUnavailableError. The hints say how to continue.
     """
     return ChangeStream(lake, tables, after, follow=follow, poll_s=poll_s)
 
 
 class ChangeStream:
-    """Changes for `for` and `async for`; may be waited for with a time limit, and gone on with."""
+    """An iterator of changes for `for` and `async for`.
+
+    Waiting for the next change can be canceled, for example by a time limit, and resumed without losing
+    changes.
+    """
 
     def __init__(
         self,
@@ -67,9 +78,12 @@ class ChangeStream:
 
     @property
     def position(self) -> EventPosition | None:
-        """After the last change that was given, or later: after all that was looked through since. Its text
-        is what `after` takes. For tables that change seldom write it down from time to time: an id may be
-        older than what is kept. None before the first change was waited for."""
+        """Return the position after the last change returned, or after later changes that did not match.
+
+        Its text can be passed as `after`. Store it from time to time for tables that rarely change: the id of
+        their last change may become older than the retained changes. None before the first change was
+        requested.
+        """
         return self._last
 
     def __iter__(self) -> Iterator[Change]:
@@ -91,7 +105,7 @@ class ChangeStream:
 
     async def __anext__(self) -> Change:
         while not self._waiting:
-            # Who stops waiting leaves a thread that reads on; what that finds is for who waits next.
+            # A canceled caller leaves a thread that continues to read. Its changes go to the next caller.
             if self._filling is None:
                 self._filling = asyncio.ensure_future(asyncio.to_thread(self._fill))
             try:
@@ -106,7 +120,7 @@ class ChangeStream:
         return self._given()
 
     def _fill(self) -> bool:
-        """Whether there was anything to read."""
+        """Read the next changes into the buffer. Return True if there was anything to read."""
         if self._reader is None:
             self._reader = self._begin()
         changes = self._reader.read_next()
@@ -124,7 +138,10 @@ def json_lines(
     follow: bool = False,
     poll_s: float = 0.5,
 ) -> Iterator[str]:
-    """Some lines at a time, each as `to_json` has it. Arguments and errors are those of `stream`."""
+    """Yield batches of changes as JSON lines in the format of `to_json`.
+
+    Arguments and errors are those of `stream`.
+    """
     reader = ChangeReader(lake, tables, after=after)
     while True:
         for batch in reader.read():

@@ -1,4 +1,4 @@
-"""UnchangedValues: large values that updates left alone, as changes before them had them."""
+"""Values of unchanged TOAST columns that updates did not send, from earlier changes or from the lake."""
 
 from __future__ import annotations
 
@@ -44,37 +44,43 @@ from airflow_provider_pgrepl.trace import trace_of
 _PIECE_BYTES = 16 << 20
 
 Key = tuple[str | None, ...]
-"""Texts of a row's replica identity."""
+"""The text values of a row's replica identity."""
 Values = dict[int, str]
-"""Texts by place in the stream."""
+"""Text values by position in the stream."""
 _MOST = 1_000_000
-"""Rows that are known to have changed."""
+"""The highest number of changed rows that UntouchedRows tracks."""
 _REMEMBERED_BYTES = 64 << 20
 _WIDE_BYTES, _LONG = 512, 8
-"""A row with less text, or such a text, is hardly kept out of line: PostgreSQL does that with rows of more
-than 2 kB and values of more than 24 bytes ("TOAST"), which may have fewer characters than bytes."""
+"""The minimum size of a row in bytes, and of a value in characters, to be remembered.
+
+PostgreSQL stores values out of line only in rows of more than 2 kB ("TOAST"). A value of that size may have
+fewer characters than bytes, so these limits are lower.
+"""
 _ENTRY_BYTES = 300
 _LOOKED_UP = 1_000
-"""Rows at a time: each may get large values."""
+"""The number of rows per lookup in the lake: each of them may get large values."""
 _WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
 _OF_A_TABLE = "IUDTR"
 LookUp = Callable[[RelationRecord, Epoch, LSN, Mapping[Key, Collection[int]]], Mapping[Key, Values]]
-"""Given a relation, a moment, and by keys places in the stream: what rows under these keys had there."""
+"""Returns the values that rows had in the lake, given a relation, an epoch, an LSN, and positions by key."""
 Earlier = Callable[[pa.Table, int], Iterator[pa.Table]]
-"""Given rows and a number of bytes: the changelog's rows right before those, about so many, in order."""
+"""Returns the changelog rows right before some rows, in order, with about the given bytes of values."""
 log = logging.getLogger(__name__)
 
 
 def bytes_of(values: Values) -> int:
-    """How many they are at most."""
+    """Return an upper bound of the size of the values in bytes."""
     return sum(len(text) if text.isascii() else 4 * len(text) for text in values.values())
 
 
 def with_values(
     rows: pa.Table, found: Mapping[int, Values], piece_bytes: int = _PIECE_BYTES
 ) -> Iterator[pa.Table]:
-    """Rows of ROW_SCHEMA with values by row, which `unchanged` names there and no more here; together all
-    rows, and in no piece much more of these values than `piece_bytes`."""
+    """Yield `rows` of ROW_SCHEMA in pieces, with the found values filled in.
+
+    `found`: the values by row number; their positions are removed from `unchanged`. A piece has little more
+    than `piece_bytes` bytes of these values.
+    """
     sizes = np.zeros(rows.num_rows, np.int64)
     for number, values in found.items():
         sizes[number] = bytes_of(values)
@@ -106,8 +112,11 @@ def _filled(rows: pa.Table, found: Mapping[int, Values]) -> pa.Table:
 
 
 class RowChange(NamedTuple):
-    """`key` and `old`: of the row after and before, as far as they were sent. `unsent`: places of values that
-    an update left alone. Also a TRUNCATE, or a definition, of the table."""
+    """A change of a row, or a TRUNCATE or relation message of its table.
+
+    `key` and `old`: the keys of the rows after and before, as far as they were sent. `unsent`: the positions
+    of values that an update did not send.
+    """
 
     op: str
     key: Key | None
@@ -116,13 +125,16 @@ class RowChange(NamedTuple):
 
     @property
     def before(self) -> Key | None:
-        """The key of the row that it changes."""
+        """Return the key of the row that the change modifies."""
         return self.old or self.key
 
 
 class UntouchedRows:
-    """`since`: the epoch and LSN of the moment; None: there is none of which enough is known. Where a
-    transaction is given in parts, it is before all of them."""
+    """Tracks which rows were not changed since a point in time.
+
+    `since`: the epoch and LSN of this point, which is before the transaction that a batch of rows begins
+    with. None if not all changes since then are known. All batches of one transaction share it.
+    """
 
     def __init__(self) -> None:
         self.since: tuple[Epoch, LSN] | None = None
@@ -131,12 +143,15 @@ class UntouchedRows:
         self._tables: set[int] = set()
 
     def forget(self) -> None:
-        """What comes next need not come right after what came."""
+        """Prepare for rows that do not directly follow the previous ones."""
         self.since = self._last = None
 
     def begin(self, rows: pa.Table) -> bool:
-        """With these rows, in order; whether they begin with another transaction than those before ended
-        with."""
+        """Register rows, in order, before their changes are passed to `first_changes`.
+
+        Returns True if they start another transaction than the previous rows ended with, and start it from
+        its beginning.
+        """
         places = rows.select(["epoch", "commit_lsn", "ordinal"])
         (epoch, lsn, ordinal), (_, last, _) = (
             place.values() for n in (0, rows.num_rows - 1) for place in places.slice(n, 1).to_pylist()
@@ -151,13 +166,14 @@ class UntouchedRows:
         return is_whole
 
     def first_changes(self, oid: int, changes: Iterable[RowChange]) -> dict[Key, Sequence[int]]:
-        """By the keys of rows that no change before has concerned, which values their first one left out."""
+        """Return the positions of missing values, by the keys of rows that were not changed since the
+        point."""
         found: dict[Key, Sequence[int]] = {}
         for change in changes:
             if change.op in "TR":
                 self._tables.add(oid)
             elif (before := change.before) is not None:
-                # Who shares a hash with another row is taken for touched.
+                # A row that shares its hash with a changed row counts as changed.
                 row = hash((oid, before))
                 if change.unsent and row not in self._rows and oid not in self._tables:
                     found[before] = change.unsent
@@ -169,12 +185,14 @@ class UntouchedRows:
 
 
 class UnchangedValues:
-    """Fills what an update did not send, where the last change of its row is remembered.
+    """Fills in values that an update did not send, if the last change of the row is remembered.
 
-    `earlier`: read once a value is missing for the first time; before that nothing is remembered, and nothing
-    is paid. `look_up`: asked for what is not remembered. `is_wanted`: of which tables. It remembers rows by
-    replica identity, whose values PostgreSQL has in one row alone at any time: a deferrable key is none
-    ("Logical Replication", "Publication"). With REPLICA IDENTITY FULL the old row has every value.
+    `earlier`: returns the rows before the first update that lacks a value. Nothing is remembered before that
+    update, at no cost. `look_up`: finds values that are not remembered. `is_wanted`: selects the relations.
+
+    Rows are identified by their replica identity. PostgreSQL guarantees at all times that only one row has
+    its values: a deferrable key cannot be a replica identity ("Logical Replication", "Publication"). With
+    REPLICA IDENTITY FULL the old row has every value.
     """
 
     def __init__(
@@ -191,18 +209,20 @@ class UnchangedValues:
         self.forget()
 
     def forget(self) -> None:
-        """What is given next does not come right after what was given."""
+        """Forget all values, because the next rows do not directly follow the previous ones."""
         self._is_following = False
         self._rows: OrderedDict[tuple[int, int, Key], Values] = OrderedDict()
         self._bytes = 0
         self._versions: dict[int, int] = {}
         self._lives: dict[int, int] = {}
-        """By table, how often all of its rows were forgotten."""
+        """The number of times that all rows of a table were forgotten, by its oid."""
         self._untouched.forget()
 
     def filled(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
-        """The same, where nothing lies between them, with values that `unchanged` named; more of them where
-        that makes them large."""
+        """Yield the same rows, which must be contiguous, with values filled in.
+
+        A batch that the values make large is split.
+        """
         for rows, ends_transaction in stretches:
             lsns, end = rows["commit_lsn"], 0
             for some in self.fill(rows):
@@ -211,8 +231,10 @@ class UnchangedValues:
                 yield Stretch(some, ends)
 
     def fill(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """Rows of ROW_SCHEMA that come right after those before; again as they are but for the values, in
-        pieces that are not too large. All are taken before more is given."""
+        """Yield `rows` of ROW_SCHEMA, which directly follow the previous ones, with values filled in.
+
+        They are yielded in pieces of limited size. Exhaust the iterator before the next call.
+        """
         step = rows.num_rows if self._look_up is None else _LOOKED_UP
         for start in range(0, rows.num_rows, step):
             yield from self._fill(rows.slice(start, step))
@@ -222,7 +244,7 @@ class UnchangedValues:
         if not self._is_following and _is_unsent(rows).any():
             self._begin(rows)
             if not is_new:
-                # What was changed by the transaction's earlier part is not known.
+                # The rows that the earlier part of the transaction changed are unknown.
                 self._untouched.since = None
         yield from with_values(rows, self._follow(rows)) if self._is_following else (rows,)
 
@@ -233,7 +255,7 @@ class UnchangedValues:
             for before in self._earlier(rows, self._budget):
                 self._follow(before)
         except ChangelogError:
-            # Old hours were dropped meanwhile.
+            # Old hours of the changelog were dropped while they were read.
             self._rows.clear()
             self._bytes = 0
         finally:
@@ -242,7 +264,7 @@ class UnchangedValues:
     # --- what is remembered ---
 
     def _follow(self, rows: pa.Table) -> dict[int, Values]:
-        """What is found, by row."""
+        """Remember the values of the rows. Return the values found for updates, by row number."""
         found: dict[int, Values] = {}
         start = 0
         for gap in [*np.flatnonzero(pc.equal(rows["op"], GAP).to_numpy()).tolist(), rows.num_rows]:
@@ -250,7 +272,7 @@ class UnchangedValues:
             found |= {start + number: values for number, values in some.items()}
             start = gap + 1
             if gap < rows.num_rows:
-                # Whatever a skipped transaction did to whichever row.
+                # A skipped transaction may have changed any row.
                 self.forget()
                 self._is_following = True
         return found
@@ -262,8 +284,8 @@ class UnchangedValues:
         is_large = pc.is_in(ops, value_set=_WITH_VALUES).to_numpy() & (sizes >= _WIDE_BYTES)
         is_concerned = is_large | _is_unsent(rows) | (self._look_up is not None)
         concerned = {*np.unique(oids[is_concerned]).tolist(), *self._versions}
-        # After a change of the publication the server says each table's definition again; a standing tells
-        # nothing more.
+        # After a change of the publication the server sends each table's definition again. A publication
+        # status adds nothing to it.
         is_said = pc.not_equal(rows["ordinal"], STANDING_ORDINAL)
         is_of_table = pc.and_(pc.is_in(ops, value_set=letters(_OF_A_TABLE)), is_said).to_numpy()
         versions = rows["relation_version"].to_numpy()
@@ -279,7 +301,7 @@ class UnchangedValues:
 
     def _follow_table(self, oid: int, version: int, rows: pa.Table, sizes: Ints) -> dict[int, Values]:
         if self._versions.get(oid) != version:
-            # Another definition may have rewritten every value.
+            # A new definition may have rewritten every value.
             self._forget_table(oid)
             self._versions[oid] = version
         try:
@@ -291,7 +313,7 @@ class UnchangedValues:
         found: dict[int, Values] = {}
         for number, change in enumerate(changes):
             if change.op in "TR":
-                # The same definition is said again when the values, too, may be others: it was altered and
+                # An equal definition is received again even if the values changed: the table was altered and
                 # altered back, or the receiver did not see it for a while.
                 self._forget_table(oid)
                 continue
@@ -310,11 +332,11 @@ class UnchangedValues:
         return found
 
     def _looked_up(self, oid: int, version: int, changes: Sequence[RowChange]) -> dict[Key | None, Values]:
-        """What the lake has of values that are not remembered."""
+        """Return the values that are remembered, or found in the lake, for rows not changed before."""
         if self._look_up is None:
             return {}
         wanted: dict[Key, list[int]] = {}
-        # What is remembered now may have to go before its turn comes.
+        # Keep the remembered values: they may be evicted before the loop reaches their row.
         known: dict[Key | None, Values] = {}
         for key, places in self._untouched.first_changes(oid, changes).items():
             known[key] = self._rows.get((oid, self._lives.get(oid, 0), key), {})
@@ -326,7 +348,7 @@ class UnchangedValues:
         return known
 
     def _changes(self, version: int, rows: pa.Table) -> list[RowChange]:
-        """Without keys where the table is not followed. Raises DriftError."""
+        """Return the changes, without keys if the table is not tracked. Raises DriftError."""
         new: list[Key | None] = [None] * rows.num_rows
         old = new
         if pc.any(pc.is_in(rows["op"], value_set=_OF_A_ROW)).as_py():
@@ -339,7 +361,7 @@ class UnchangedValues:
         return [RowChange(op, _whole(key, one), one, unsent or ()) for op, key, one, unsent in columns]
 
     def _take(self, oid: int, key: Key | None) -> Values | None:
-        """What a row had; it is not remembered any more."""
+        """Remove and return the remembered values of a row."""
         values = None if key is None else self._rows.pop((oid, self._lives.get(oid, 0), key), None)
         if values is not None:
             self._bytes -= _size(values)
@@ -353,12 +375,12 @@ class UnchangedValues:
             self._bytes -= _size(oldest)
 
     def _forget_table(self, oid: int) -> None:
-        """Its rows go when there is no room for them."""
+        """Forget all rows of a table. They stay in memory until the budget evicts them."""
         self._lives[oid] = self._lives.get(oid, 0) + 1
 
 
 def _whole(key: Key | None, old: Key | None) -> Key | None:
-    """A key with the parts that an update left alone, which are large and in the old one."""
+    """Return the key with the large values that an update did not send copied from the old key."""
     if key is None or old is None:
         return key
     return tuple(before if one is None else one for one, before in zip(key, old, strict=True))
@@ -369,15 +391,15 @@ def _size(values: Values) -> int:
 
 
 def _is_unsent(rows: pa.Table) -> Bools:
-    """Which updates left values out."""
+    """Return a mask of the updates that lack values."""
     found: Bools = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0).to_numpy() > 0
     return found
 
 
 def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRecord) -> list[Key | None]:
-    """Of each row its key on one side, None where it has none. Raises DriftError."""
+    """Return the key of each row on one side, None if there is none. Raises DriftError."""
     found: list[Key | None] = [None] * rows.num_rows
-    # What a TRUNCATE, or a relation, says is no row.
+    # A TRUNCATE or relation message contains no row.
     is_row = pc.is_in(rows["op"], value_set=_OF_A_ROW)
     some, numbers = rows.filter(is_row), np.flatnonzero(is_row.to_numpy())
     if some.num_rows:
@@ -389,8 +411,10 @@ def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRe
 
 
 class LakeValues:
-    """Looks values up in a pipeline's lake, as of a moment. What the lake cannot tell as it was sent, it does
-    not tell at all."""
+    """Looks up values in a pipeline's lake, as of an LSN.
+
+    Omits values whose text may differ from the one that the server sends.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -399,8 +423,10 @@ class LakeValues:
     def find(
         self, record: RelationRecord, epoch: Epoch, lsn: LSN, wanted: Mapping[Key, Collection[int]]
     ) -> dict[Key, Values]:
-        """Of the rows under some keys of the replica identity, as of an LSN, the values at places in the
-        stream. Raises LakeUnavailableError."""
+        """Return the values at some positions in the stream, by the rows' keys, as of an LSN.
+
+        Returns an empty dictionary, and logs a warning, if the lookup fails. Raises LakeUnavailableError.
+        """
         places = sorted(set().union(*wanted.values()))
         moment = record.version, epoch, lsn, tuple(places)
         failed = ""
@@ -444,7 +470,7 @@ class LakeValues:
         return _Table(rows, self._pipeline.choices(relation.table), relation, keys, values)
 
     def _is_exact(self, column: Column, relation: Relation) -> bool:
-        """Whether the lake's value can be written as the server did (see texts_of)."""
+        """Return True if the lake's value converts to the text that the server sends (see texts_of)."""
         choices = self._pipeline.choices(relation.table)
         choice = choices.column(column.name)
         if choice.excluded or column.attnum in relation.ignored:
@@ -456,7 +482,7 @@ class LakeValues:
 
 @dataclass(frozen=True)
 class _Table:
-    """`keys` and `values`: columns by place in the stream."""
+    """A lake table that is looked up. `keys` and `values`: its columns by position in the stream."""
 
     rows: RowsByKey
     choices: TableChoices
@@ -486,7 +512,7 @@ class _Table:
 
 
 def _columns(record: RelationRecord, relation: Relation) -> dict[int, Column]:
-    """The relation's columns by place in the stream, as far as both are the same."""
+    """Return the relation's columns that equal those of the stream, by position in the stream."""
     known = {(one.name, one.type_oid, one.typmod): one for one in relation.columns}
     sent = enumerate(record.message.columns)
     found = ((place, known.get((one.name, one.type_oid, one.typmod))) for place, one in sent)

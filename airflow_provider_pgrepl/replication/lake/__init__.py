@@ -1,1 +1,1 @@
-"""The lake: snapshots and merges written, consistent points kept, tables read and maintained."""
+"""The lake: writes snapshots and merges, keeps consistent points, and reads and maintains tables."""

@@ -1,7 +1,7 @@
-"""Consistent points: at which version of every table the lake shows the same moment of the source.
+"""Consistent points: for one position of the source, the version of each lake table that shows it.
 
-One row each in the Delta table `<lake>/_pgrepl/consistent_points`, in the order of (epoch, lsn). A reader who
-takes all tables at the versions of one point never sees half of a source transaction.
+Each point is a row of the Delta table `<lake>/_pgrepl/consistent_points`; points are ordered by (epoch, lsn).
+A reader that reads all tables at the versions of one point never sees half of a source transaction.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ CHECKPOINT_EVERY = 100
 _TABLE_PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "false",
-    # The only one with bounds: readers take any other for one that never matches.
+    # Only `epoch` has bounds in every file. Readers would assume that another indexed column never matches.
     "delta.dataSkippingStatsColumns": "epoch",
 }
 __all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
 POINTS_APP = "pgrepl-points"
-"""Delta app id of whoever writes points; its version counts commits."""
-# Who opens the points reads each.
+"""Delta app ID of the process that writes points. Its version counts the commits."""
+# Opening the points reads every file of their table.
 _MANY_FILES = 64
 _REWRITE_ATTEMPTS = 3
 _OPERATION = "WRITE"
@@ -68,11 +68,14 @@ _OPERATION = "WRITE"
 
 @dataclass(frozen=True)
 class ConsistentPoint:
-    """All that was committed at or before `lsn` of `epoch` is in each of `tables`, at the given version.
+    """A position of the source, and the versions of the lake tables that hold exactly the commits up to it.
 
-    The keys are `str(TableName)`; `commit_ts` is the source's time of the last commit, or of the snapshot's
-    export when there was none since. `positions` are the tables' own, as the point saw them: a table that is
-    not there any more has gone back, whatever the point says. Points of earlier versions have none.
+    Every transaction that committed at or before `lsn` of `epoch` is in each of `tables`, at the given
+    version. The keys are `str(TableName)`. `commit_ts` is the source's time of the last commit, or of the
+    snapshot's export if no commit followed it.
+
+    `positions` are the positions of the tables themselves when the point was written. A table whose position
+    is lower now was reverted. Points of earlier versions of this package have no positions.
     """
 
     epoch: int
@@ -90,13 +93,13 @@ _FIELDS = {known.name for known in fields(ConsistentPoint)}
 
 
 def create(uri: str) -> DeltaTable:
-    """A table without points."""
+    """Create the table of consistent points without rows, and return it."""
     create_delta(uri, SCHEMA, _TABLE_PROPERTIES)
     return open_delta(uri)
 
 
 def upgrade(table: DeltaTable) -> None:
-    """Give a table that an earlier version made the columns that it lacks, in a commit without data."""
+    """Add the columns that a table created by an earlier version lacks, in a commit without data."""
     held = {one.name for one in table.schema().fields}
     lacking = [one for one in Schema.from_arrow(SCHEMA).fields if one.name not in held]
     if lacking:
@@ -104,15 +107,17 @@ def upgrade(table: DeltaTable) -> None:
 
 
 def read_points(uri: str) -> tuple[DeltaTable | None, list[str], list[ConsistentPoint]]:
-    """The table, None without one; its files' paths; and all points in their order. Raises LakeError where a
-    file is damaged or lost, LakeUnavailableError."""
+    """Return the table (None if it does not exist), the paths of its files, and all points in order.
+
+    Raises LakeError if a file is damaged or lost, LakeUnavailableError.
+    """
     table = _open(uri)
     while table is not None:
         try:
             return table, *_read_files(uri, table)
         except FileNotFoundError as error:
             read, table = table, _open(uri)
-            # A file that was replaced meanwhile may be deleted.
+            # Maintenance may have deleted a file that a newer version of the table has replaced.
             if table is not None and table.version() == read.version():
                 raise own_tables.damaged(uri, POINTS, f"the file {error} is not there") from None
     return None, [], []
@@ -135,15 +140,18 @@ def _read_files(uri: str, table: DeltaTable) -> tuple[list[str], list[Consistent
         found = list(map(_point, read_rows(uri, path)))
         versions = sum(found[0].tables.values()) if found else 0
         points.extend((written_at, versions, point) for point in found)
-    # Of two at one LSN the later written comes later; of two of one millisecond, that of the later versions.
-    # A stable sort: points of one file stay in their order.
+    # Points at the same LSN are ordered by the time at which they were written; within one millisecond, by
+    # the sum of their table versions. The sort is stable, so points of one file keep their order.
     points.sort(key=lambda place: (place[2].order, *place[:2]))
     return paths, [point for _, _, point in points]
 
 
 def read_rows(uri: str, path: str) -> list[dict[str, Any]]:
-    """The rows of one file of points. Raises FileNotFoundError, which says only the path; LakeError where the
-    file is damaged; LakeUnavailableError."""
+    """Return the rows of one file of points.
+
+    Raises FileNotFoundError, whose only argument is the path; LakeError if the file is damaged;
+    LakeUnavailableError.
+    """
     content = None
     with storage_errors(uri), suppress(FileNotFoundError):
         filesystem, root = open_storage(uri)
@@ -163,7 +171,7 @@ def _point(row: dict[str, Any]) -> ConsistentPoint:
 
 
 def write_points(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
-    """A file of these points, for a commit to add."""
+    """Write a file with these points, and return its add action for a commit."""
     by_table = [
         {name: list(getattr(point, name).items()) for name in ("tables", "positions")} for point in points
     ]
@@ -179,15 +187,18 @@ def write_points(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
 
 
 def find_torn_points(lake_root: str) -> recovery.Torn:
-    """A point that was being written when the machine stopped: the next batch writes another.
+    """Return the torn commits of points that a crash of the host left. The next batch writes a new point.
 
-    Raises LakeError, LakeUnavailableError; LakeError, too, if a point's file may only be out of sight.
+    Raises LakeError, also if a file of a point may only be invisible at present; LakeUnavailableError.
     """
     return recovery.find_torn_by_crash(points_uri(lake_root), POINTS_APP, _is_whole)
 
 
 def _is_whole(actions: recovery.Actions) -> bool:
-    """Of a commit of points the app id is written last; of one that another program compacts by, a file."""
+    """Return True if the actions of a commit are complete, as far as they show.
+
+    A commit of points ends with its app ID. A compaction by another program ends with the file that it adds.
+    """
     kinds = {kind for action in actions for kind in action}
     operations = {action["commitInfo"].get("operation") for action in actions if "commitInfo" in action}
     is_of_others = not operations <= {_OPERATION}
@@ -195,16 +206,16 @@ def _is_whole(actions: recovery.Actions) -> bool:
 
 
 def points_uri(lake_root: str) -> str:
-    """The Delta table of all consistent points."""
+    """Return the URI of the Delta table of the lake's consistent points."""
     return own_table_uri(lake_root, POINTS)
 
 
 class Points:
-    """The points of one lake; may be used from several threads.
+    """The consistent points of one lake. Can be used from several threads.
 
-    An instance reads the table once: make a new one to see what others have written since. Only one
-    instance, of all processes, may append: one that finds points which it has not written itself is refused.
-    Thinning may be done through another.
+    An instance reads the table once: create a new one to see points that others have written since. Only one
+    instance of all processes may append. If it finds points that another instance appended, it raises
+    FencedError. Another instance may thin the points.
     """
 
     def __init__(self, lake_root: str) -> None:
@@ -217,16 +228,19 @@ class Points:
         self._marks: Sequence[Transaction] | None = None
 
     def all(self) -> Sequence[ConsistentPoint]:
-        """Every kept point, oldest first; empty when there is none. Raises LakeError."""
+        """Return every kept point, oldest first. Empty without points. Raises LakeError."""
         return tuple(self._loaded())
 
     def latest(self) -> ConsistentPoint | None:
-        """The newest point of the newest epoch. Raises LakeError."""
+        """Return the newest point of the newest epoch, or None without points. Raises LakeError."""
         points = self._loaded()
         return points[-1] if points else None
 
     def at_or_before(self, lsn: int, epoch: int | None = None) -> ConsistentPoint | None:
-        """The newest kept point at or before `lsn`, in `epoch` or else the newest one. Raises LakeError."""
+        """Return the newest kept point at or before `lsn` in `epoch`, or None if there is none.
+
+        Without `epoch`, the newest epoch is searched. Raises LakeError.
+        """
         points = self._loaded()
         if not points:
             return None
@@ -235,9 +249,10 @@ class Points:
         return points[index - 1] if index and points[index - 1].epoch == wanted else None
 
     def last_of(self, table: TableName, epoch: int) -> ConsistentPoint | None:
-        """The newest kept point of an epoch that names the table.
+        """Return the newest kept point of `epoch` that names the table, or None if there is none.
 
-        Raises LakeError, also where the points are another lake's: what they say is not true of this one.
+        Searches backward from the newest point and stops at the first one of another epoch. Raises LakeError,
+        also if the points are those of another lake: they are wrong for this one.
         """
         self.check_lake()
         key = str(table)
@@ -249,7 +264,7 @@ class Points:
         return None
 
     def kept_versions(self) -> dict[str, set[int]]:
-        """For each table, the versions that a kept point names. Raises LakeError."""
+        """Return, for each table, the versions that kept points name. Raises LakeError."""
         versions: defaultdict[str, set[int]] = defaultdict(set)
         for point in self.all():
             for table, version in point.tables.items():
@@ -257,10 +272,10 @@ class Points:
         return dict(versions)
 
     def append(self, point: ConsistentPoint) -> None:
-        """Add the newest point; one equal to the last is not written again.
+        """Append a point. Does nothing if it equals the last one.
 
-        Raises LakeError when it is before the last one, or points that the lake has had are out of sight,
-        FencedError when another process appends points.
+        Raises LakeError if it is before the last one, or if the lake has had a table of points that is not
+        there now. Raises FencedError if another process appends points.
         """
         with self._lock:
             points = self._loaded()
@@ -277,25 +292,28 @@ class Points:
             except FencedError:
                 last = points[-1] if points else None
                 self._forget()
-                # Between the two there was at most a thinning.
+                # Then at most a thinning came between the two commits, so this process is still the only
+                # one that appends.
                 if (latest := self.latest()) not in (last, point):
                     raise
                 if latest != point:
                     self._add(point)
 
     def thin(self, now: datetime, keep_all_h: float, thin_min: float, keep_h: float) -> int:
-        """Keep every point of the last `keep_all_h` hours, then the last of each `thin_min` minutes, and none
-        older than `keep_h` hours but the latest; how many went. One commit, none when nothing is to go.
+        """Delete points by age, and return the number of deleted points.
 
-        Raises LakeError; FencedError when it met other commits again and again.
+        Keeps every point of the last `keep_all_h` hours. Of older ones, up to `keep_h` hours, keeps the last
+        of each `thin_min` minutes. Always keeps the latest point. Makes one commit, or none if nothing is
+        deleted. Raises LakeError; FencedError if other commits came first in every attempt.
         """
         return self.rewrite(lambda points: list(_thinned(points, now, keep_all_h, thin_min, keep_h)))
 
     def disown(self, table: TableName, epoch: int, position: int, version: int) -> None:
-        """Have no point name a table, or its history, at a moment when it was beyond a position, or, where
-        the point does not say, beyond a version: it has gone back to these. One commit, or none.
+        """Remove a reverted table, and its history, from the points of `epoch` that no longer hold for it.
 
-        Raises what `thin` does.
+        These are the points that saw the table beyond `position`, or, if they have no position of it, beyond
+        `version`. Points that name no table any more are deleted. Makes one commit, or none if nothing
+        changes. Raises what `thin` does.
         """
         key, both = str(table), {str(table), history_key(table)}
 
@@ -309,7 +327,11 @@ class Points:
         self.rewrite(lambda points: [point for point in map(without, points) if point.tables])
 
     def rewrite(self, change: Callable[[list[ConsistentPoint]], list[ConsistentPoint]]) -> int:
-        """Put what a function makes of the points in their place; how many there are less."""
+        """Replace the points by those that `change` returns for them, and return by how many fewer they are.
+
+        `change` is called again if another process commits first. Makes no commit if nothing changes. Raises
+        what `thin` does.
+        """
         with self._lock:
             for attempt in range(_REWRITE_ATTEMPTS):
                 points = self._loaded()
@@ -345,7 +367,7 @@ class Points:
             return self._points
 
     def _write(self, points: Sequence[ConsistentPoint], *, replaces: bool = False) -> None:
-        """One file of them more, or in place of all that there are."""
+        """Commit one file with these points, in addition to the existing files or in place of all of them."""
         gone = self._files if replaces else []
         try:
             self._log = self._log or self._open_log()
@@ -362,19 +384,21 @@ class Points:
         self._files = [*kept, *(file.path for file in written)]
 
     def check_lake(self) -> None:
-        """Raise LakeError where these are the points of another lake."""
+        """Raise LakeError if these are the points of another lake."""
         self._loaded()
         self._missing_marks()
 
     def _missing_marks(self) -> Sequence[Transaction]:
-        """The mark of the lake, for the next commit, where the points lack it. Raises LakeError where they
-        have that of another lake."""
+        """Return the mark of the lake for the next commit; empty if the table of points already has it.
+
+        Raises LakeError if the table has the mark of another lake.
+        """
         with self._lock:
             if self._marks is None:
                 mark = lake_mark(self._root)
                 known = None if mark is None or self._table is None else self._table.transaction_version(mark)
                 if known is None and self._table is not None:
-                    # Only now: it reads the log once more.
+                    # Check only in this case, because the check reads the log once more.
                     self._check_marks()
                 self._marks = [Transaction(mark, 1)] if mark is not None and known is None else ()
             return self._marks
@@ -414,7 +438,7 @@ def _thinned(
     keep: set[int] = {len(points) - 1} if points else set()
     known = now
     for index in reversed(range(len(points))):
-        # A point without a time is as old as the one after it.
+        # A point without a time counts as being as old as the next newer one.
         known = points[index].commit_ts or known
         age = now - known
         if age <= timedelta(hours=keep_all_h):

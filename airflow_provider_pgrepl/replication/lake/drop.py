@@ -1,4 +1,4 @@
-"""Lake tables that are given up: what the pipeline wrote goes, with all versions and the history."""
+"""Dropping of lake tables: deletes what the pipeline wrote, with all versions and the histories."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _VERSION = re.compile(r"\.?(\d{20})\..+")
 def check_droppable(
     lake_root: str, tables: Iterable[TableName], pipeline: str, copied: Collection[TableName] | None = None
 ) -> None:
-    """Raise LakeError, naming each, for folders that are not shown to hold this pipeline's data alone.
+    """Raise LakeError, naming each folder that is not proven to hold only this pipeline's data.
 
-    `copied`: those of which state or points say that they were copied (None: all), which tables need that an
-    earlier version made, without marks.
+    `copied`: the tables that the state or a consistent point records as copied (None: all). Tables that an
+    earlier version created have no marks, so they need this record.
 
-    Raises LakeUnavailableError when the storage does not answer: nothing is known then.
+    Raises LakeUnavailableError if the storage does not answer: nothing is known then.
     """
     kept = []
     for table in tables:
@@ -70,7 +70,7 @@ def check_droppable(
 
 
 def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
-    """Why a folder must not be dropped; None when all in it that will be is the pipeline's."""
+    """Return why a folder must not be dropped; None if everything that would be deleted is the pipeline's."""
     found = read_ownership(uri, pipeline)
     if found.owner is Owner.NOBODY:
         return None
@@ -90,7 +90,8 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
         return f"version {newest.version} was written by another program ({newest.operation})"
     if writers.is_complete:
         return None
-    # Maintenance takes no log away that holds a commit of others; earlier versions of it, and others, did.
+    # Maintenance keeps log entries of commits by other programs. Its earlier versions, and other programs,
+    # did not, so look for files that only another program can have written.
     others = sorted(path for path in live_files(table) if not is_written_name(path))
     if not others:
         return None
@@ -100,7 +101,7 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
 
 
 def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
-    """Return the tables that have a folder in the lake, or a history there, in order of their names."""
+    """Return the tables whose folder, or whose history's folder, exists in the lake, sorted by name."""
     filesystem, root = open_storage(lake_root)
     with storage_errors(lake_root):
         return [
@@ -111,7 +112,7 @@ def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableNam
 
 
 def files_of_others(lake_root: str, tables: Iterable[TableName]) -> list[str]:
-    """Return the files and links in the tables' folders that dropping the tables leaves where they are."""
+    """Return the files and links in the tables' folders that `drop_lake_tables` does not delete."""
     filesystem, root = open_storage(lake_root)
     found = []
     for table in tables:
@@ -125,10 +126,10 @@ def files_of_others(lake_root: str, tables: Iterable[TableName]) -> list[str]:
 
 
 def drop_lake_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
-    """Delete these tables and their histories; return which of them were there. Can be repeated.
+    """Delete these tables and their histories, and return the tables that existed. Can be repeated.
 
-    Call `check_droppable` right before. Nobody may be writing the tables. Files of others stay where they
-    are, and so do folders that are symbolic links. Raises LakeError, LakeUnavailableError.
+    Call `check_droppable` immediately before. No process may be writing the tables. Does not delete files of
+    other programs, or folders that are symbolic links. Raises LakeError, LakeUnavailableError.
     """
     filesystem, root = open_storage(lake_root)
     dropped = []
@@ -141,10 +142,11 @@ def drop_lake_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableN
 
 
 def drop_system_folder(lake_root: str) -> None:
-    """Delete the points and all else that is the pipeline's own, the changelog last; then the root, if empty.
+    """Delete the lake's system folder, the changelog in it last, and then the lake root if it is empty.
 
-    Only after the changelog has been read and names this pipeline: it is the evidence, also for a repetition.
-    Raises LakeError, LakeUnavailableError.
+    Call this only after reading in the changelog that the lake is this pipeline's. The changelog is deleted
+    last, so that it still shows this if the deletion is interrupted and repeated. Raises LakeError, also if
+    the folder is a symbolic link; LakeUnavailableError.
     """
     filesystem, root = open_storage(lake_root)
     folder, changelog = (open_storage(uri(lake_root))[1] for uri in (system_folder, changelog_uri))
@@ -174,13 +176,15 @@ def _drop_table(lake_root: str, path: str) -> bool:
         own = list(_own_files(filesystem, root))
         _delete_with_log_last(filesystem, root, own)
         if is_store(filesystem) and next(table_files(filesystem, root), None) is None:
-            delete_tree(filesystem, root)  # Azure may have folders, which are left.
+            delete_tree(filesystem, root)  # Azure may have folders, which remain without their files.
     return True
 
 
 def _delete_with_log_last(filesystem: fs.FileSystem, root: str, files: Iterable[str]) -> None:
-    """Delete data files, then the log from its newest version down: wherever this is interrupted, what is
-    left still opens and shows whose it was."""
+    """Delete data files, and then the log from the newest version to the oldest.
+
+    If this is interrupted, the rest of the table can still be opened and shows its owner.
+    """
     names = list(files)
     delete_files(filesystem, [f"{root}/{name}" for name in names])
     entries = filesystem.get_file_info(fs.FileSelector(log_path(root), recursive=True, allow_not_found=True))
@@ -193,7 +197,11 @@ def _delete_with_log_last(filesystem: fs.FileSystem, root: str, files: Iterable[
 
 
 def _log_order(path: str) -> tuple[int, int, int]:
-    """Other files first, then entries of versions, newest first, a commit before its version's checkpoint."""
+    """Return the key that sorts files of the log for deletion.
+
+    Files without a version come first. Versions follow, newest first, the commit of a version before its
+    checkpoint.
+    """
     name = path.rpartition("/")[2]
     match = _VERSION.fullmatch(name)
     if match is None or name.startswith("."):
@@ -202,7 +210,10 @@ def _log_order(path: str) -> tuple[int, int, int]:
 
 
 def _own_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
-    """The files in a table's folder that its log names, or that only our writers name so; no links."""
+    """Yield the files in a table's folder that its log names, or whose names only this package gives.
+
+    Symbolic links are left out.
+    """
     logged = _logged_files(filesystem, root)
     for name in table_files(filesystem, root):
         if (name in logged or is_written_name(name)) and (
@@ -247,7 +258,10 @@ def _is_folder(filesystem: fs.FileSystem, folder: str) -> bool:
 
 
 def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
-    """Leave the question to the system: another program may write a file there at any moment."""
-    if not is_store(filesystem):  # A store has no folders but by what is in them.
+    """Delete a folder of a file system if it is empty.
+
+    The operating system checks that it is empty: another program may write a file there at any time.
+    """
+    if not is_store(filesystem):  # In an object store, a folder exists only through the objects in it.
         with suppress(OSError):
             Path(folder).rmdir()

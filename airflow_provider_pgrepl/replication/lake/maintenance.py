@@ -1,5 +1,8 @@
-"""Keeping a lake small: points, hours of the changelog, files and log entries that nobody needs go, and the
-changelog's small files are joined."""
+"""Maintenance of a lake: deletes what is no longer needed, and compacts the changelog's small files.
+
+Deletes old consistent points, expired changelog hours, and files and log entries that no kept point and no
+reader needs.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,18 @@ from airflow_provider_pgrepl.replication.storage.probe import storage_lead
 log = logging.getLogger(__name__)
 
 GRACE = timedelta(minutes=15)
-"""How long a file outlives its removal, for readers of a table's newest version."""
+"""Time that a file is kept after its removal, for readers that opened the table's newest version before."""
 CHANGELOG_GRACE = timedelta(hours=3)
-"""The same in the changelog: longer than a table's merge, whose files are known, waits for its turn."""
+"""The same in the changelog: longer than a planned merge, whose files are already chosen, waits to start."""
 ORPHAN_AGE = timedelta(days=7)
-"""When a file that no commit names is a dead writer's: later than the longest copy of a table may take."""
+"""Age at which a file that no commit names counts as a dead writer's: longer than any snapshot may take."""
 HOLD = timedelta(minutes=2)
-"""How long at least, whatever the budget: files after their removal, and versions whose point has gone."""
+"""Least time for which removed files, and versions whose point was deleted, are kept, whatever the budget."""
 LOG_AGE = timedelta(hours=1)
-"""How long a log entry lives at least, for handles that were opened long ago."""
+"""Least age of a log entry that is deleted, for handles that were opened long ago."""
 
-# Tables get one every 100 commits, the changelog every 200, from who commits: these only fill in.
+# Processes that commit write a checkpoint every 100 commits of a table, and every 200 of the changelog.
+# Maintenance writes one, after this many commits, only if they did not.
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
 _PUBLISHERS = "_pgrepl/publishers"
@@ -57,10 +61,11 @@ _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 @dataclass
 class MaintenanceResult:
-    """What one run took away; `failed` holds the error of each place that could not be seen to.
+    """The result of one run: the numbers of deleted points, files and log entries, and the failures.
 
-    `changelog_files` went with their hours, `joined_files` into others with the same rows. `left_alone`: why
-    a folder in the place of a lake table was not maintained, by its path.
+    `changelog_files`: files removed with their expired hours. `joined_files`: files compacted into others
+    with the same rows. `failed`: by path, the error of a table or folder that could not be maintained.
+    `left_alone`: by path, why a folder was deliberately not maintained.
     """
 
     points: int = 0
@@ -73,9 +78,10 @@ class MaintenanceResult:
 
 
 class Maintenance:
-    """Of one pipeline's lake; keep the instance, it remembers what it has read of each table's log.
+    """The maintenance of one pipeline's lake.
 
-    May run while the receiver and the applier write.
+    Keep the instance between runs: it remembers what it has read of each table's log. Can run while the
+    receiver and the applier write.
     """
 
     def __init__(
@@ -104,12 +110,15 @@ class Maintenance:
         needed_later: Sequence[tuple[float, Mapping[int, int]]] = (),
         reader_version: int | None = None,
     ) -> MaintenanceResult:
-        """Thin the points, then take away what nobody needs any more.
+        """Thin the points, then delete changelog hours, files and log entries that are no longer needed.
 
-        `needed_above` is that of `drop_expired`; without it the changelog keeps all its hours.
-        `needed_later`: the same after more hours than `changelog_retention_h`, when fewer have a right.
-        `reader_version` is the changelog version that the slowest reader of versions is done with; without
-        it the changelog's files and log stay. What fails in one place stops no other and is in the result.
+        A failure at one table or folder does not stop the others. It is logged and is in the result.
+
+        :param needed_above: as in `drop_expired`; without it the changelog keeps all its hours
+        :param needed_later: pairs of a retention in hours, longer than `changelog_retention_h`, and the
+            positions needed then, as in `needed_above`: fewer tables still have a right to such old hours
+        :param reader_version: the changelog version that the slowest reader of versions has read; without it
+            no file and no log entry of the changelog is deleted
         """
         now = now or self._now(look=True)
         done = MaintenanceResult(left_alone=self._left_alone)
@@ -134,9 +143,9 @@ class Maintenance:
         return done
 
     def keep_budget(self, now: datetime | None = None) -> MaintenanceResult:
-        """Between two runs: see to the tables whose removed files take more than their budget.
+        """Maintain only the tables whose removed files take more than their budget. For use between runs.
 
-        Costs a look for a newer commit of each table, and the reading of those that there are.
+        Looks for newer commits of each table, and reads them.
         """
         done = MaintenanceResult()
         with _failing_alone(_POINTS, done):
@@ -144,7 +153,7 @@ class Maintenance:
         return done
 
     def measure(self) -> dict[str, TableBytes]:
-        """What each lake table takes, by its path under the lake root, as of the last run."""
+        """Return the bytes of each lake table as of the last run. Keys: paths below the lake root."""
         return {path: files.measured for path, files in self._files.items() if not path.startswith("_")}
 
     def _maintain_tables(self, done: MaintenanceResult, now: datetime, *, only_over: bool = False) -> None:
@@ -170,21 +179,23 @@ class Maintenance:
                     self._maintain(path, (), done, now)
 
     def _thin(self, done: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
-        """Let points go by time and by bytes; for each table, the versions that are needed still.
+        """Delete points by age and by budget, and return, by table path, the versions that are still needed.
 
-        Empty only without any point: they may be out of sight, and what they name is not known then.
+        Empty only if there are no points. They may only be invisible at present, so the versions that they
+        name are unknown then.
         """
         settings = self._pipeline
-        # Read anew each time: a file that a point names must not go because the point is not known here.
+        # Read the points again each time: a file that a point needs must not be deleted because this process
+        # has not read the point.
         points = Points(settings.lake_root)
         if not points.all():
             return {}
-        # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
+        # Thinning writes, which fails if the storage is full. Unneeded files can be deleted all the same.
         with _failing_alone(_POINTS, done):
             done.points = points.thin(
                 now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
             )
-            # As long as thinning keeps any: `points_keep_all_h` may be the longer one.
+            # The time for which thinning keeps points: `points_keep_all_h` may be the longer one.
             keep = timedelta(hours=max(settings.points_keep_h, settings.points_keep_all_h))
             done.points += points.rewrite(
                 lambda points: within_budget(points, now, lambda kept: self._fits(kept, now), keep)
@@ -195,14 +206,17 @@ class Maintenance:
         return needed
 
     def _now(self, *, look: bool = False) -> datetime:
-        """The time, which is never ahead of the storage's clock as of the last run."""
+        """Return the time, minus how far this host's clock was ahead of the storage's clock in the last run.
+
+        `look`: measure that again.
+        """
         now = datetime.now(UTC)
         if look or self._lead is None:
             self._lead = storage_lead(system_folder(self._pipeline.lake_root), now)
         return now - self._lead
 
     def _fits(self, points: Sequence[ConsistentPoint], now: datetime) -> bool:
-        """Whether no table has more than its budget in versions that only these points keep."""
+        """Return True if, for each table, the versions that only these points keep are within its budget."""
         held_since = now - self._hold
         return all(
             self._files_of(path).bytes_of(versions, held_since)
@@ -220,25 +234,28 @@ class Maintenance:
         return budget(self._files_of(path).measured.live, self._pipeline.points_bytes)
 
     def _is_over(self, path: str, now: datetime) -> bool:
-        """Or will be, before what goes now is gone: as much is to come as came while a file is held."""
+        """Return True if the removed files of a table exceed its budget, or will before more can be deleted.
+
+        Assumes that during the next hold as many bytes are removed as during the last one.
+        """
         coming = self._files_of(path).bytes_since(now - self._hold)
         return self._files_of(path).measured.kept + coming > self._budget(path)
 
     def _maintain(self, path: str, kept: Collection[int], done: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(path)
-        # Who follows a history commit by commit may be as far behind as the oldest point.
+        # A reader that follows a history commit by commit may be as far behind as the oldest point.
         unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
         grace, log_age = self._grace, self._log_age
         if self._is_over(path, now):
             grace, log_age = min(grace, self._hold), min(log_age, grace)
         grace, log_age = max(grace, unread), max(log_age, unread)
         if path == _POINTS:
-            # The next run, of whatever process, reads in them which versions were released meanwhile.
+            # The next run, of any process, reads in these files which versions were released in between.
             grace, log_age = max(grace, self._hold), max(log_age, self._hold)
         done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
         if files.foreign is not None and not path.startswith("_"):
-            # The log is what shows that not all of the table is the pipeline's.
+            # Keep the log: it shows that not all of the table was written by the pipeline.
             reason = f"version {files.foreign.version} was written by another program"
             self._leave_alone(f"{path}/_delta_log", f"{reason} ({files.foreign.operation})")
             return
@@ -251,7 +268,7 @@ class Maintenance:
             (), now, grace=grace, orphan_age=self._orphan_age, unread_after=reader_version
         )
         files.checkpoint(_CHANGELOG_CHECKPOINT)
-        # The log tells what was taken out, and when, also to a process that begins meanwhile.
+        # A process that starts later reads in the log which files were removed, and when.
         done.log_entries += files.clean_log(reader_version, now, age=max(self._log_age, grace))
 
     def _files_of(self, path: str) -> TableFiles:
@@ -260,7 +277,7 @@ class Maintenance:
         return self._files[path]
 
     def _table_paths(self, done: MaintenanceResult) -> list[str]:
-        """`<schema>/<table>` of every Delta table under the lake root, in a point or not."""
+        """Return the path `<schema>/<table>` of every Delta table below the lake root, in a point or not."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         with storage_errors(self._pipeline.lake_root):
             schemas = _folders(filesystem, root)
@@ -271,7 +288,11 @@ class Maintenance:
         return [path for path in paths if self._is_table(path, done)]
 
     def _own_paths(self, done: MaintenanceResult, *, only_known: bool) -> list[str]:
-        """Of the tables, those that this pipeline has written: nothing is deleted in a folder of others."""
+        """Return the paths of the tables that this pipeline wrote: only in their folders is anything deleted.
+
+        Records in `left_alone` why each of the others is not maintained. `only_known`: leave out the tables
+        recorded there by an earlier run.
+        """
         own: list[str] = []
         named: Collection[str] | None = None
         for path in self._table_paths(done):
@@ -298,7 +319,7 @@ class Maintenance:
             self._left_alone[path] = reason
 
     def _publisher_paths(self, done: MaintenanceResult) -> list[str]:
-        """Of the tables in which publishers of events write down where they are."""
+        """Return the paths of the Delta tables in which publishers of events record their positions."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         names: list[str] = []
         with _failing_alone(_PUBLISHERS, done), storage_errors(f"{self._pipeline.lake_root}/{_PUBLISHERS}"):
@@ -315,8 +336,10 @@ class Maintenance:
 
 
 def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
-    """Those that may be ours by their names: a file system of the lake's own has a `lost+found`, which only
-    an administrator may look into."""
+    """Return the names, sorted, of the folders in `root` whose names this package may have given.
+
+    This leaves out `lost+found`, at the root of a file system, which only an administrator can read.
+    """
     infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
     names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
     return sorted(name for name in names if _PATH_SEGMENT.fullmatch(name))

@@ -1,10 +1,11 @@
-"""Which consistent points are kept when the versions that they name take too many bytes. Pure.
+"""Selection of the consistent points to keep when the table versions that they name take too many bytes.
 
-A table that is merged each second leaves as many versions, each of which may be a copy of most of it. Readers
-lose little with a point: between two of them they lay the changelog over the older one.
+A table that is merged every second gets a version every second, each of which may be a copy of most of it.
+Readers lose little with a deleted point: they read the older point and apply the changelog on top of it.
 
-Table versions whose consistent points were deleted a short time ago, as the log of the points' table says.
-A reader may have opened such a version, and any process may maintain the lake: so the lake says it.
+This module also finds table versions whose consistent points were deleted a short time ago. A reader may have
+opened such a version. They are read from the log of the points' table, since any process may maintain the
+lake.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 
 RECENT = timedelta(minutes=1)
-"""So long the newest point of every minute is kept, whatever it costs."""
+"""Age up to which the newest point of every minute is kept, whatever the budget."""
 LEAST_BUDGET = 8 << 20
-"""Bytes that any table may have in versions that only points keep: less is not worth a commit."""
+"""Bytes that every table may have in versions that only points keep. To delete less is not worth a commit."""
 
 _RECENT_SPACING = timedelta(minutes=1)
 
@@ -37,23 +38,27 @@ Fits = Callable[[Sequence[ConsistentPoint]], bool]
 
 
 def budget(live_bytes: int, factor: float) -> int:
-    """What a table may take besides its newest version."""
+    """Return the bytes that a table may take in addition to its newest version."""
     return max(LEAST_BUDGET, int(live_bytes * factor))
 
 
 def left_for_points(budget: int, held: int) -> int:
-    """What of a budget points may keep, when so many bytes were replaced while a version is held for readers:
-    as many are there anyway, and as many come before what goes now is gone. A quarter of it at least."""
+    """Return the bytes of a budget that points may keep: at least a quarter of it.
+
+    `held`: the bytes that were replaced during the last hold, which readers may still use. It is subtracted
+    twice, as about the same amount is added before the files released now can be deleted.
+    """
     return max(budget - 2 * held, budget // 4)
 
 
 def within_budget(
     points: Sequence[ConsistentPoint], now: datetime, fits: Fits, keep: timedelta
 ) -> list[ConsistentPoint]:
-    """The points, oldest first, at the finest even spacing at which they fit.
+    """Return the points, oldest first, at the finest even spacing at which `fits` accepts them.
 
-    Never fewer than those that divide `keep`, for which points are kept, in two: a point is of use for later
-    moments only, so without old ones nothing of before could be read, of any table.
+    `keep`: the time for which points are kept. The spacing never exceeds half of it, even if the points do
+    not fit then. A point serves only reads of later positions, so without old points no table could be read
+    as of an earlier time.
     """
     kept = list(points)
     for spacing in _spacings(keep):
@@ -64,7 +69,10 @@ def within_budget(
 
 
 def _spacings(keep: timedelta) -> Iterable[timedelta]:
-    """From about a minute to half of `keep`, each twice the one before: what one keeps, finer ones did."""
+    """Return spacings from about a minute to half of `keep`.
+
+    Each is twice the one before, so that points which one spacing keeps are also kept by the finer ones.
+    """
     finest = 0
     while keep / 2 ** (finest + 2) >= _RECENT_SPACING:
         finest += 1
@@ -72,7 +80,7 @@ def _spacings(keep: timedelta) -> Iterable[timedelta]:
 
 
 def versions_by_path(points: Iterable[ConsistentPoint]) -> dict[str, set[int]]:
-    """For each lake table, by its path under the root, the versions that these points name."""
+    """Return, for each lake table, the versions that these points name. Keys: paths below the lake root."""
     versions: dict[str, set[int]] = {}
     for point in points:
         for key, version in point.tables.items():
@@ -81,8 +89,11 @@ def versions_by_path(points: Iterable[ConsistentPoint]) -> dict[str, set[int]]:
 
 
 def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta) -> list[ConsistentPoint]:
-    """The newest of all, and of each recent minute; before that the oldest of each interval: later ones do
-    not take its place, so it stays until it is too old."""
+    """Return the newest point, the newest of each recent minute, and the oldest of each earlier interval.
+
+    The oldest point of an interval is not replaced by later ones, so it is kept until it expires. If the
+    newest point is later than `now`, ages are counted from it.
+    """
     kept: dict[object, ConsistentPoint] = {}
     if points:
         now = max(now, points[-1].commit_ts or now)
@@ -97,9 +108,10 @@ def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta
 
 
 def _dated(points: Sequence[ConsistentPoint], now: datetime) -> Iterable[tuple[ConsistentPoint, datetime]]:
-    """Newest first; one without a time is as old as the one after it.
+    """Yield the points and their times, newest first. A point without a time has that of the next newer one.
 
-    Times are the source's. By a clock that is ahead of ours, or was, all points would be recent for as long.
+    No time is after `now`. Times are from the source's clock: if it was ahead, all points written then would
+    count as recent until this host's clock reaches them.
     """
     known = now
     for point in reversed(points):
@@ -108,9 +120,9 @@ def _dated(points: Sequence[ConsistentPoint], now: datetime) -> Iterable[tuple[C
 
 
 def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
-    """Return, by a table's path, the versions that points named which were replaced since then.
+    """Return, by table path, the versions that points named in files of points replaced since `since`.
 
-    Versions that a kept point still names are among them. Raises LakeError, LakeUnavailableError.
+    These include versions that a kept point still names. Raises LakeError, LakeUnavailableError.
     """
     versions: dict[str, set[int]] = {}
     uri = points_uri(lake_root)
@@ -123,7 +135,10 @@ def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
 
 
 def _replaced_files(filesystem: fs.FileSystem, root: str, since: datetime) -> Iterator[str]:
-    """By the storage's clock, as the log's files have it."""
+    """Yield the paths of the files of points that commits since `since` removed.
+
+    The time of a commit is the modification time of its log file, by the storage's clock.
+    """
     for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
         version = commit_version(info.base_name)
         if version is not None and info.mtime >= since:
@@ -135,7 +150,7 @@ def _read(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, 
     try:
         return read_commit_actions(filesystem, root, version)
     except FileNotFoundError:
-        return []  # Another process cleaned the log: it is older than a released version is held.
+        return []  # Another process cleaned the log. Such a commit is older than the hold of a version.
     except ValueError:
         raise LakeError(f"commit {version} of the consistent points cannot be read") from None
 
@@ -144,6 +159,6 @@ def _named(uri: str, path: str) -> Iterator[tuple[str, int]]:
     try:
         rows = read_rows(uri, path)
     except FileNotFoundError:
-        return  # Maintenance deletes it later than a released version is held.
+        return  # Maintenance has deleted the file, which it does only after the hold of a version.
     for row in rows:
         yield from row["tables"] or ()

@@ -1,8 +1,8 @@
-"""Reading the lake: at a consistent point, or as of any source transaction.
+"""Reading of the lake at a consistent point or as of any source transaction.
 
-At a consistent point each table is read at the version which the point names, never its newest:
-`consistent_read` gives Spark data frames, `consistent_arrow` Arrow tables and SQL without a JVM. What reads
-as of a transaction can be imported from here, too.
+At a consistent point, each table is read at the version that the point names, never at its newest version.
+`consistent_read` returns Spark data frames; `consistent_arrow` returns Arrow tables and runs SQL without a
+JVM. The functions that read as of a transaction can also be imported from here.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def consistent_read(
     lsn: int | str | None = None,
     epoch: int | None = None,
 ) -> ConsistentView:
-    """All tables at the newest consistent point, or the newest at or before `lsn` (of `epoch`, else the
-    newest one), as Spark data frames. `pipeline`: it, or just its lake root.
+    """Return a view of all tables at one consistent point, as Spark data frames.
 
-    Raises ToolError when the session has no Delta, LakeError when there is no such point.
+    The point is the newest one, or the newest at or before `lsn` in `epoch` (default: the newest epoch).
+    `pipeline`: a pipeline, or its lake root. Raises ToolError if the session has no Delta, LakeError if there
+    is no such point.
     """
     check_delta(spark)
     return consistent_arrow(pipeline, lsn, epoch).for_spark(spark)
@@ -77,7 +78,7 @@ def consistent_read(
 def consistent_arrow(
     pipeline: Pipeline | str | Path, lsn: int | str | None = None, epoch: int | None = None
 ) -> ArrowView:
-    """The same as `consistent_read`, as Arrow tables and without a JVM. Raises LakeError."""
+    """Return the same view as `consistent_read`, as Arrow tables and without a JVM. Raises LakeError."""
     root = _root(pipeline)
     return ArrowView(_point(root, lsn, epoch), root)
 
@@ -93,7 +94,7 @@ class _View:
 
     @property
     def lsn(self) -> LSN:
-        """All that committed at or before it is shown, and nothing later."""
+        """The position of the view, which shows exactly the transactions that committed at or before it."""
         return LSN(self.point.lsn)
 
     @property
@@ -103,7 +104,7 @@ class _View:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables that the point names, in order."""
+        """The tables that the point names, in alphabetical order."""
         return tuple(sorted(key for key in self.point.tables if not is_history(key)))
 
     def _history(self, table: str) -> HistoryAt:
@@ -118,7 +119,7 @@ class _View:
             raise LakeError(str(error)) from None
 
     def _pinned(self, table: str) -> TableVersion:
-        """The version of a table. Raises LakeError when the point does not name it."""
+        """Return the version of a table that the point names. Raises LakeError if it names none."""
         name = self._parsed(table)
         version = self.point.tables.get(str(name))
         if version is None:
@@ -139,13 +140,18 @@ class ConsistentView(_View):
     spark: SparkSession
 
     def table(self, name: str) -> DataFrame:
-        """A table, as `public.orders` or `"My Schema"."My Table"`. Raises LakeError, never reads another
-        version."""
+        """Return a table at the point. `name`: for example `public.orders` or `"My Schema"."My Table"`.
+
+        Raises LakeError instead of reading another version.
+        """
         return self._pinned(name).frame(self.spark)
 
     def history(self, name: str) -> DataFrame:
-        """Every version that a row had up to the point, with its lifetime; the end of those valid then is
-        null. Raises LakeError also when the table keeps no history."""
+        """Return every version that each row had up to the point, with its lifetime.
+
+        The end is null for versions that are valid at the point. Raises LakeError, also if the table keeps no
+        history.
+        """
         return self._history(name).frame(self.spark, self.table(name))
 
 
@@ -154,33 +160,39 @@ class ArrowView(_View):
     """The lake at one consistent point, without a JVM."""
 
     def table(self, name: str) -> pa.Table:
-        """The whole table. Raises LakeError, never reads another version."""
+        """Return the whole table at the point. Raises LakeError instead of reading another version."""
         return self._pinned(name).read()
 
     def history(self, name: str) -> pa.Table:
-        """Every version that a row had up to the point, with its lifetime; the end of those valid then is
-        null. Raises LakeError also when the table keeps no history."""
+        """Return every version that each row had up to the point, with its lifetime.
+
+        The end is null for versions that are valid at the point. Raises LakeError, also if the table keeps no
+        history.
+        """
         return self._history(name).arrow(self.table(name))
 
     def sql(self, query: str) -> pa.Table:
-        """Return the rows of a query, as `sql_reader` gives them."""
+        """Return all rows of a query, which `sql_reader` runs."""
         with self.sql_reader(query) as rows:
             return rows.read_all()
 
     def sql_reader(self, sql: str) -> AbstractContextManager[pa.RecordBatchReader]:
-        """Run a query of DataFusion's SQL over the tables, named as in `public.orders`; yields its rows,
-        read as they are asked for. Raises ConfigError for what is no query, LakeError for what fails."""
+        """Run a query in DataFusion's SQL over the tables, and yield a reader that reads its rows on demand.
+
+        Tables are named as in `public.orders`. Raises ConfigError for a statement that is not a query or
+        cannot be planned, LakeError if the query fails.
+        """
         moment = f"the consistent point {self.lsn}"
         return sql_reader(sql, self.tables, lambda table: self._pinned(table).open(), moment)
 
     def for_spark(self, spark: SparkSession) -> ConsistentView:
-        """Return the same for Spark. Raises ToolError when the session has no Delta."""
+        """Return the view at the same point for Spark. Raises ToolError if the session has no Delta."""
         check_delta(spark)
         return ConsistentView(self.point, self.lake_root, spark)
 
 
 def _app(lake_root: str, epoch: int) -> str | None:
-    """The app id under which tables say their position; None when the lake does not tell whose it is."""
+    """Return the app ID whose version is a table's position; None if the pipeline's name cannot be read."""
     try:
         return app_id(read_epoch(changelog_uri(lake_root)).pipeline, Epoch(epoch))
     except ChangelogError:

@@ -1,4 +1,4 @@
-"""SQL over the lake's tables as they were at one moment, by DataFusion. It reads, and writes nothing."""
+"""Read-only SQL, run by DataFusion, over the lake's tables as of one point in time."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _BEFORE_FIRST_WORD = re.compile(r"(\s|\(|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
 _WORD = re.compile(r"\w*")
 
 Source = Callable[[str], DeltaTable | pa.Table]
-"""Returns a table's rows at the moment, by its name as in `public.orders`."""
+"""Returns the rows of a table as of that point in time. The argument is its name, as in `public.orders`."""
 
 
 @contextmanager
 def sql_reader(
     sql: str, tables: Sequence[str], source: Source, moment: str
 ) -> Iterator[pa.RecordBatchReader]:
-    """Run one statement of DataFusion's SQL over `tables`; yields its rows, read as they are asked for.
+    """Run one statement in DataFusion's SQL over `tables`, and yield a reader that reads its rows on demand.
 
-    A table is named as in PostgreSQL: `sales.items`, `orders` or `public.orders`, and what has capitals in
-    double quotes. Only tables whose name is in the statement are opened.
+    Tables are named as in PostgreSQL: `sales.items`, `orders` or `public.orders`, in double quotes if the
+    name has capitals. Only tables whose name is in the statement are opened. `moment` names the point in time
+    in error messages.
 
-    Raises ConfigError for a statement that does not read, or cannot be planned, LakeError when it fails
-    while rows are read.
+    Raises ConfigError for a statement that is not a query or cannot be planned, LakeError if it fails while
+    rows are read.
     """
     check_reads(sql)
     hint = f"the lake has at this moment: {', '.join(tables) or 'no table'}"
@@ -61,7 +62,7 @@ def sql_reader(
 
 
 def check_reads(sql: str) -> None:
-    """Raise ConfigError unless the statement is a query: DataFusion's `copy` would write files."""
+    """Raise ConfigError unless the statement begins like a query: DataFusion's `copy` would write files."""
     first = _WORD.match(sql, _BEFORE_FIRST_WORD.match(sql).end()).group().lower()  # type: ignore[union-attr]
     if first not in _READING:
         raise ConfigError(
@@ -71,7 +72,7 @@ def check_reads(sql: str) -> None:
 
 
 def _named(sql: str, tables: Sequence[str]) -> list[TableName]:
-    """Tables whose name is somewhere in a statement."""
+    """Return the tables whose name, without the schema, occurs anywhere in the statement."""
     text = sql.casefold()
     parsed = map(TableName.parse, tables)
     return [table for table in parsed if quote_identifier(table.name)[1:-1].casefold() in text]
@@ -82,7 +83,7 @@ def _reader(builder: QueryBuilder, sql: str, doing: str, hint: str) -> pa.Record
     try:
         found = pa.RecordBatchReader.from_stream(builder.execute(sql))
     except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
-        # Before any row was read it speaks of the statement alone.
+        # Before any row is read, DataFusion's message is about the statement only, so it holds no row values.
         said = str(error).partition("\n")[0]
         wrong = refusal(doing, error) if is_refusal(error) else ConfigError(f"{doing}: {said}", hint)
         failed = traced(wrong, error)
@@ -96,7 +97,10 @@ def _reader(builder: QueryBuilder, sql: str, doing: str, hint: str) -> pa.Record
 def _batches(
     found: pa.RecordBatchReader, schema: pa.Schema, doing: str, hint: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches in types that everybody reads. What DataFusion says of rows may hold values of theirs."""
+    """Yield the batches with view types cast to plain ones, which all readers support.
+
+    Raises LakeError without DataFusion's message, which may hold values of rows, and LakeUnavailableError.
+    """
     failed: PgReplError | None = None
     try:
         for batch in found:

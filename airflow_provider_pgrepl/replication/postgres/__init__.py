@@ -1,1 +1,1 @@
-"""PostgreSQL's words: names, LSNs, relations."""
+"""PostgreSQL's terms: names, LSNs, OIDs, relations."""

@@ -1,4 +1,4 @@
-"""LSN and Epoch: where something stands in the source's history."""
+"""LSN and Epoch: a position in the source's history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NewType
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 Epoch = NewType("Epoch", int)
-"""Number of one unbroken history of one slot, from 1. LSNs of different epochs are never compared."""
+"""The number of an unbroken history of a slot, from 1. LSNs of different epochs cannot be compared."""
 
 
 class LSN(int):
@@ -21,7 +21,7 @@ class LSN(int):
 
     @classmethod
     def parse(cls, text: str) -> LSN:
-        """Read `16/B374D848`. Raises ValueError."""
+        """Parse an LSN such as `16/B374D848`. Raises ValueError."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not an LSN (expected like 16/B374D848)")

@@ -1,4 +1,4 @@
-"""TableName, ColumnName, and identifiers as SQL and people write them."""
+"""Names of tables and columns, and identifiers in the notation of SQL and of messages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ _ESCAPED = re.compile(r"\\(?:(\\)|([0-9a-fA-F]{4})|\+([0-9a-fA-F]{6}))")
 
 
 def quote_literal(text: str) -> str:
-    """Return `text` as a string constant of SQL, for statements that people run."""
+    """Return `text` as a string constant of SQL, for statements that a user runs."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def quote_identifier(name: str) -> str:
-    """Quote a name for SQL. Always quotes, so reserved words need no list."""
+    """Quote a name for SQL. Always quotes, so that no list of reserved words is needed."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def show_identifier(name: str) -> str:
-    """A name as people write it: quoted only where it must be, and with what cannot be shown escaped, as
-    PostgreSQL reads it: `U&"two\\000Alines"`."""
+    """Return a name for messages: quoted only if necessary.
+
+    Unprintable characters are escaped in PostgreSQL's notation: `U&"two\\000Alines"`.
+    """
     if _PLAIN_IDENTIFIER.fullmatch(name):
         return name
     return quote_identifier(name) if name.isprintable() else _escaped_identifier(name)
@@ -45,14 +47,14 @@ def _unescaped(name: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class TableName:
-    """A schema-qualified table name; `str()` gives the key used in lake, state and messages."""
+    """A schema-qualified table name. `str()` returns the key used in the lake, the state and messages."""
 
     schema: str
     name: str
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read `public.orders` or `"My Schema"."a.b"`. Raises ValueError."""
+        """Parse `public.orders` or `"My Schema"."a.b"`. Raises ValueError."""
         parts = _parse_name(text)
         if len(parts) != 2:
             raise ValueError(f"{text!r} is not a schema-qualified table name (expected like public.orders)")
@@ -68,25 +70,25 @@ class TableName:
 
     @property
     def path(self) -> str:
-        """The table's place under the lake root: `<schema>/<table>`, in ASCII letters that need no care.
+        """The table's path under the lake root, `<schema>/<table>`, in ASCII characters without escaping.
 
-        Anything but letters, digits, `_`, `-` and `.` is written as `~` and two hexadecimal digits for each
-        byte of its UTF-8. Not `%`: Delta's readers decode that in some places and not in others. A leading
-        underscore or dot is encoded as well, so that no schema can meet `_pgrepl`.
+        Characters other than letters, digits, `_`, `-` and `.` are encoded as `~` and two hexadecimal digits
+        for each byte of their UTF-8. `%` is not used, because Delta readers do not always decode it. A
+        leading underscore or dot is also encoded, so that no schema collides with `_pgrepl`.
         """
         return f"{_path_segment(self.schema)}/{_path_segment(self.name)}"
 
 
 @dataclass(frozen=True, order=True)
 class ColumnName:
-    """A column of a schema-qualified table, as configurations name it."""
+    """A column of a schema-qualified table, as a pipeline file names it."""
 
     table: TableName
     name: str
 
     @classmethod
     def parse(cls, text: str) -> ColumnName:
-        """Read `public.orders.placed_at` or `"My Schema"."a.b"."c d"`. Raises ValueError."""
+        """Parse `public.orders.placed_at` or `"My Schema"."a.b"."c d"`. Raises ValueError."""
         parts = _parse_name(text)
         if len(parts) != 3:
             raise ValueError(f"{text!r} is not a column's full name (expected like public.orders.placed_at)")
@@ -97,7 +99,7 @@ class ColumnName:
 
 
 def _parse_name(text: str) -> list[str]:
-    """The parts of a dotted name, unquoted; empty when it is none."""
+    """Return the parts of a dotted name, unquoted; an empty list if the text is not a name."""
     parts: list[str] = []
     at = 0
     while match := _PART.match(text, at):

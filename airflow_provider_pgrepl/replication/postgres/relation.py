@@ -1,4 +1,4 @@
-"""PgType, Column, Relation: what a table is at one moment of the source."""
+"""The definition of a table as of a point in time of the source: its types, columns and partitions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from typing import Any
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 STATE_SCHEMA = "_pgrepl"
-"""The pipelines' own tables are in it; none of them is replicated."""
+"""The schema of the pipelines' own tables, which are not replicated."""
 
 TOO_LARGE = "x"
-"""Kind of a type that is made of more than is looked at."""
+"""The kind of a type with more levels or parts than are read."""
 
 MOST_LEVELS = 32
 MOST_PARTS = 20_000
-"""Of all columns of a table together, with enum labels. Few types can be made of very many."""
+"""The maximum number of parts of all columns of a table, including enum labels. A few types can have very
+many parts."""
 
 
 @dataclass(frozen=True)
 class PgType:
-    """A type, and what it is made of.
+    """A type and its component types.
 
     `kind`: pg_type.typtype (`b` base, `e` enum, `d` domain, `c` composite, `r` range, `m` multirange), or `a`
-    for an array, or TOO_LARGE. `parts`, named: `element` of an array, `base` of a domain, `subtype` of a
-    range, `range` of a multirange, the fields of a composite in order. `delimiter` stands between an array's
-    elements when this type is the element. `extension`: the name of the extension that owns it, empty for
-    none. `labels` of an enum: pg_enum's oid and label of each, in order; a label that was renamed keeps its
-    oid.
+    for an array, or TOO_LARGE. `parts`, with their names: `element` of an array, `base` of a domain,
+    `subtype` of a range, `range` of a multirange, the fields of a composite in order.
+
+    `delimiter` separates the elements of an array of this type. `extension`: the extension that owns the
+    type, empty for none. `labels`: OID and label of each pg_enum row of an enum, in order. A renamed label
+    keeps its OID.
     """
 
     oid: int
@@ -44,13 +46,13 @@ class PgType:
 
     @property
     def only_part(self) -> PgType:
-        """What an array, domain, range or multirange is made of."""
+        """The only component type of an array, domain, range or multirange."""
         ((_, part),) = self.parts
         return part
 
     @property
     def without_domain(self) -> PgType:
-        """What a domain is made of at last; any other type is itself."""
+        """The type below all domains; a type that is no domain is returned unchanged."""
         return self.only_part.without_domain if self.kind == "d" and self.parts else self
 
     @classmethod
@@ -62,13 +64,15 @@ class PgType:
 
 @dataclass(frozen=True)
 class Column:
-    """One column as pg_catalog has it.
+    """A column as recorded in pg_catalog.
 
-    `type_name` is `format_type(type_oid, typmod)`, as `numeric(12,2)`; `type_kind` is pg_type.typtype
-    (`b` base, `e` enum, `d` domain, …); `xmin` is that of its pg_attribute row, which moves with each ALTER.
-    `type` says more of a type that is no built-in scalar, and is None for one that is. `missing` is what rows
-    from before the column have in it, as text (pg_attribute.attmissingval); None is NULL. `default_oid` is
-    that of its default (pg_attrdef), which each ALTER … TYPE makes anew; 0 without one.
+    `type_name`: `format_type(type_oid, typmod)`, such as `numeric(12,2)`. `type_kind`: pg_type.typtype (`b`
+    base, `e` enum, `d` domain, …). `xmin`: that of its pg_attribute row, which changes with each ALTER.
+    `type`: the details of a type, None for a built-in scalar type.
+
+    `missing`: the value, as text, in rows from before the column was added (pg_attribute.attmissingval); None
+    is NULL. `default_oid`: the OID of its default in pg_attrdef, which each ALTER … TYPE recreates; 0 without
+    a default.
     """
 
     name: str
@@ -86,7 +90,7 @@ class Column:
 
     @property
     def pg_type(self) -> PgType:
-        """The column's type, whatever it is."""
+        """The column's type, also if it is a built-in scalar."""
         return self.type or PgType(self.type_oid, self.typmod, self.type_name, self.type_kind)
 
     @classmethod
@@ -97,13 +101,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Partition:
-    """A table at the bottom of a partitioned one.
+    """A leaf partition of a partitioned table.
 
-    `had_rows`: it may have held rows when it became a partition, which no stream tells of. `relfilenode` is
-    negative where what older rows have in an added column cannot be told; `xmin` is that of its pg_class row,
-    which moves with the file. `links`: xmin of each pg_inherits row between the partitioned table and it,
-    which moves when it, or what it is below, is detached and attached again. `relkind` and `persistence` are
-    those of pg_class.
+    `had_rows`: it may have held rows when it was attached, which the stream does not send. `relfilenode`:
+    negative if the value of an added column in older rows cannot be determined. `xmin`: that of its pg_class
+    row, which changes with the file. `links`: xmin of each pg_inherits row between the partitioned table and
+    the partition. They change if the partition, or one of its parents, is detached and attached again.
+    `relkind` and `persistence` are those of pg_class.
     """
 
     oid: int
@@ -123,10 +127,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class PublicationStanding:
-    """Which table has a relation's place now, and how the publication publishes it.
+    """The publication status of a relation: the table that has its name now, and how that is published.
 
-    `oid`: the relation's own; another one's that has its name, or 0, when it is gone. The others are those of
-    Relation: none of them ever comes back when what it stands for was altered, and set back.
+    `oid`: that of the relation, or, if it was dropped, of another table with its name, or 0. `moved_to`: its
+    new name, if another table now has a former one. The other fields are those of Relation. If what they
+    identify is changed and changed back, they do not return to the same values.
     """
 
     oid: int
@@ -149,22 +154,28 @@ class PublicationStanding:
 
 @dataclass(frozen=True)
 class Relation:
-    """A table's definition at one moment: published columns in the order in which pgoutput sends them.
+    """A table's definition as of a point in time. `columns`: the published ones, in the order of pgoutput.
 
-    `replica_identity` is pg_class.relreplident (`d`, `n`, `f`, `i`); `is_key` of a column says that it
-    belongs to the key by which rows are matched in the lake: the identity index, or the primary key.
-    `persistence` is pg_class.relpersistence; `xmin` that of its pg_class row, which moves with the file, in
-    case the publication keeps it, without a word, when it is made unlogged; else 0. `links`, of a
-    partition: xmin of each pg_inherits row up to the table through which the publication publishes it.
-    `unpublished` are generated columns whose values the stream does not carry.
-    `publication_oid`, `membership_oid` and `membership_xmin` pin the publication and the table's place in it,
-    `publication_xmin` what it publishes. `natts` is pg_class.relnatts: the highest attnum ever given.
+    - `replica_identity`: pg_class.relreplident (`d`, `n`, `f`, `i`).
+    - `is_key` of a column: True if it belongs to the key by which rows are matched in the lake: the identity
+      index, or the primary key.
+    - `persistence`: pg_class.relpersistence.
+    - `xmin`: that of its pg_class row, which changes with the file, if the publication would silently keep
+      the table when it is set unlogged; else 0.
+    - `links`: of a partition, xmin of each pg_inherits row up to the table through which it is published.
+    - `unpublished`: generated columns whose values the stream does not carry.
+    - `publication_oid`, `membership_oid`, `membership_xmin`: identify the publication and the table's
+      membership. `publication_xmin`: identifies the publication's options.
+    - `natts`: pg_class.relnatts, the highest attnum ever assigned.
 
-    Of a lake table, and never of the catalog: `dropped` are columns that it keeps, null from their drop on;
-    `ignored` the attnums of published columns that it leaves out; `truncated_by` the transaction that last
-    truncated the table as the stream told, and so made its partitions' files anew.
+    These fields are set for a lake table only, never from the catalog:
 
-    What a version written before this was recorded does not say is 0 or empty, and compared with nothing.
+    - `dropped`: columns that the lake table keeps; their values are null after the drop.
+    - `ignored`: the attnums of published columns that the lake table leaves out.
+    - `truncated_by`: the last transaction that truncated the table according to the stream, and thereby
+      recreated the files of its partitions.
+
+    Fields that an older version did not record are 0 or empty, and are not compared.
     """
 
     oid: int
@@ -189,7 +200,7 @@ class Relation:
 
     @property
     def files(self) -> dict[int, tuple[int, int]]:
-        """Of each table whose file is watched, by oid: the file, and the xmin that moves with it."""
+        """The relfilenode, and the xmin that changes with it, of each table whose file is watched, by OID."""
         if self.relkind == "p":
             return {part.oid: (abs(part.relfilenode), part.xmin) for part in self.partitions}
         return {self.oid: (abs(self.relfilenode), self.xmin)} if self.xmin else {}
@@ -200,7 +211,7 @@ class Relation:
 
     @property
     def names(self) -> tuple[TableName, frozenset[tuple[int, str]]]:
-        """Its name, and the attnum and name of each column: what settings are bound to."""
+        """The table's name, and the attnum and name of each column, to which settings refer."""
         columns = (*self.columns, *self.unpublished)
         return self.table, frozenset((column.attnum, column.name) for column in columns)
 
@@ -218,15 +229,15 @@ class Relation:
         )
 
     def to_json(self) -> str:
-        """Canonical JSON: equal relations give equal text."""
+        """Return canonical JSON: equal relations have equal texts."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     @lru_cache(maxsize=4096)
     def from_json(cls, text: str) -> Relation:
-        """Raises ValueError or TypeError on anything but `to_json`'s text.
+        """Parse the text of `to_json`. Raises ValueError, KeyError or TypeError for other text.
 
-        The state's records of hundreds of tables are read again and again, and seldom differ.
+        Cached, because the state's records of hundreds of tables are read repeatedly, and rarely change.
         """
         fields: dict[str, Any] = json.loads(text)
         fields["table"] = TableName(**fields["table"])
@@ -239,5 +250,5 @@ class Relation:
 
     @cached_property
     def version(self) -> int:
-        """63-bit hash of the content: the changelog's `relation_version`."""
+        """A 63-bit hash of the content: the changelog's `relation_version`."""
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()) >> 1

@@ -1,1 +1,1 @@
-"""The process and its host."""
+"""The process and its host: libraries, logging, memory, compiled functions, Spark's programs."""

@@ -1,8 +1,9 @@
-"""Loops that numba compiles, before anybody waits for them, and once on a host.
+"""Functions that numba compiles ahead of time, once for each host.
 
-Compiling all of them takes some 20 seconds of a processor, and keeps every other thread of its process
-waiting. So no process that serves compiles: the first call of a loop has other processes compile all, and
-loads what those left on disk. A loop has one signature, so that all there is to compile is known beforehand.
+Compiling all of them takes about 20 s of CPU time, and blocks every other thread of the process. Therefore a
+working process does not compile: the first call of a function starts other processes that compile all of
+them, and loads the result from disk. Each function has one signature, so that everything to compile is known
+in advance.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "NUMBA_CACHE_DIR"
-"""Names another folder; numba's own variable."""
+"""The environment variable with the folder of compiled functions; numba's own variable."""
 
 BESIDE = Path(__file__).parent / "__pycache__" / "compiled"
 _NAME = "airflow_provider_pgrepl"
 _PACKAGE = __name__.rpartition(".runtime.")[0]
-# One process each, which then have about half of the work.
+# The modules that each of the compiling processes compiles, about half of the work each.
 _SHARES = (
     ("pgoutput.kernels", "values.kernels"),
     ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels"),
@@ -56,10 +57,11 @@ _inner: set[Callable[..., Any]] = set()
 
 @cache
 def folder() -> Path:
-    """The folder of this process; it exists and may be written.
+    """Return the folder of compiled functions for this process. It exists and is writable.
 
-    What an image or an administrator compiled beside a package that may not be written is copied from there:
-    numba keeps to folders that it can write. Machine code is loaded from it: no other user may write there.
+    If the package's folder is read-only, the functions compiled in it (by an image or an administrator) are
+    copied into the user's cache: numba only uses folders that it can write. The cache must not be writable by
+    other users, because machine code is loaded from it. Without such a folder, a temporary one is created.
     """
     given = os.environ.get(FOLDER_VARIABLE, "").strip()
     if given:
@@ -75,7 +77,7 @@ def folder() -> Path:
     log.warning(
         "no folder can keep what is compiled: each start compiles again. Set %s to one", FOLDER_VARIABLE
     )
-    # For the processes that this one starts.
+    # Child processes use the same folder.
     os.environ[FOLDER_VARIABLE] = str(passing)
     return passing
 
@@ -101,7 +103,7 @@ def _is_writable(place: Path) -> bool:
 
 
 def _is_private(place: Path) -> bool:
-    """Made for, and only written by, the user that we are."""
+    """Return True if a folder, created if necessary, belongs to this user, and no other user may write it."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = place.lstat()
@@ -118,7 +120,7 @@ def _copy_newer(source: str, target: str) -> str:
 
 
 def inner(function: Callable[..., Any]) -> Any:
-    """Mark a function of a module that only loops of that module call: it is compiled into each of them."""
+    """Mark a function that only compiled functions of its module call: it is compiled into each of them."""
     _inner.add(function)
     return function
 
@@ -126,7 +128,7 @@ def inner(function: Callable[..., Any]) -> Any:
 class Loop:
     """A compiled function with one signature, which releases the GIL.
 
-    numba is imported when the first loop is called: most commands call none.
+    numba is imported at the first call of any such function: most commands call none.
     """
 
     def __init__(self, function: Callable[..., Any], signature: tuple[str, ...]) -> None:
@@ -142,7 +144,7 @@ class Loop:
         return self._dispatcher(*arguments)
 
     def load(self) -> None:
-        """Have the machine code at hand, from disk when it is there."""
+        """Load the machine code from disk, or compile it in this process if it is not there."""
         import numba
 
         with _loading:
@@ -160,14 +162,14 @@ class Loop:
 
 
 def loop(*signature: str) -> Callable[[Callable[..., Any]], Loop]:
-    """Make a function a Loop; `signature` holds the types of its arguments."""
+    """Return a decorator that makes a function a Loop. `signature`: the types of its arguments."""
     return lambda function: Loop(function, signature)
 
 
 def ensure_compiled() -> None:
-    """Return when the loops are on disk; have processes of their own compile them when they are not.
+    """Wait until the compiled functions are on disk; start processes that compile them if they are not.
 
-    If that fails each process compiles for itself what it calls.
+    If compiling fails, each process compiles the functions that it calls.
     """
     marker = _marker()
     if marker.exists():
@@ -183,17 +185,17 @@ def ensure_compiled() -> None:
 
 
 def is_compiled() -> bool:
-    """Whether the loops are on disk."""
+    """Return True if the compiled functions are on disk."""
     return _marker().exists()
 
 
 def begin_compiling() -> None:
-    """Have the loops compiled, if they have to be, while something else is waited for."""
+    """Start a thread that runs `ensure_compiled`, so that the caller can do other work."""
     threading.Thread(target=ensure_compiled, name="pgrepl-compile", daemon=True).start()
 
 
 def compile_modules(names: Sequence[str]) -> None:
-    """Compile every loop of these modules (named below `replication`) in this process."""
+    """Compile every Loop of these modules (named relative to `replication`) in this process."""
     for name in names:
         for found in vars(importlib.import_module(f"{_PACKAGE}.{name}")).values():
             if isinstance(found, Loop):
@@ -232,7 +234,10 @@ def _marker() -> Path:
 
 
 def _fingerprint() -> str:
-    """Changes with whatever numba compiles anew for: itself, Python, the processor, the sources."""
+    """Return a hash of everything that makes numba compile again.
+
+    That is the versions of numba and Python, the processor, and the modules' source.
+    """
     import numba
     from llvmlite import binding  # type: ignore[import-untyped]
 
@@ -246,7 +251,7 @@ def _fingerprint() -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process of this host at a time."""
+    """Hold an exclusive lock on a file, so that only one process of this host runs the block at a time."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -254,7 +259,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _cached_in(place: Path) -> Iterator[None]:
-    """numba looks at its setting when a function is decorated; that of others stays as it is."""
+    """Set numba's cache folder for a block, and restore it: numba reads it when a function is decorated."""
     import numba
 
     before = numba.config.CACHE_DIR

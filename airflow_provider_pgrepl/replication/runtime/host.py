@@ -1,7 +1,7 @@
-"""Libraries of this host that read or write wrongly, and threads that work as long as a block of code runs.
+"""A check for library versions with data errors, and threads that run for the duration of a block.
 
-The package's metadata demands the same, but an environment may hold others: installed without dependencies,
-held by a constraint, or by an image that was built for something else.
+The package's metadata requires the same versions. An environment may nevertheless have others, if it was
+installed without dependencies or with a constraint, or if its image was built for another purpose.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Self
 from airflow_provider_pgrepl.errors import ToolError
 
 FLOORS = {"deltalake": ("1.6.6", "gives deleted rows back and loses others in tables with deletion vectors")}
-"""The oldest version that is right, and what earlier ones do."""
+"""The oldest correct version of each library, and the fault of earlier ones."""
 
 
 def check_libraries() -> None:
-    """Raise ToolError if a library of this process is older than its floor."""
+    """Raise ToolError if an installed library is older than its version in FLOORS."""
     for name, (floor, fault) in FLOORS.items():
         try:
             found = version(name)
@@ -43,7 +43,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 class BlockThread(ABC):
     """A context manager that runs `_run` in a thread, and sets `_stopping` when the block ends.
 
-    `leaving_s`: how long it then waits for the thread.
+    `leaving_s`: seconds to wait for the thread at the end of the block.
     """
 
     def __init__(self, name: str, leaving_s: float = 0.0) -> None:

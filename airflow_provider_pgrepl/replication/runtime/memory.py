@@ -1,8 +1,8 @@
-"""Giving back memory that a process which waits has no use for: freed buffers, and code that has run once.
+"""Release of memory that an idle process does not need: freed buffers, and pages of libraries.
 
-Loading the compiled loops reads most of LLVM, and the first commit much of delta-rs: 150 MB of libraries that
-are hardly looked at again. The kernel drops such pages when memory is short; here they go while nothing is to
-be done, and those that are needed come back from the page cache, or the disk.
+Loading the compiled functions reads most of LLVM, and the first commit much of delta-rs: 150 MB of libraries
+that are rarely used again. The kernel would drop such pages only when memory is short. This module drops them
+while the process is idle. Pages that are needed are read again from the page cache or the disk.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from pathlib import Path
 import pyarrow as pa
 
 _MADV_DONTNEED = 4
-"""madvise(2). Of a mapping that has no page of its own nothing is lost: all is read from the file again. What
-several processes have mapped, MADV_PAGEOUT would leave."""
+"""See madvise(2). A mapping without private pages loses nothing: its pages are read from the file again.
+MADV_PAGEOUT would not drop pages that several processes have mapped."""
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) .*\.so")
 
 
 def release_unused_memory() -> None:
-    """Where the system cannot do it, nothing happens."""
+    """Release unused memory of this process. Does nothing that the system does not support.
+
+    Frees Arrow's unused buffers; on Linux also free memory of the C heap, and unmodified pages of libraries.
+    """
     pa.default_memory_pool().release_unused()
     if sys.platform != "linux":
         return
-    # Neither need be there: another C library, a kernel without smaps.
+    # The C library may lack malloc_trim, and the kernel may lack smaps.
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.malloc_trim(0)
@@ -36,7 +39,10 @@ def release_unused_memory() -> None:
 
 
 def _code_of_libraries() -> list[tuple[int, int]]:
-    """Where it is mapped, as it is in the file: nobody may write there, and no page is another."""
+    """Return the (start, end) addresses of mappings of libraries that equal the file.
+
+    These mappings are not writable, and have no anonymous page.
+    """
     found: list[tuple[int, int]] = []
     mapping: re.Match[str] | None = None
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():

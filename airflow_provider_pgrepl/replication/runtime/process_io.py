@@ -1,6 +1,6 @@
-"""Text that a process leaves for others: log lines, its result, and files written whole.
+"""Text that a process exchanges with others: log lines, its result, and text files.
 
-Spark's JVM and Python itself write into the same stream, in forms of their own.
+Spark's JVM and Python itself write to the same stream, in their own formats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVEL_VARIABLE = "PGREPL_LOG_LEVEL"
 JSON = "json"
 
 _FOR_PEOPLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# Of a request that a token signs; a client's own text may tell it, and be in a traceback.
+# The signature of a request. A client's error text may contain it, and appear in a traceback.
 _SIGNATURE = re.compile(r"\b(sig|signature|x-(?:amz|goog)-signature)=[^&\s\"']+", re.I)
 _OF_SPARK = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)", re.DOTALL)
 _OF_CALLBACK = "Exception in callback"
@@ -45,7 +45,7 @@ RESULT_VARIABLE = "PGREPL_RESULT_FILE"
 
 @dataclass(frozen=True)
 class LogLine:
-    """What was said, without its time of day. `is_ours`: by this package, not by Spark or Python."""
+    """A parsed log line; `text` lacks its time. `is_ours`: logged by this package, not by Spark or Python."""
 
     level: int
     text: str
@@ -54,15 +54,18 @@ class LogLine:
 
 
 class Printable(logging.Formatter):
-    """Names in a record are whatever their makers chose; nothing in it is for a terminal to obey, and no
-    signature for anybody to use. Of an exception it has the trace without texts, which may hold values."""
+    """A formatter that escapes control characters, removes signatures of requests, and shortens exceptions.
+
+    Names in a record may contain any characters. Of an exception, only the trace is logged: its text may hold
+    values of rows.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         record = copy(record)
-        # Another handler may have left the text there.
+        # Another handler may have cached the exception's text there.
         record.exc_text = None
         if record.name == "asyncio" and record.exc_info:
-            # It goes on with what its tasks and callbacks were given.
+            # The rest of the message shows the arguments of tasks and callbacks.
             said = record.getMessage().partition("\n")[0]
             record.msg = _OF_CALLBACK if said.startswith(_OF_CALLBACK) else said
             record.args = ()
@@ -75,7 +78,7 @@ class Printable(logging.Formatter):
 
 
 class JsonLines(Printable):
-    """Each record as one line, however many its message has."""
+    """A formatter that writes each record as one line of JSON, also if its message has several lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -88,17 +91,20 @@ class JsonLines(Printable):
 
 
 def formatter(name: str) -> logging.Formatter:
-    """The form that the environment asks for: `json`, or else one for people."""
+    """Return the formatter of a name: `json`, or, for any other name, the plain text format."""
     return JsonLines("%(message)s") if name == JSON else Printable(_FOR_PEOPLE)
 
 
 def level(name: str) -> int:
-    """INFO, unless a level is named."""
+    """Return the logging level of a name; INFO if the name is unknown."""
     return _LEVELS.get(name.strip().upper(), logging.INFO)
 
 
 def parse(line: str) -> LogLine:
-    """Any line; what is neither ours nor Spark's own is said at level INFO."""
+    """Parse any log line. A line in neither this package's nor Spark's format gets the level INFO.
+
+    Messages that Java writes at every start get the level DEBUG.
+    """
     if line.startswith('{"pgrepl": 1'):
         found = _parse_ours(line)
         if found is not None:
@@ -112,7 +118,7 @@ def parse(line: str) -> LogLine:
 
 
 def is_error(line: LogLine) -> bool:
-    """Whether this package says here that something failed."""
+    """Return True if this package logged the line as an error."""
     return line.is_ours and line.level >= logging.ERROR
 
 
@@ -126,7 +132,10 @@ def _parse_ours(line: str) -> LogLine | None:
 
 
 def leave_result(result: Mapping[str, Any]) -> None:
-    """Write it, whole or not at all; nothing, when nobody asked for it."""
+    """Write the result of this process to the file that RESULT_VARIABLE names, in one step.
+
+    Does nothing if the variable is not set. Errors are ignored.
+    """
     named = os.environ.get(RESULT_VARIABLE)
     if not named:
         return
@@ -137,7 +146,7 @@ def leave_result(result: Mapping[str, Any]) -> None:
 
 
 def read_text(what: str, path: str | Path) -> str:
-    """The text of a UTF-8 file, without the byte order mark of some editors. Raises ConfigError."""
+    """Return the text of a UTF-8 file, without a byte order mark. Raises ConfigError."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:

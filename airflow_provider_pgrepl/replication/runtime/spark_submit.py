@@ -1,4 +1,4 @@
-"""Where the Spark applications and the programs that run them are on this machine."""
+"""Paths of the Spark applications and of the programs that run them on this host, and their environment."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ToolError
 
 SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
-"""Of the JVMs of our applications: no row goes through them, they start tasks. By itself a JVM begins with
-1/64 of the host's memory, and compiles with care what is run for seconds. No collector of garbage is named:
-Java does not start where somebody else names another."""
+"""Options of the applications' JVMs, which only start tasks, and process no rows. By default a JVM reserves
+1/64 of the host's memory at its start, and spends time on optimizing code that runs for seconds. The options
+name no garbage collector: Java does not start if another option names a different one."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 _OPEN_FILES, _USUAL_OPEN_FILES = 512, 1024
-"""Files that a process of Spark must be able to open: the JVM of an idle driver has 333 open."""
+"""The number of open files that a Spark process needs: the JVM of an idle driver has 333 open."""
 _ASCII = "ANSI_X3.4-1968"
-"""The character set of the locale C, by the name that libc has for it."""
+"""libc's name of the character set of the locale C."""
 
 
 def application(name: str) -> str:
-    """The path of the Spark application `snapshot`, `replicate` or `publish`. Raises ToolError.
+    """Return the path of the Spark application `snapshot`, `replicate` or `publish`. Raises ToolError.
 
-    A wheel carries them inside the package; in a source checkout they lie beside it.
+    A wheel contains the applications inside the package. In a source checkout they are next to the package.
     """
     found = _beside_the_applications(f"{name}.py")
     if found is None:
@@ -39,13 +39,19 @@ def application(name: str) -> str:
 
 
 def quiet_logging() -> dict[str, str]:
-    """The variable by which a JVM logs what is worth reading, and in the form that is expected of it."""
+    """Return the environment variable that names this package's logging configuration for a JVM.
+
+    Returns an empty dict if the configuration is not installed.
+    """
     found = _beside_the_applications("log4j2.properties")
     return {"LOG4J_CONFIGURATION_FILE": found} if found else {}
 
 
 def shipped_folder(name: str, holding: str, in_checkout: str = ".") -> Path | None:
-    """A folder that the wheel carries inside the package, or else its place in a source checkout."""
+    """Return the folder that holds the file `holding`, or None.
+
+    It is `name` inside the package, as in a wheel, or else `in_checkout` in a source checkout.
+    """
     for folder in (_PACKAGE / name, _PACKAGE.parent / in_checkout):
         if (folder / holding).is_file():
             return folder
@@ -58,7 +64,7 @@ def _beside_the_applications(name: str) -> str | None:
 
 
 def spark_submit(binary: str = "spark-submit") -> str:
-    """The path of spark-submit: as given, on the PATH, or beside this interpreter. Raises ToolError."""
+    """Return the path of spark-submit: as given, on the PATH, or next to this Python. Raises ToolError."""
     found = shutil.which(binary) or shutil.which(binary, path=str(Path(sys.executable).parent))
     if found is None:
         raise ToolError(
@@ -69,31 +75,40 @@ def spark_submit(binary: str = "spark-submit") -> str:
 
 
 def driver_python(conf: Mapping[Any, Any], chosen: str | None) -> dict[str, str]:
-    """What keeps a driver on this host with its Python: Spark takes that of executors for both.
+    """Return the Spark setting of the driver's Python, unless `conf` has it.
 
-    `conf`: the settings that are given. `chosen`: PYSPARK_DRIVER_PYTHON; without it this process's own.
+    Spark would otherwise use the executors' Python for the driver, too. `chosen`: PYSPARK_DRIVER_PYTHON;
+    default: the Python of this process.
     """
     name = "spark.pyspark.driver.python"
     return {} if name in conf else {name: chosen or sys.executable}
 
 
 def small_jvm(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable by which spark-submit starts a JVM that only starts tasks. What the environment has in it,
-    and Spark's settings, come behind ours, and count. A session's own options come too late."""
+    """Return the environment variable with the options SMALL_JVM for spark-submit's JVM.
+
+    Options of the environment and of Spark's settings come later on the command line, and take precedence.
+    Options of a Spark session would come too late.
+    """
     name = "SPARK_SUBMIT_OPTS"
     return {name: f"{SMALL_JVM} {environment.get(name, '')}".strip()}
 
 
 def readable_names(command: Sequence[str]) -> dict[str, str]:
-    """The locale in which a JVM can read its `command` and the name of its folder, where this process has one
-    that knows ASCII alone: it would fail at its start, or look for another file."""
+    """Return a UTF-8 locale for a JVM if this process has an ASCII locale and the command needs more.
+
+    Otherwise returns an empty dict. With an ASCII locale, a JVM cannot read other characters in `command` or
+    in the current folder: it would fail at its start, or open a wrong file.
+    """
     is_readable = all(name.isascii() for name in (str(Path.cwd()), *command))
     return {} if is_readable or locale.nl_langinfo(locale.CODESET) != _ASCII else {"LC_ALL": "C.UTF-8"}
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit of open files to a usual one, as far as it may be. Raises ToolError if that is too
-    low for Spark, whose JVM would end with a trace of its own."""
+    """Increase the soft limit of open files to 1024, or to the hard limit if that is lower.
+
+    Raises ToolError if the result is too low for Spark, whose JVM would fail with a stack trace.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _USUAL_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_USUAL_OPEN_FILES, hard)
     if 0 <= soft < allowed:
@@ -108,17 +123,20 @@ def allow_open_files() -> None:
 
 
 def without_spark(application: str, pipeline_file: str, own: Sequence[str]) -> list[str]:
-    """The command that runs an application by itself, for a pipeline without lake tables."""
+    """Return the command that runs an application without Spark, for a pipeline without lake tables."""
     return [sys.executable, "-P", application, "--pipeline", pipeline_file, *own]
 
 
 def small_process(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of such a process: as it is, and what keeps memory that was freed with few threads."""
+    """Return the environment of a process without Spark: limits glibc to 2 malloc arenas, to save memory.
+
+    Variables in `environment` take precedence.
+    """
     return {"MALLOC_ARENA_MAX": "2", **environment}
 
 
 def java() -> str:
-    """The Java that spark-submit will run. Raises ToolError when there is none."""
+    """Return the path of the Java that spark-submit will run. Raises ToolError if there is none."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
     if found is None:

@@ -1,1 +1,1 @@
-"""The pipeline file: read, and checked."""
+"""The pipeline file: its settings, their parsing and their validation."""

@@ -1,4 +1,4 @@
-"""What a publisher's settings say of business events: outbox tables, and transforms of tables' changes."""
+"""The settings of a publisher's business events: outbox tables, and transforms of tables' changes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-"""The place of one, `module:function`."""
+"""The location of a function, `module:function`."""
 _REFERENCE = errors.reference("business-events")
 _OWN_HEADERS = ("id", "generation", "type", "content-type", "op", "event_id")
 _OWN_PREFIXES = ("ce_", "ce-", "pgrepl-", "nats-")
 _ROUTING_HEADERS = ("CC", "BCC")
-"""RabbitMQ sends copies to whoever these name ("Sender-selected Distribution")."""
+"""RabbitMQ sends copies to the routing keys in these headers ("Sender-selected Distribution")."""
 
 
 @dataclass(frozen=True)
 class Outbox:
-    """An insert-only table whose rows are events. Each field but `table` names a column of it, or is None.
+    """An insert-only table whose rows are events. `headers` maps names of headers to columns.
 
-    By default the columns are called as Debezium's outbox event router expects them.
+    Each other field except `table` names a column, or is None; `payload` must name one. The defaults are the
+    column names that Debezium's outbox event router expects.
     """
 
     table: TableName
@@ -40,8 +41,11 @@ class Outbox:
 
 @dataclass(frozen=True)
 class FieldMapping:
-    """An event of each change of a table whose operation is one of `ops`: an object whose `fields` are
-    columns of the row after it, or, of a delete, before it. `key`: a column; the row's key unless named."""
+    """A transform that creates an event from each change of a table whose operation is one of `ops`.
+
+    The event is an object whose `fields` are columns of the row after the change; of a delete, of the row
+    before it. `key`: a column; default: the row's key.
+    """
 
     fields: Mapping[str, str]
     ops: tuple[str, ...] = OPERATIONS[:3]
@@ -51,16 +55,16 @@ class FieldMapping:
 
 
 Rule = Outbox | FieldMapping | str
-"""A text is a function's place, `module:function`."""
+"""A string is the location of a function, `module:function`."""
 
 
 def is_own_header(name: str) -> bool:
-    """Whether a header's name is the publisher's, or the broker's."""
+    """Return True if the publisher, or the broker, uses a header of this name itself."""
     return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.lower().startswith(_OWN_PREFIXES)
 
 
 def parse_rules(outbox: Mapping[str, Any], transform: Mapping[str, Any]) -> dict[TableName, Rule]:
-    """What becomes of which table's changes. Raises ConfigError, which names the setting."""
+    """Return the rule of each table in `outbox` and `transform`. Raises ConfigError, naming the setting."""
     found: dict[TableName, Rule] = {}
     if outbox:
         made = _parse_outbox(outbox)

@@ -1,4 +1,4 @@
-"""Checks of a Pipeline's values, each with an error that names the field."""
+"""Validation of a Pipeline. Each error names the field."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _QUOTED = re.compile(r'"[^"]*"')
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
-# JSON can spell these, and neither PostgreSQL nor a file system takes them.
+# JSON can represent these characters, but neither PostgreSQL nor a file system accepts them.
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NAME_BYTES = 63
-# Beyond these, times cannot be reckoned with; a number of anything else counts in floats to here.
+# Upper limits: those of times allow date arithmetic; other numbers stay exact as floats.
 _MOST = {"h": 876_000, "s": 1_000_000_000}
 _MOST_OF_ALL = 2**53
 _MAY_BE_ZERO = {"trigger_interval_s", "reconnect_s", "freshness_s"}
@@ -47,8 +47,8 @@ _TYPES_REFERENCE = "see Choices in docs/reference/types.md"
 
 
 def check_texts(pipeline: Pipeline) -> None:
-    """Raises ConfigError for values of another type than the field's, texts that nobody can use, and a name
-    that cannot be part of a slot's."""
+    """Raise ConfigError for a value of a wrong type, for text with NUL or a surrogate, or for a pipeline name
+    that cannot be part of a slot's name."""
     _check_types(pipeline)
     for setting in dataclasses.fields(pipeline):
         if any(map(_UNUSABLE.search, _texts(getattr(pipeline, setting.name)))):
@@ -61,7 +61,7 @@ def check_texts(pipeline: Pipeline) -> None:
 
 
 def check_settings(pipeline: Pipeline) -> None:
-    """Raises ConfigError for anything else that cannot be used. Slot and publication have their names."""
+    """Raise ConfigError for any other invalid setting. Slot and publication must have their names already."""
     if not _SLOT_NAME.fullmatch(pipeline.slot):
         raise ConfigError(f"slot: {pipeline.slot!r} may hold only a-z, 0-9 and _, and at most 63 of them")
     if len(pipeline.publication.encode()) > _NAME_BYTES:
@@ -91,7 +91,10 @@ def _check_publishers(pipeline: Pipeline) -> None:
 
 
 def _check_business(where: str, pipeline: Pipeline, settings: PublisherSettings) -> None:
-    """What business events are made of must come to the publisher."""
+    """Raise ConfigError if a source of business events does not reach the publisher.
+
+    The tables of its rules must be in `tables`, and its prefixes in the pipeline's `message_prefixes`.
+    """
     patterns = [text for text in settings.tables or () if text.endswith(".*")]
     schemas = {TableName.parse(f"{text[:-1]}any").schema for text in patterns}
     named = {TableName.parse(text) for text in settings.tables or () if text not in patterns}
@@ -110,7 +113,7 @@ def _check_business(where: str, pipeline: Pipeline, settings: PublisherSettings)
 
 
 def columns_of(field: str, names: Iterable[str]) -> set[ColumnName]:
-    """Columns as a field lists them. Raises ConfigError."""
+    """Return the columns that a field lists. Raises ConfigError."""
     try:
         return {ColumnName.parse(name) for name in names}
     except ValueError as error:
@@ -127,7 +130,7 @@ def _check_catalog_names(pipeline: Pipeline) -> None:
 
 
 def _is_root(lake: str) -> bool:
-    """Whether a path leads to `/`, by whatever dots and slashes."""
+    """Return True if a path is `/` after it is normalized."""
     return lake.startswith("/") and posixpath.normpath(lake).strip("/") == ""
 
 
@@ -187,7 +190,7 @@ def _check_numbers(pipeline: Pipeline) -> None:
 
 
 def _check_number(where: str, name: str, value: object) -> None:
-    """Of a setting, if it is one."""
+    """Raise ConfigError if a setting is a number that is out of range. `name` determines the range."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
@@ -200,7 +203,7 @@ def _check_number(where: str, name: str, value: object) -> None:
 
 
 def _check_paces(pipeline: Pipeline) -> None:
-    """Of all tables, and of those that have their own."""
+    """Raise ConfigError if `max_staleness_s` is below `freshness_s`, globally or for a table."""
     for table, given in ((None, {}), *pipeline.per_table.items()):
         own = {name: given.get(name, getattr(pipeline, name)) for name in ("freshness_s", "max_staleness_s")}
         if own["max_staleness_s"] < own["freshness_s"]:
@@ -280,7 +283,7 @@ def _check_partition_by(table: str, given: str | None) -> None:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All that a setting consists of, names of its parts too."""
+    """Yield every string in a setting, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -304,7 +307,7 @@ def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
 
 
 def _refuse_doubles(field: str, parse: Callable[[str], Hashable], names: Iterable[str]) -> None:
-    """One name in two spellings would say two things of one table or column."""
+    """Raise ConfigError if two spellings of a name denote the same table or column."""
     first: dict[Hashable, str] = {}
     for name in names:
         if (other := first.setdefault(parse(name), name)) != name:
@@ -319,7 +322,7 @@ def _lake_type(field: str, text: object) -> LakeType:
 
 
 def _is_of_numeric(text: str) -> bool:
-    """Whether a lake type is one for numeric without precision."""
+    """Return True if a lake type is allowed for numeric without precision."""
     try:
         return LakeType.parse(text).name in ("string", "decimal")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Types of settings in a pipeline file: whether a value is of one, and what it is called."""
+"""Types of settings in a pipeline file: checks of values, and names of types for error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 
 def is_of(value: object, hint: Any) -> bool:
-    """Whether a value is of a setting's type: as Python has it, but that true and false are no numbers."""
+    """Return True if a value has a setting's type. Unlike in Python, true and false are not numbers."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is dict:
@@ -21,7 +21,7 @@ def is_of(value: object, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """A setting's type, as whoever writes a pipeline file knows it."""
+    """Return the name of a setting's type for the author of a pipeline file."""
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:

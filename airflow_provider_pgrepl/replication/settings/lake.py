@@ -1,9 +1,9 @@
-"""Places of lakes, and names of their tables in catalogs. Pure.
+"""Locations of lakes, and names of their tables in catalogs. Pure.
 
-Delta, Arrow and Hadoop have names of their own for the same store: what is kept and passed on is Delta's.
+Delta, Arrow and Hadoop use different URI schemes for the same store. This package stores and passes Delta's.
 
-What a lake table is called in a catalog of tables (Hive's metastore, Glue, Unity Catalog).
-There is one name per database and table, in small letters, digits and `_`: what all of them take.
+A database or table has the same name in each catalog (Hive metastore, Glue, Unity Catalog). The name consists
+of lowercase letters, digits and `_`, which all of them accept.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ EXAMPLES = (
     " of this host or of a file system that all hosts share"
 )
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
-# deltalake encodes all else where it tells a table's place, and other readers decode it in some places only.
+# deltalake percent-encodes all other characters in a table's location, and other readers do not always decode
+# them.
 _PATH = re.compile(r"[A-Za-z0-9_.~+=/-]*")
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html;
-# https://cloud.google.com/storage/docs/buckets#naming: _, too, and 222 characters where it is a domain.
+# https://cloud.google.com/storage/docs/buckets#naming: also _, and up to 222 characters for a domain.
 _BUCKETS = {
     S3: re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
     GOOGLE: re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
 }
-# https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri. Its other clouds
-# (as of China) deltalake takes for no store.
+# https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri. deltalake does not
+# recognize hosts of Azure's other clouds, such as that of China.
 _AZURE_HOST = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@([a-z0-9]{3,24})\.dfs\.core\.windows\.net")
 _FIELDS = ("pipeline", "schema", "table")
 _OTHERS = re.compile(r"[^a-z0-9_]")
 
 
 class Place(NamedTuple):
-    """A place in an object store. `bucket`: Azure calls it a container, which is in an `account`."""
+    """A location in an object store. `bucket`: for Azure, the container, which belongs to an `account`."""
 
     scheme: str
     bucket: str
@@ -50,13 +51,13 @@ class Place(NamedTuple):
 
 
 def parse_uri(lake: str) -> tuple[str, str, str] | None:
-    """Scheme, host and path of a URI; None for a path of this host."""
+    """Return scheme (lowercase), host and path of a URI; None for a path of this host."""
     match = _URI.fullmatch(lake)
     return None if match is None else (match[1].lower(), match[2], match[3])
 
 
 def fault_of_uri(lake: str) -> str:
-    """What is wrong with a lake's URI, in words; empty when it can be used."""
+    """Return the reason why a lake's URI is invalid, as a phrase without subject; "" if it is valid."""
     parts = parse_uri(lake)
     if parts is None:
         return "is neither a path nor a URI with a bucket"
@@ -83,7 +84,7 @@ def _fault_of_host(scheme: str, host: str) -> str:
 
 
 def canonical(lake: str) -> str:
-    """A store's URI as it is kept: Delta's scheme, no slash at the end."""
+    """Return a store's URI with Delta's scheme and without a trailing slash; other paths are unchanged."""
     parts = parse_uri(lake)
     if parts is None or not is_object_store(lake):
         return lake
@@ -92,7 +93,7 @@ def canonical(lake: str) -> str:
 
 
 def hadoop_uri(uri: str) -> str:
-    """The same place as Spark's own readers name it."""
+    """Return the URI with the scheme that Spark's own readers use."""
     parts = parse_uri(uri)
     if parts is None:
         return uri
@@ -101,12 +102,15 @@ def hadoop_uri(uri: str) -> str:
 
 
 def is_object_store(uri: str) -> bool:
-    """Whether what has been written there is durable, and nothing is there before all of it is."""
+    """Return True if a URI is in an object store.
+
+    There, acknowledged writes are durable, and an object appears only after it was written completely.
+    """
     return place_in_store(uri) is not None
 
 
 def place_in_store(uri: str) -> Place | None:
-    """A place in an object store; None of a directory."""
+    """Return the location that a URI names in an object store; None for a directory."""
     parts = parse_uri(uri)
     if parts is None or parts[0] == "file":
         return None
@@ -117,9 +121,10 @@ def place_in_store(uri: str) -> Place | None:
 
 @dataclass(frozen=True)
 class CatalogNames:
-    """A pipeline's templates, with `{pipeline}`, `{schema}` and `{table}`.
+    """The templates for names in a catalog, with `{pipeline}`, `{schema}` and `{table}`.
 
-    `schemas`: other names of some schemas in them. `tables`: the names of some tables, whatever the template.
+    `schemas`: replacements for some schema names in the templates. `tables`: the names of some tables, which
+    are used instead of the template.
     """
 
     pipeline: str
@@ -129,7 +134,7 @@ class CatalogNames:
     tables: Mapping[TableName, str]
 
     def of(self, table: TableName, ending: str = "") -> tuple[str, str]:
-        """Database and table. `ending`: of what belongs to the table, as its history."""
+        """Return the names of database and table. `ending`: a suffix, as of the table's history table."""
         told = {
             "pipeline": self.pipeline,
             "schema": self.schemas.get(table.schema, table.schema),
@@ -142,7 +147,7 @@ class CatalogNames:
 def faults_of_names(
     database: str, table: str, schemas: Mapping[str, object], tables: Mapping[str, object]
 ) -> Iterator[tuple[str, str | None, str]]:
-    """What cannot be used of a pipeline's settings: the setting, its key where it has some, and why."""
+    """Yield (setting, key, reason) for each invalid setting of names. The key is None for a template."""
     for setting, text, needed in (("target_database", database, ""), ("target_table", table, "table")):
         if fault := _fault_of_template(text, needed):
             yield setting, None, fault
@@ -153,7 +158,7 @@ def faults_of_names(
 
 
 def _fault_of_template(text: str, needed: str) -> str:
-    """What is wrong with a template, in words; empty when it can be used."""
+    """Return the reason why a template is invalid; "" if it is valid. `needed`: a field it must contain."""
     try:
         parts = list(Formatter().parse(text))
     except ValueError as error:
@@ -170,7 +175,10 @@ def _fault_of_template(text: str, needed: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Letters of other scripts by their numbers, or names of them would all look alike."""
+    """Return a name in lowercase ASCII letters, digits and `_`.
+
+    Non-ASCII characters are replaced by their code points, so that names in other scripts stay different.
+    """
     return _OTHERS.sub(_replaced, name.lower()) or "_"
 
 

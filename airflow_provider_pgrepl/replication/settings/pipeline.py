@@ -1,4 +1,4 @@
-"""Pipeline: the whole configuration of one replication, frozen and validated, JSON both ways."""
+"""The configuration of one pipeline: immutable, validated, read from JSON and written to it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _SHAPING = ("deletes", "history", "partition_by")
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """One source database, one slot, one publication, one lake root.
+    """The settings of a pipeline: one source database, one slot, one publication, one lake root.
 
-    Raises ConfigError, naming the field, when a value cannot be used.
+    Raises ConfigError, naming the field, if a value is invalid.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Pipeline:
         check_settings(self)
 
     def publisher(self, name: str) -> PublisherSettings:
-        """Raises ConfigError when the file has none of that name."""
+        """Return the settings of a publisher. Raises ConfigError if there is no publisher of this name."""
         if name not in self.publishers:
             raise ConfigError(
                 f"publishers: there is no {name!r}",
@@ -124,14 +124,14 @@ class Pipeline:
         return parse_publisher(self.name, name, self.publishers[name], has_lake_tables=self.has_lake_tables)
 
     def choices(self, table: TableName) -> TableChoices:
-        """What is chosen for a table and its columns."""
+        """Return the settings of a table and its columns."""
         named = {name: self._columns_of(name, table) for name in COLUMN_FIELDS}
         columns = {column for given in named.values() for column in given}
         own: dict[str, Any] = next(
             (given for name, given in self.per_table.items() if TableName.parse(name) == table), {}
         )
         return TableChoices(
-            # What to partition by is said of single tables only.
+            # Only `per_table` can set `partition_by`, so the pipeline has no such attribute.
             TablePolicy(**{name: _frozen(own.get(name, getattr(self, name, None))) for name in POLICIES}),
             {column: self._column_choice(column, named) for column in columns},
             self._column_choice(None, {}),
@@ -141,7 +141,7 @@ class Pipeline:
         )
 
     def _columns_of(self, field: str, table: TableName) -> dict[str, Any]:
-        """The columns of a table that a field names, and what it says of them."""
+        """Return the values of a field by column, for the columns of one table; True for a list's columns."""
         given = getattr(self, field)
         names = ((ColumnName.parse(name), name) for name in given)
         return {
@@ -165,19 +165,19 @@ class Pipeline:
 
     @property
     def has_lake_tables(self) -> bool:
-        """Whether changes are applied to lake tables; without, they only go into the changelog."""
+        """True if changes are applied to lake tables; otherwise they are only written to the changelog."""
         return self.lake_tables == "all"
 
     @property
     def used_publication(self) -> str:
-        """The publication if the pipeline uses one that others have made, else ""."""
+        """The publication if `publication_mode` is `use`, that is, if it was created elsewhere; else ""."""
         return self.publication if self.publication_mode == "use" else ""
 
     @property
     def lake_root(self) -> str:
-        """The lake's path, absolute, or the URI of its place in a store; without a trailing slash.
+        """The lake's absolute path, or its URI in a store, without a trailing slash.
 
-        Raises ConfigError where it is in the home of a user whom this host does not know.
+        Raises ConfigError if the path begins with `~` and this host does not know that home directory.
         """
         if is_object_store(self.lake):
             return canonical(self.lake)
@@ -194,12 +194,12 @@ class Pipeline:
 
     @classmethod
     def from_json(cls, text: str) -> Pipeline:
-        """Raises ConfigError naming the key or value that cannot be used."""
+        """Parse a pipeline file's text. Raises ConfigError, naming the invalid key or value."""
         try:
             fields = json.loads(text, object_pairs_hook=_object)
         except ConfigError:
             raise
-        except (ValueError, RecursionError) as error:  # also for numbers and brackets beyond Python's limits
+        except (ValueError, RecursionError) as error:  # also if digits or nesting exceed Python's limits
             raise ConfigError(
                 f"the pipeline file is not JSON that can be read: {error}",
                 "correct it there: names and texts are in double quotes, and neither a comment nor a comma"
@@ -230,7 +230,7 @@ class Pipeline:
 
     @classmethod
     def read(cls, path: str | Path) -> Pipeline:
-        """Read a pipeline file. Raises ConfigError, which names it."""
+        """Read a pipeline file. Raises ConfigError, naming the file."""
         text = read_text("pipeline file", path)
         try:
             return cls.from_json(text)
@@ -243,7 +243,10 @@ def _frozen(value: Any) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, of whose doubled keys Python would take the last in silence."""
+    """Return a JSON object as a dict. Raises ConfigError for a duplicate key.
+
+    Python's parser would silently use the last value of a duplicate key.
+    """
     found = dict(pairs)
     if len(found) != len(pairs):
         doubled = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
@@ -252,10 +255,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def copied_choices(running: Pipeline, config: str | None, table: TableName) -> TableChoices:
-    """The choices by which a table was copied; of its policy only what shapes it, the rest as it is now.
+    """Return the settings with which a table was copied. Only these of its policy are from then: `deletes`,
+    `history`, `partition_by`; the others are the current ones.
 
-    `config`: the pipeline file then, as TableRecord has it; None (copied by an older version) leaves all as
-    it is. Raises ConfigError for one that cannot be read.
+    `config`: the pipeline file at that time, as TableRecord stores it. If it is None, because an older
+    version copied the table, all settings are the current ones. Raises ConfigError if `config` is invalid.
     """
     now = running.choices(table)
     if config is None:
@@ -266,7 +270,10 @@ def copied_choices(running: Pipeline, config: str | None, table: TableName) -> T
 
 
 def changed_choices(running: Pipeline, config: str | None, table: TableName) -> list[str]:
-    """The fields of which the pipeline file says another thing for the table than when it was copied."""
+    """Return the fields whose settings for a table differ from those with which the table was copied.
+
+    Only settings that apply from a snapshot on are compared. Returns an empty list if `config` is None.
+    """
     if config is None:
         return []
     copied = Pipeline.from_json(config)

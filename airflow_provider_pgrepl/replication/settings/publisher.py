@@ -1,4 +1,4 @@
-"""PublisherSettings: a publisher as the pipeline file describes it."""
+"""The settings of a publisher in a pipeline file, and their validation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
 NewColumns = Literal["publish", "stop"]
 Unchanged = Literal["mark", "fill", "look_up", "require"]
-"""What becomes of a large value that an update left alone and the server did not send: it is said to be
-missing; is filled from the change before; or else looked up in the lake."""
+"""Handling of an unchanged TOAST value, which the server did not send. `mark`: the event names it as missing.
+`fill`: it is taken from the row's previous change. `look_up`: like `fill`, or else from the lake. `require`:
+like `look_up`, and an event that still lacks a value is an error of its table (`on_error`)."""
 SubjectNames = Literal["topic", "record", "topic_record"]
-"""Of Confluent's strategies: by the topic, by the record's name, or by both."""
+"""Confluent's naming strategies for subjects: by the topic, by the record's name, or by both."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
 _SOME_TEXTS = tuple[str, ...] | None
@@ -33,32 +34,40 @@ _PLACES = re.compile(r"\{route\}|\{type\}")
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherSettings:
-    """One publisher, as `parse_publisher` reads it.
+    """The settings of one publisher, as `parse_publisher` returns them.
 
-    `conn_id`: the Airflow connection of the target. `tables`: as `schema.name` or `schema.*`; None is all
-    of the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `stream`, of NATS: the
-    pipeline's name unless named; in creek's format `namespace` and `database` are what its streams are called
-    by, and `wire` is the version of creek's wire. `topic`, of Kafka: what
-    each table's is called, `<pipeline>.{schema}.{table}` unless named; `tombstones`: whether a delete is
-    followed by one; `transactions`: whether what a transaction of the source changed is one of Kafka's, too.
-    `begin`: where the first run begins, `oldest` or `newest`. `on_error`: what becomes of
-    a table when an event of it cannot be made, or the target refuses it for what it is. `unchanged`: what
-    becomes of large values that an update left alone, and the server did not send. `unrouted`: whether
-    an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
-    at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
-    of a Prometheus endpoint. `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: as
-    ColumnRules has them; `new_columns`: whether a column that came after the publisher began, and that none
-    of these names, is published or stops its table; `row_filter`: of which rows it tells, as RowFilter has
-    it; `salt_conn_id`: the Airflow connection whose password goes into each hash.
-    `outbox`, `transform`: which tables' changes become business events, as `business_settings` has them;
-    `transform_transaction`: a function that makes events of whole transactions, of `transaction_changes` each
-    at most; `messages`: of which prefixes logical messages are events; `route`: how topics or routing keys of
-    business events are made of their `{route}` and `{type}`. `format`: of the bodies of changes, `creek` at
-    NATS and `json` elsewhere unless named; with `debezium`, `database` is the source's, and `schemas` says
-    whether each message carries its schema; with `avro`, `registry_conn_id` is the Airflow connection of the
-    schema registry, `pgrepl_registry` unless named, and `subject_names` how its subjects are called.
-    `cloudevents`: whether headers are those of CloudEvents, too. `source`: what all these call the source,
-    `<pipeline>` unless named.
+    - `conn_id`: the Airflow connection of the target; default: `pgrepl_<target>`.
+    - `tables`: `schema.name` or `schema.*`; None for all tables of the pipeline.
+    - `exchange` (RabbitMQ): default: `pgrepl.<pipeline>`.
+    - `stream` (NATS): default: the pipeline's name.
+    - `namespace`, `database` (format `creek`): parts of the names of creek's streams. `wire`: the version of
+      creek's wire format.
+    - `topic` (Kafka): the template of each table's topic; default: `<pipeline>.{schema}.{table}`.
+    - `tombstones` (Kafka): publish a tombstone after each delete.
+    - `transactions` (Kafka): publish the changes of a source transaction in one Kafka transaction.
+    - `begin`: the position at which the first run starts, `oldest` or `newest`.
+    - `on_error`: handling of an event that cannot be created, or that the target rejects for its content.
+    - `unchanged`: handling of unchanged TOAST values, which the server did not send.
+    - `unrouted` (RabbitMQ): `error` treats an event that no queue receives as such an error, `drop` drops it.
+    - `max_event_bytes`: the maximum size of an event that the target accepts.
+    - `publish_keep_h`: hours for which unpublished changes are kept.
+    - `metrics`: `host:port` of a Prometheus endpoint.
+    - `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: see ColumnRules.
+    - `new_columns`: publish a column that was added after the publisher started, and that none of these
+      settings names, or stop its table.
+    - `row_filter`: the rows to publish, see RowFilter.
+    - `salt_conn_id`: the Airflow connection whose password is part of each hash.
+    - `outbox`, `transform`: the tables whose changes become business events, see `settings.business_events`.
+    - `transform_transaction`: a function that creates events from whole transactions of at most
+      `transaction_changes` changes.
+    - `messages`: the prefixes of logical messages that become events.
+    - `route`: the template of topics or routing keys of business events, with `{route}` and `{type}`.
+    - `format`: the format of the bodies of changes; default: `creek` for NATS, `json` for other targets.
+    - `database`, `schemas` (format `debezium`): the source database; include the schema in each message.
+    - `registry_conn_id` (format `avro`): the Airflow connection of the schema registry; default:
+      `pgrepl_registry`. `subject_names`: the naming strategy of its subjects.
+    - `cloudevents`: also set the headers of CloudEvents.
+    - `source`: the name of the source in events; default: the pipeline's name.
     """
 
     name: str
@@ -102,38 +111,38 @@ class PublisherSettings:
 
     @property
     def whole(self) -> int | None:
-        """Of how many changes transactions may be that are read as a whole; None: they need not be."""
+        """The maximum number of changes of a transaction that must be read whole; None if none must be."""
         return self.transaction_changes if self.transform_transaction else None
 
     @property
     def place(self) -> str:
-        """Where at its target it sends events: no two publishers to one place."""
+        """The destination of the events at the target. No two publishers may have the same one."""
         return (FORMATS[self.format].place_of or TARGETS[self.target].place_of)(self)
 
     @property
     def full_place(self) -> str:
-        """The same, with the kind of its target."""
+        """The destination of the events, with the kind of the target."""
         return f"{self.target}: {self.place}"
 
     @cached_property
     def column_rules(self) -> ColumnRules:
-        """What becomes of which columns. Raises ConfigError."""
+        """The rules of the columns that are excluded, hashed, masked or renamed. Raises ConfigError."""
         return ColumnRules.parse(
             self.exclude_columns, self.hash_columns, self.mask_columns, self.rename_columns
         )
 
     @cached_property
     def rows(self) -> RowFilter:
-        """Of which rows its target is told. Raises ConfigError."""
+        """The filter of the rows that are published. Raises ConfigError."""
         return RowFilter.parse(self.row_filter)
 
     @cached_property
     def rules(self) -> dict[TableName, Rule]:
-        """What becomes of which table's changes instead of events of them. Raises ConfigError."""
+        """The rule of each table whose changes become business events. Raises ConfigError."""
         return parse_rules(self.outbox, self.transform)
 
     def metrics_address(self) -> tuple[str, int]:
-        """Host and port of the Prometheus endpoint. Raises ConfigError."""
+        """Return host and port of the Prometheus endpoint. Raises ConfigError."""
         host, colon, port = self.metrics.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
             raise ConfigError(
@@ -145,7 +154,7 @@ class PublisherSettings:
 def parse_publisher(
     pipeline: str, name: str, given: object, *, has_lake_tables: bool = True
 ) -> PublisherSettings:
-    """Of the entry `name` in a pipeline file's `publishers`. Raises ConfigError."""
+    """Parse the entry `name` of a pipeline file's `publishers`. Raises ConfigError."""
     where = f"publishers: {name}"
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -210,8 +219,12 @@ def _check_kinds(where: str, values: dict[str, Any]) -> None:
 
 
 def _settle_unchanged(where: str, values: dict[str, Any], *, has_lake_tables: bool) -> None:
-    """Without lake tables what was not sent is in the changelog or nowhere. In creek's format it would be a
-    NULL, which is not sent; other formats name what is missing. Raises ConfigError."""
+    """Check `unchanged` for a pipeline without lake tables, and set its default for creek's format.
+
+    Without lake tables, a value that the server did not send can only be in the changelog. A missing value
+    would look like NULL in creek's format, so an event with one is not sent. Other formats name missing
+    values. Raises ConfigError.
+    """
     if has_lake_tables:
         return
     unsent = FORMATS[values["format"]].unsent

@@ -1,4 +1,4 @@
-"""ColumnRules: which columns a publisher's target gets otherwise than the source has them, or not at all."""
+"""The rules of a publisher for columns (excluded, hashed, masked, renamed) and the filter for rows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from airflow_provider_pgrepl.replication.postgres.names import ColumnName, Table
 
 HINT = "name a column as schema.table.column"
 _MOST_BYTES = 255
-"""Of a new name: PostgreSQL's own have 63 at most."""
+"""The maximum size of a new column name. PostgreSQL's own names have at most 63 bytes."""
 Values = frozenset[str | None]
-"""Texts as PostgreSQL writes a column's values; None is NULL."""
+"""Text values as PostgreSQL writes them; None is NULL."""
 _HINT = 'give the values of its columns, as {"status": ["paid", "shipped"]}'
 
 
 @dataclass(frozen=True)
 class ColumnRules:
-    """`excluded` are not sent; of `hashed` a hash is, of `masked` always the same; `renamed`: by which names.
+    """The rules of a publisher for columns.
 
-    Raises ConfigError for a column of which two of the first three are said, and for a new name that is
-    given to two columns of a table.
+    `excluded`: not published. `hashed`: published as a hash. `masked`: published as a constant. `renamed`:
+    the new names. Raises ConfigError for a column in two of the first three, for an excluded column that is
+    renamed, and if two columns of a table get the same new name.
     """
 
     excluded: frozenset[ColumnName] = frozenset()
@@ -33,7 +34,7 @@ class ColumnRules:
 
     def __post_init__(self) -> None:
         for (one, columns), (other, more) in combinations(self._by_field.items(), 2):
-            # What is hashed or masked may have another name besides.
+            # A hashed or masked column may also be renamed.
             is_both = other == "rename_columns" and one != "exclude_columns"
             if not is_both and (twice := sorted(columns & more)):
                 raise ConfigError(f"{twice[0]} is named by {one} and by {other}", "choose one of them")
@@ -50,7 +51,7 @@ class ColumnRules:
         mask_columns: Iterable[str],
         rename_columns: Mapping[str, str],
     ) -> ColumnRules:
-        """Of a publisher's settings. Raises ConfigError, which names the setting."""
+        """Create the rules from a publisher's settings. Raises ConfigError, naming the setting."""
         for given, name in rename_columns.items():
             if not _is_name(name):
                 raise ConfigError(
@@ -69,11 +70,11 @@ class ColumnRules:
 
     @cached_property
     def all(self) -> frozenset[ColumnName]:
-        """Every column that is named."""
+        """Every column that has a rule."""
         return frozenset().union(*self._by_field.values())
 
     def tables(self) -> frozenset[TableName]:
-        """Whose columns are named."""
+        """Return the tables that have a column with a rule."""
         return frozenset(column.table for column in self.all)
 
     @property
@@ -108,13 +109,16 @@ def _column(name: str, given: str) -> ColumnName:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """By table and by column, which values its rows have that are told of: in all these columns."""
+    """A filter of rows: the allowed values, by table and column.
+
+    A row is published if each of these columns has an allowed value.
+    """
 
     tables: Mapping[TableName, Mapping[str, Values]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> RowFilter:
-        """Of a publisher's settings. Raises ConfigError."""
+        """Create the filter from a publisher's settings. Raises ConfigError."""
         found: dict[TableName, Mapping[str, Values]] = {}
         for name, columns in given.items():
             try:

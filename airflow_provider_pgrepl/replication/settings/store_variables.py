@@ -1,8 +1,8 @@
-"""How a process reaches the store that holds its lake.
+"""The credentials, region and endpoint with which a process accesses the store of its lake.
 
-Credentials, region and endpoint are the environment's, under the names that the stores' own tools know, or
-deltalake, or were given to this process: no file, argument or setting ever holds them. Where none are named,
-the libraries follow the roles of an instance, a container or a web identity, and renew what they got.
+They come from the environment, under the names of the stores' own tools or of deltalake, or are passed to
+this process. No file, argument or setting ever holds them. Without credentials, the libraries use the role of
+an instance, a container or a web identity, and renew its tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ AZURE_TOKEN_FILE = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105 - a name
 
 
 class Kind(NamedTuple):
-    """Of one kind of store: what a process is given, and what a library reads beside it."""
+    """The environment variables of one kind of store.
+
+    `variables`: those that a process may be given. `others`: further variables that a library reads.
+    """
 
     variables: tuple[str, ...]
     others: tuple[str, ...]
     identities: tuple[str, ...] = ()
-    """A host's own, which stand for keys: they go when keys are given, and only then."""
+    """Variables of a host's own identity. They are removed only if keys are given."""
     keys: tuple[str, ...] = ()
 
 
@@ -42,7 +45,7 @@ GOOGLE = Kind(
         "GOOGLE_BEARER_TOKEN",
         "GOOGLE_SKIP_SIGNATURE",
     ),
-    # The libraries refuse a key beside these, and only pass over GOOGLE_APPLICATION_CREDENTIALS.
+    # The libraries reject a key in addition to these, and ignore only GOOGLE_APPLICATION_CREDENTIALS.
     ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
     (GOOGLE_KEY,),
 )
@@ -65,12 +68,12 @@ _OTHER_NAMES = {
     AZURE_KEY: "AZURE_STORAGE_KEY",
     AZURE_SAS: "AZURE_STORAGE_SAS_KEY",
 }
-"""Which are read where the first is not set."""
+"""Alternative names, which are read if the first name is not set."""
 VARIABLES = tuple(name for kind in _KINDS for name in kind.variables)
 
 _given: dict[str, str] = {}
 _replaced: set[str] = set()
-"""The names for which those stand that were given."""
+"""The names of variables that the given variables replace."""
 _reached: set[Kind] = set()
 
 Arguments = ParamSpec("Arguments")
@@ -78,10 +81,11 @@ Result = TypeVar("Result")
 
 
 def use_store(variables: Mapping[str, str]) -> None:
-    """Have this process reach its store so, whatever its environment says. All of `VARIABLES`, or some.
+    """Set the variables with which this process accesses its store. They override the environment.
 
-    The libraries fill up what they are not told from the environment: from it goes what is not given of that
-    kind of store. A token of other keys, or another endpoint, would be mixed with these.
+    `variables`: all of `VARIABLES`, or some. For each kind of store with a given variable, the variables that
+    are not given are removed from the environment. The libraries would otherwise read them, and combine a
+    token of other keys, or another endpoint, with the given ones.
     """
     _given.clear()
     _given.update({name: value for name, value in variables.items() if value})
@@ -92,12 +96,12 @@ def use_store(variables: Mapping[str, str]) -> None:
 
 
 def reach(kind: Kind) -> None:
-    """To be told when a store of this kind is opened."""
+    """Record that this process opens a store of this kind, see `store_variables`."""
     _reached.add(kind)
 
 
 def replaced_by(variables: Mapping[str, str]) -> Iterator[str]:
-    """The names in an environment for which these variables stand, all of them."""
+    """Yield the names of all environment variables that these variables replace."""
     for kind in _KINDS:
         if any(name in variables for name in kind.variables):
             kept = () if any(name in variables for name in kind.keys) else kind.identities
@@ -106,10 +110,13 @@ def replaced_by(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def store_variables() -> dict[str, str]:
-    """How this process reaches its store, as far as that is said: all that it was given, else what its
-    environment says of the kinds of store that it has opened. Keys of others are no business of a task's.
+    """Return the variables with which this process accesses its store, for its tasks on other hosts.
 
-    Who a client of Azure is, where a file or the host proves it, is each host's own, as that file is.
+    These are all variables given by `use_store`, or else those in the environment of the kinds of store that
+    were opened. Keys of other kinds of store are not passed to tasks.
+
+    Azure's client and tenant IDs are left out unless a client secret is set: if a file or the host proves the
+    identity, it belongs to one host.
     """
     names = _given or [name for kind in _reached for name in kind.variables]
     found = {name: value for name in names if (value := store_variable(name))}
@@ -119,7 +126,7 @@ def store_variables() -> dict[str, str]:
 
 
 def reaching_store(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The work as a task of Spark, which reaches the store as its driver does."""
+    """Wrap a function for Spark tasks, so that they access the store with the variables of the driver."""
     variables = store_variables()
 
     def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -131,13 +138,13 @@ def reaching_store(work: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def store_variable(name: str) -> str:
-    """What is said by one of `VARIABLES`; empty when nothing is."""
+    """Return the value of one of `VARIABLES`, given or from the environment; "" if it is not set."""
     if name in _replaced:
         return _given.get(name, "")
     return os.environ.get(name_in_environment(name), "").strip()
 
 
 def name_in_environment(name: str) -> str:
-    """Under which name the environment says what one of `VARIABLES` is for; empty when it does not."""
+    """Return the name under which the environment sets one of `VARIABLES`; "" if it is not set."""
     names = (name, _OTHER_NAMES.get(name, ""))
     return next((each for each in names if os.environ.get(each, "").strip()), "")

@@ -1,4 +1,4 @@
-"""Choices of a pipeline: for a column how its values look, for a table what its changes do."""
+"""The settings of a pipeline for its tables (how changes are applied) and columns (how values are stored)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.settings.fields import describe, is_of
 
 PARTITION = "_pgrepl_partition"
-"""The lake table's column. No column of a source's table may have the name."""
+"""The lake table's partition column. No column of a source table may have this name."""
 
 UNITS = ("year", "month", "day")
 
@@ -32,21 +32,24 @@ _LAKE_TYPE = re.compile(
 )
 _MAX_PRECISION = 38
 COLUMN_FIELDS = ("types", "text_columns", "exclude_columns", "per_column")
-"""Fields of a pipeline file that name columns."""
+"""The fields of a pipeline file that name columns."""
 VALUE_CHOICES: dict[str, Any] = {"infinity": Infinity, "numeric_nan": NumericNan}
-"""What `per_column` may say of a column."""
+"""The settings that `per_column` may have, and their types."""
 
 
 @dataclass(frozen=True)
 class PartitionBy:
-    """`unit`: of dates and times, up to what they are looked at; empty: the whole value."""
+    """The column and the unit by which a lake table is partitioned.
+
+    `unit`: the precision (year, month or day) to which a date or time is truncated; empty: the whole value.
+    """
 
     column: str
     unit: str = ""
 
     @classmethod
     def parse(cls, text: str) -> PartitionBy:
-        """Read `region`, `month(placed_at)` or, of an odd name, `day("Placed at")`. Raises ValueError."""
+        """Parse `region`, `month(placed_at)` or, for a quoted name, `day("Placed at")`. Raises ValueError."""
         text = text.strip()
         match = _OF_UNIT.fullmatch(text)
         if match is None:
@@ -56,7 +59,7 @@ class PartitionBy:
         return cls(_column(match["column"].strip()), match["unit"])
 
     def __str__(self) -> str:
-        """As a pipeline file has it."""
+        """Return the text of a pipeline file."""
         shown = show_identifier(self.column)
         return f"{self.unit}({shown})" if self.unit else shown
 
@@ -72,7 +75,7 @@ def _column(text: str) -> str:
 
 @dataclass(frozen=True)
 class LakeType:
-    """A lake type chosen by name: `string`, `decimal(p,s)`, or `array(n)` for an array of n dimensions."""
+    """A lake type of a pipeline file: `string`, `decimal(p,s)`, or `array(n)`, an array of n dimensions."""
 
     name: str
     precision: int = 0
@@ -81,7 +84,7 @@ class LakeType:
 
     @classmethod
     def parse(cls, text: str) -> LakeType:
-        """Raises ValueError."""
+        """Parse a lake type. Raises ValueError."""
         match = _LAKE_TYPE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not string, decimal(p,s), or array(n) with n from 1 to 6")
@@ -95,7 +98,7 @@ class LakeType:
         return cls(text.partition("(")[0], precision, scale, dimensions)
 
     def __str__(self) -> str:
-        """As a pipeline file has it."""
+        """Return the text of a pipeline file."""
         return {
             "decimal": f"decimal({self.precision},{self.scale})",
             "array": f"array({self.dimensions})",
@@ -104,11 +107,11 @@ class LakeType:
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """How the values of one column are to look in the lake.
+    """The settings of one column's values in the lake.
 
-    `lake_type` None: what the type has by itself. `infinity`: what becomes of an infinite date or time;
-    `numeric_nan`: of NaN and infinity where the lake type is a decimal. `unconstrained_numeric`: the lake
-    type of numeric without precision.
+    `lake_type`: None for the default of the column's type. `infinity`: handling of an infinite date or
+    timestamp. `numeric_nan`: handling of NaN and infinity if the lake type is a decimal.
+    `unconstrained_numeric`: the lake type of numeric without precision.
     """
 
     lake_type: LakeType | None = None
@@ -121,17 +124,21 @@ class ColumnChoice:
 
 @dataclass(frozen=True)
 class TablePolicy:
-    """Policies: what a table's changes do in the lake.
+    """The settings that determine how a table's changes are applied to the lake.
 
-    `truncate`: whether TRUNCATE empties the lake table, is passed over, or stops the table. `deletes`:
-    whether deleted rows go, or stay and are marked. `history`: whether past versions of rows are kept in a
-    table of their own. `on_drift`: whether the lake table follows a safe change of shape, follows but leaves
-    added columns out, or stops. `merge`: whether a change rewrites the files that it touches, or marks rows
-    in them as gone and adds a file beside them; `auto`: whichever writes less. `freshness_s`: how long after
-    the last merge changes are merged at the earliest. While more than `write_amplification` bytes were
-    written for a byte of change, over an hour, they may wait for `max_staleness_s`. `cluster_by`: the columns
-    by which rows are ordered where files are written again, those that the table has; none: by its key.
-    `partition_by`: by what the files are kept apart, as PartitionBy has it.
+    - `truncate`: a TRUNCATE empties the lake table (`apply`), is ignored, or stops the table (`error`).
+    - `deletes`: deleted rows are removed (`hard`), or kept and marked (`soft`).
+    - `history`: keep past versions of rows in a separate table.
+    - `on_drift`: the lake table follows a safe change of shape (`evolve`), follows it but leaves out added
+      columns (`ignore`), or stops (`error`).
+    - `merge`: a change rewrites the affected files (`rewrite`), or marks rows in them as deleted and adds a
+      new file (`merge_on_read`); `auto` uses the one that writes less.
+    - `freshness_s`: minimum seconds between two merges.
+    - `write_amplification`: bytes that merges may write for each byte of change, over 1 hour. Above that,
+      changes wait for at most `max_staleness_s` seconds.
+    - `cluster_by`: columns by which rows are sorted when files are rewritten; columns that the table lacks
+      are ignored. Default: the key.
+    - `partition_by`: the partitioning, as PartitionBy parses it.
     """
 
     truncate: Truncate = "apply"
@@ -147,23 +154,25 @@ class TablePolicy:
 
     @property
     def partition(self) -> PartitionBy | None:
-        """Raises ValueError."""
+        """The parsed `partition_by`, or None. Raises ValueError."""
         return None if self.partition_by is None else PartitionBy.parse(self.partition_by)
 
     @property
     def follows_keys(self) -> bool:
-        """Whether rows may stay in the lake that the source has no more: what comes takes their keys then,
-        and the row that goes need not be the one whose values stay."""
+        """True if rows that the source no longer has may stay in the lake.
+
+        New rows may then reuse their keys, and a deleted row need not be the row whose values are kept.
+        """
         return self.deletes == "soft" or self.truncate == "ignore"
 
 
 @dataclass(frozen=True)
 class TableChoices:
-    """What a pipeline chooses for one table: how its columns look in the lake, and what its changes do there.
+    """The settings of a pipeline for one table and its columns.
 
-    `columns`: of those that the pipeline file names; `others`: of all that it does not. `named`: by field of
-    the pipeline file, what it says of which columns of this table. `commit_lsn_column`, `commit_ts_column`:
-    whether the lake table has these bookkeeping columns.
+    `columns`: settings of the columns that the pipeline file names. `others`: those of all other columns.
+    `named`: the values of each column of this table, by field of the pipeline file. `commit_lsn_column`,
+    `commit_ts_column`: True if the lake table has this bookkeeping column.
     """
 
     policy: TablePolicy = TablePolicy()
@@ -174,13 +183,13 @@ class TableChoices:
     commit_ts_column: bool = True
 
     def column(self, name: str, *, is_key: bool = False) -> ColumnChoice:
-        """How the values of a column are to look; those of a key must stay exact."""
+        """Return the settings of a column. In a key, infinity and NaN are errors: keys must be exact."""
         choice = self.columns.get(name, self.others)
         return dataclasses.replace(choice, infinity="error", numeric_nan="error") if is_key else choice
 
 
 def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what a pipeline says of one table or column. Raises ConfigError naming what cannot be used."""
+    """Check and return the settings of a table or column. Raises ConfigError, naming the invalid setting."""
     if not isinstance(given, dict):
         raise ConfigError(f"{field}: {owner} must be given an object, as {{{', '.join(allowed)}}}")
     for key, value in given.items():
@@ -194,4 +203,4 @@ def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any])
 POLICIES: dict[str, Any] = {
     field.name: get_type_hints(TablePolicy)[field.name] for field in dataclasses.fields(TablePolicy)
 }
-"""What `per_table` may say of a table."""
+"""The settings that `per_table` may have, and their types."""

@@ -1,6 +1,6 @@
-"""TARGETS and FORMATS: what differs between the brokers, and the formats, that a publisher can have.
+"""The properties of the brokers (TARGETS) and of the message formats (FORMATS) of publishers.
 
-To add a broker or a format is an entry here and its module: no other code compares their names.
+A new broker or format needs an entry here and its own module: no other code compares their names.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ if TYPE_CHECKING:
 TargetName = Literal["rabbitmq", "nats", "kafka"]
 FormatName = Literal["json", "debezium", "avro", "creek"]
 SHORT_TEXT_BYTES = 255
-"""Bytes that an AMQP name may have (AMQP 0-9-1, 4.2.5.3)."""
+"""The maximum number of bytes of an AMQP name (AMQP 0-9-1, 4.2.5.3)."""
 _REFERENCE = errors.reference("publishers")
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
-"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+"""Part of a JetStream stream's name. The server allows slightly more."""
 _STREAM_RULE = "may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
 class TargetKind:
-    """A kind of broker, which is also the extra of this package that brings its client.
+    """A kind of broker. Its name in TARGETS is also the extra of this package that installs its client.
 
-    `title`: its class in `module` below `events/targets`; `client`: the package that has to be installed, and
-    `logger` the name under which that logs. `place`: the function of `events/targets/routing` that says where
-    an event goes. `schemes`: of URIs and connections, without TLS and with it. `anybody`: login and password
-    of a broker that nobody has set up. `formats`: the first unless named. `settings`: those that no other
-    target has. `defaults`: of settings, given the pipeline's name. `place_of`: where it sends events, as
-    people call it; no two publishers send to one place. `is_keyed`: its messages have keys; `has_hosts`: a
-    connection's host may be several, and keys of its extra that have a dot are properties of the client;
-    `has_virtual_hosts`: the connection's schema is one.
+    - `title`: the class in `module`, which is below `events/targets`.
+    - `client`: the required package. `logger`: the name of its logger.
+    - `place`: the function of `events/targets/routing` that returns an event's destination.
+    - `schemes`: the schemes of URIs and connections, without TLS and with TLS.
+    - `anybody`: login and password of a broker with its initial configuration.
+    - `formats`: the supported formats; the first is the default.
+    - `settings`: the settings that no other target has. `defaults`: their defaults, by the pipeline's name.
+    - `place_of`: the destination of a publisher's events, for messages. No two publishers may share one.
+    - `is_keyed`: messages have keys.
+    - `has_hosts`: a connection may name several hosts, and keys of its extra that contain a dot are
+      properties of the client.
+    - `has_virtual_hosts`: the connection's schema is the virtual host.
     """
 
     title: str
@@ -60,13 +64,15 @@ class TargetKind:
 
 @dataclass(frozen=True)
 class FormatKind:
-    """What messages of changes say.
+    """A format of the messages of changes.
 
-    `settings`: those that no other format has; `excludes`: settings that it has not, of those that others
-    have. `place_of`: as TargetKind has it, where the format decides. `has_registry`: its schemas are in a
-    schema registry. `has_snapshots`: consumers may ask for snapshots. `has_debezium_keys`: a key
-    that changes is told as Debezium does, and there is none where a row has none. `takes_transactions`: goes
-    with `transform_transaction`. `unsent`: what `unchanged` has to be without lake tables, if it is not free.
+    - `settings`: the settings that no other format has. `excludes`: settings of others that it lacks.
+    - `place_of`: as in TargetKind, if the format determines the destination.
+    - `has_registry`: its schemas are in a schema registry.
+    - `has_snapshots`: consumers may request snapshots.
+    - `has_debezium_keys`: a changed key is published as Debezium does; a row without a key has none.
+    - `takes_transactions`: supports `transform_transaction`.
+    - `unsent`: the required value of `unchanged` without lake tables; empty if any value is allowed.
     """
 
     check: Callable[[PublisherSettings, str], None]

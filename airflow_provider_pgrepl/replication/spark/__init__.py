@@ -1,1 +1,1 @@
-"""Spark: sessions and their settings, connectors, executors."""
+"""Spark sessions and their settings, connectors, and executors."""

@@ -1,10 +1,10 @@
 """Spark's connectors: jars and settings for Delta and for object stores.
 
-Looked for in the folder that PGREPL_JARS names, else in `.jars` of the current one.
+Jars are searched in the folder that PGREPL_JARS names, or else in `.jars` of the current folder.
 
-How Spark's own readers reach a store: by Hadoop's connectors, told from the environment.
-Keys are no settings here: the connectors take them from each JVM's own environment, else from the role that
-there is.
+Spark's own readers reach an object store through Hadoop's connectors, which are configured here from the
+environment variables. Keys are not copied into settings: each JVM's connector reads them from its own
+environment, or uses the role of its host.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DELTA_ARTIFACTS = (
     "unitycatalog-client",
     "unitycatalog-hadoop",
 )
-"""What Delta needs beyond the jars that pyspark brings."""
+"""The artifacts that Delta needs in addition to pyspark's own jars."""
 _S3, _GOOGLE, _AZURE = "spark.hadoop.fs.s3a", "spark.hadoop.fs.gs", "spark.hadoop.fs.azure"
 _WEB_IDENTITY = "AWS_WEB_IDENTITY_TOKEN_FILE"
-# The connector's own, in its order, which lacks web identities (of Kubernetes).
-# https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
+# The connector's default providers, in their order, and the one for web identities (of Kubernetes), which the
+# default lacks. https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
 _PROVIDERS = (
     "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
     "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
@@ -51,8 +51,9 @@ _PROVIDERS = (
 
 
 class Connector(NamedTuple):
-    """Of Hadoop's to a kind of store. `folder`, below that of jars, holds it and all that it needs, fetched
-    only for lakes in such a store; `artifact`: its name at Maven's; `system`: its class."""
+    """A connector of Hadoop to a kind of object store. `folder`: the folder below that of the jars that holds
+    the connector and its dependencies, fetched only for lakes in such a store. `artifact`: its name in Maven.
+    `system`: its class. `store`: the store's name, for messages."""
 
     folder: str
     artifact: str
@@ -73,7 +74,8 @@ CONNECTORS = (
 
 
 def delta_jars() -> list[Path]:
-    """The jars to add for Delta; none when they lie in pyspark's own folder. Raises ToolError."""
+    """Return the jars to add for Delta, or none if pyspark's own folder has them. Raises ToolError if jars
+    are missing."""
     folder = _folder()
     found = {artifact: sorted(folder.glob(f"{artifact}-[0-9]*.jar")) for artifact in DELTA_ARTIFACTS}
     missing = [artifact for artifact, jars in found.items() if not jars]
@@ -90,7 +92,7 @@ def delta_jars() -> list[Path]:
 
 
 def connector_jars(connector: Connector) -> list[Path]:
-    """None when they were not fetched, or lie in pyspark's own folder."""
+    """Return the jars of a connector, or none if they were not fetched or pyspark's own folder has them."""
     if _pyspark_has(connector.artifact):
         return []
     jars = sorted((_folder() / connector.folder).glob("*.jar"))
@@ -98,13 +100,14 @@ def connector_jars(connector: Connector) -> list[Path]:
 
 
 def brings(given: Mapping[str, str], artifact: str) -> bool:
-    """Whether a session's settings name it."""
+    """Return True if the session's jar settings name the artifact."""
     settings = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
     return artifact in ",".join(given.get(key, "") for key in settings)
 
 
 def added_jars(given: Mapping[str, str]) -> list[Path]:
-    """What a session that reads lakes has to add to what it was given. Raises ToolError."""
+    """Return the jars of Delta and of the connectors that the `given` settings lack. Raises ToolError if
+    Delta's jars are missing."""
     jars = [] if brings(given, "delta-spark") else delta_jars()
     for connector in CONNECTORS:
         if not brings(given, connector.artifact):
@@ -113,7 +116,7 @@ def added_jars(given: Mapping[str, str]) -> list[Path]:
 
 
 def joined(*lists: str | Iterable[Path]) -> str:
-    """Lists as one with commas, without repeats, in order."""
+    """Join lists with commas, in order and without repeats."""
     items = (each for one in lists for each in (one.split(",") if isinstance(one, str) else map(str, one)))
     return ",".join(dict.fromkeys(item for item in items if item))
 
@@ -132,8 +135,9 @@ def _pyspark_has(artifact: str) -> bool:
 
 
 def connector_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a session, by what the environment says of each store; Google's default credentials where
-    it says nothing of that. None of a store whose keys are among those that are `given`."""
+    """Return the connector settings of a session, from the environment variables for each store. Without a
+    variable for Google, its default credentials are used. If the `given` settings have credentials for Google
+    or Azure, no settings are returned for that store."""
 
     def says(*parts: str) -> bool:
         return any(name.startswith(part) for name in given for part in parts)
@@ -157,7 +161,8 @@ def _of_s3() -> dict[str, str]:
 
 
 def _of_google() -> dict[str, str]:
-    """It reads keys from files only, and by itself asks none but the host of an instance."""
+    """Return the settings for Google Cloud Storage. Its connector reads keys only from files, and by default
+    asks only the metadata server of the host's instance."""
     # https://hadoop.apache.org/docs/r3.5.0/hadoop-gcp/tools/hadoop-gcp/Configuration.html
     file = next((found for name in GOOGLE.identities if (found := os.environ.get(name))), None)
     if file:
@@ -169,8 +174,9 @@ def _of_google() -> dict[str, str]:
 
 
 def _of_azure() -> dict[str, str]:
-    """The settings hold the names of variables: Hadoop puts in their values where it reads them
-    (org.apache.hadoop.conf.Configuration, "Variable Expansion"), in each process those of its own."""
+    """Return the settings for Azure. They hold the names of environment variables: Hadoop replaces each name
+    with the value in the process that reads the setting (org.apache.hadoop.conf.Configuration, "Variable
+    Expansion")."""
     # https://hadoop.apache.org/docs/r3.5.0/hadoop-azure/abfs.html
     if name := name_in_environment(AZURE_KEY):
         return {f"{_AZURE}.account.key": f"${{env.{name}}}"}
@@ -180,7 +186,7 @@ def _of_azure() -> dict[str, str]:
 
 
 def check_connector(error: BaseException) -> None:
-    """Raise ToolError when what failed says that the session has no connector."""
+    """Raise ToolError if the error says that the session lacks a connector."""
     for connector in CONNECTORS:
         if f"{connector.system} not found" in str(error):
             raise ToolError(

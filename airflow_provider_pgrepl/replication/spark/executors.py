@@ -1,4 +1,4 @@
-"""Spark's executors on other hosts: whether they can do this package's work, and how its tasks run there."""
+"""Checks of Spark's executors on other hosts, and the wrapper for tasks that run there."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NEEDED = ("airflow_provider_pgrepl", "pyarrow", "deltalake", "numba", "obstore", "pyroaring", "psycopg2")
-"""What a task imports."""
+"""The packages that a task imports."""
 SAME = NEEDED[:3]
-"""Of these every host has the driver's version: tasks and files are passed between them."""
+"""The packages of which every host must have the driver's version: tasks and files are passed between
+hosts."""
 _SPREAD_S = 0.5
 _SETTLED_S, _OTHERS_COME_S, _POLL_S = 1.0, 15.0, 0.1
 
@@ -39,15 +40,17 @@ Host = tuple[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class UnfitHost:
-    """What a task answers instead of its work, on a host that has other versions than the driver. `lacking`:
-    in words. An error of a task's is tried again by Spark, and comes back in Spark's words."""
+    """The result of a task that did not run, because packages on its host are missing or have another version
+    than on the driver. `lacking`: the differences, as a sentence. Returned and not raised: Spark would retry
+    a task that raises, and report the error in its own words."""
 
     lacking: str
 
 
 def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result | UnfitHost]:
-    """The work as a task of Spark: it reaches the store as its driver does, and only on a host that has the
-    driver's versions. An executor may come at any time, long after `check_executors`."""
+    """Return the work as a Spark task: it reaches the store as the driver does, and runs only on a host that
+    has the driver's versions. The host is checked in each task, because an executor may be added at any time
+    after `check_executors`."""
     return _on_host(this_host()[1], reaching_store(work))
 
 
@@ -62,7 +65,8 @@ def _on_host(
 
 
 def result_of(answer: Result | UnfitHost) -> Result:
-    """What a task has returned. Raises ToolError where its host was not fit."""
+    """Return the result of a task. Raises ToolError if the task did not run because its host is
+    incompatible."""
     if isinstance(answer, UnfitHost):
         raise ToolError(answer.lacking, hints.EXECUTORS)
     return answer
@@ -70,20 +74,22 @@ def result_of(answer: Result | UnfitHost) -> Result:
 
 @cache
 def this_host() -> Host:
-    """What this process has of `SAME`."""
+    """Return this host's name and this process's versions of `SAME`."""
     return look(SAME)
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Those of this process."""
+    """Return this process's version of each package."""
     return look(names)[1]
 
 
 def look(names: Sequence[str], seconds: float = 0.0) -> Host:
-    """The host's name, and its version of each package: empty without one, and ! where it cannot be loaded.
+    """Return the host's name, and its version of each package: empty if it is missing, "!" if it fails to
+    load.
 
-    Sent as it is, and not by its name: a host without this package answers, too. All that it needs is in it.
-    `seconds`: how long it keeps its slot, so that as many of these as there are slots take one each.
+    The function is pickled by value, so that a host without this package can run it. Therefore it imports all
+    that it needs. `seconds`: how long it sleeps first. While it sleeps it occupies its slot, so that as many
+    tasks as there are slots run one on each.
     """
     import importlib.metadata
     import socket
@@ -96,7 +102,8 @@ def look(names: Sequence[str], seconds: float = 0.0) -> Host:
     for name in names:
         try:
             module = importlib.import_module(name)
-            # Without a file it is but a folder of that name, which Python takes for a package.
+            # Without a file, the module is only a folder of that name, which Python imports as a namespace
+            # package.
             is_there = getattr(module, "__file__", None) is not None
             version = getattr(module, "__version__", None) or importlib.metadata.version(name)
             found[name] = str(version) if is_there else ""
@@ -111,7 +118,8 @@ def look(names: Sequence[str], seconds: float = 0.0) -> Host:
 
 
 def differences(wanted: Mapping[str, str], host: str, found: Mapping[str, str]) -> str:
-    """What a host lacks, in words; empty when it has all. `wanted`: no version where any will do."""
+    """Return a sentence about the packages that a host lacks, cannot load, or has in another version; empty
+    if it has them all. `wanted`: the required version of each package; empty if any version will do."""
     lacking = [name for name in wanted if not found[name]]
     broken = [name for name in wanted if found[name] == "!"]
     others = [
@@ -129,7 +137,8 @@ def differences(wanted: Mapping[str, str], host: str, found: Mapping[str, str]) 
 
 
 def slots_of(context: SparkContext) -> int:
-    """How many tasks run at once, as Spark counts it now; its default parallelism may be set to anything."""
+    """Return how many tasks Spark can run at the same time now. Its default parallelism is not used, because
+    the session's settings may set it to anything."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
@@ -137,15 +146,16 @@ def slots_of(context: SparkContext) -> int:
 def check_executors(
     spark: SparkSession, lake_root: str, reach_source: Callable[[], None] | None = None
 ) -> None:
-    """Ask each executor that there is for the driver's versions; then have it compile the loops, and reach
-    the lake, and the source by `reach_source`, which raises PgReplError.
+    """Check that each present executor has the driver's versions. Then make each one compile the functions of
+    numba, access the lake, and access the source with `reach_source`, which raises PgReplError.
 
-    Waits, as all of Spark's jobs do, until there is one, and some seconds for others. Raises ToolError, which
-    names each host that is not as it must be, and what an executor fails with at lake or source.
+    Waits until there is an executor, as every Spark job does, and up to 15 s for others to register. Raises
+    ToolError, which names each incompatible host, or the error of an executor that cannot access the lake or
+    the source.
     """
     wanted = {**dict.fromkeys(NEEDED, ""), **this_host()[1]}
     sent = _by_value(look)
-    # What was made here by ourselves.
+    # The bytes were pickled by this process.
     seen = _everywhere(spark, lambda: pickle.loads(sent)(NEEDED, _SPREAD_S))  # noqa: S301
     if told := sorted({fault for host in seen if (fault := differences(wanted, *host))}):
         raise ToolError("; ".join(told), hints.EXECUTORS)
@@ -163,9 +173,10 @@ def await_executors(
     gives_up: Callable[[], bool],
     reach_source: Callable[[], None] | None = None,
 ) -> bool:
-    """`check_executors`, which on a full cluster waits without end. False: it was time to give up.
+    """Run `check_executors`, which on a full cluster waits without a limit. Returns False if `gives_up`
+    returned True first.
 
-    `gives_up` is asked several times a second. Raises what it does, and what `check_executors` does.
+    `gives_up` is called ten times a second. Raises what `gives_up` and `check_executors` raise.
     """
     with ThreadPoolExecutor(1, "pgrepl-executors") as thread:
         checking = thread.submit(check_executors, spark, lake_root, reach_source)
@@ -184,7 +195,7 @@ def await_executors(
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error as data: a task that raises it would be tried again, and end in Spark's words."""
+    """An error as data: Spark would retry a task that raises it, and report it in its own words."""
 
     kind: str
     message: str
@@ -197,7 +208,7 @@ class _Failure:
 
 
 def _by_value(function: Callable[..., Any]) -> bytes:
-    """The function itself, for a process that has not its module."""
+    """Pickle the function by value, for a process that lacks its module."""
     from pyspark import cloudpickle
 
     module = sys.modules[__name__]
@@ -209,12 +220,14 @@ def _by_value(function: Callable[..., Any]) -> bytes:
 
 
 def _reach(place: SharedPlace, reach_source: Callable[[], None] | None) -> _Failure | None:
-    """In a task: what fails. Once in an executor, whose tasks have one folder: connections are few."""
+    """Compile, and access the lake and the source, in a task. Returns the failure, or None. Runs once in each
+    executor, whose tasks share a folder, to save connections."""
     host = look(())[0]
     try:
         with Path(place.name).open("a+") as asked:
             fcntl.flock(asked, fcntl.LOCK_EX)
-            # Not the place where it was opened, which another may have passed while this one waited.
+            # Use the size, and not the file's position: that was set when the file was opened, and another
+            # task may have written to the file while this one waited for the lock.
             if os.fstat(asked.fileno()).st_size:
                 return None
             ensure_compiled()
@@ -231,19 +244,20 @@ def _reach(place: SharedPlace, reach_source: Callable[[], None] | None) -> _Fail
 
 
 def _everywhere(spark: SparkSession, work: Callable[[], Result]) -> list[Result]:
-    """What it returns in a task on each slot of the executors that there are."""
+    """Return the results of `work` in one task for each slot of the present executors."""
     from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 
     context = spark.sparkContext
     with spark_errors("asking executors what they have"):
-        context.range(1, numSlices=1).count()  # from here on there is one
+        context.range(1, numSlices=1).count()  # returns when there is an executor
         slots = _settled(lambda: slots_of(context))
         found: list[Result] = context.parallelize(range(slots), slots).map(lambda _number: work()).collect()
     return found
 
 
 def _settled(count: Callable[[], int]) -> int:
-    """A number that has not grown for a while: executors register one after the other."""
+    """Return the count once it has not changed for 1 s, or after 15 s, but at least 1: executors register one
+    after the other."""
     deadline, known, since = time.monotonic() + _OTHERS_COME_S, count(), time.monotonic()
     while time.monotonic() < min(deadline, since + _SETTLED_S):
         time.sleep(_POLL_S)

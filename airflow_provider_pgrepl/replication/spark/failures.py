@@ -1,4 +1,4 @@
-"""What Spark itself fails with, as one of our errors: no trouble of a table, and none of the lake."""
+"""Conversion of Spark's own failures, which neither a table nor the lake caused, to this package's errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NO_DAEMON = f"No module named {DAEMON_MODULE}"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 _LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
 _WORKERS = ("org.apache.spark.api.python.PythonWorkerFactory", "Python worker failed to connect back")
-"""In every error by which Spark says that a Python worker did not start: in its trace, or in its text where
-the error is a streaming query's, which has no such trace."""
+"""One of these is in every error that Spark raises when a Python worker did not start: in its trace, or in
+its text if it is the error of a streaming query, which has no such trace."""
 
 _NOT_CONNECTED = "Timed out while waiting for the Python worker to connect back"
 _IDLE = "worker process terminated due to idle timeout"
-"""What Spark says of a worker of Python that was silent for `spark.python.worker.idleTimeoutSeconds`."""
+"""Spark's text for a Python worker that was silent for `spark.python.worker.idleTimeoutSeconds`."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "([^"]{1,500})", line (\d{1,7}), in ([\w.<>]{1,200})')
@@ -38,12 +38,13 @@ _OF_JAVA = re.compile(
 )
 _MOST_LINES = 100
 _MOST_CLASSES = 5
-"""Exception classes that an error names, and thrice as many that its trace does."""
+"""The number of exception classes that an error names. Its trace has up to three times as many."""
 
 
 @contextmanager
 def spark_errors(doing: str) -> Iterator[None]:
-    """`doing`: what Spark was at. Its own words, which may hold values of rows, are in the log of Spark."""
+    """Convert Spark's errors inside the block. `doing`: the operation, for the message. Spark's own text,
+    which may hold values of rows, stays in Spark's log only."""
     failed: PgReplError | None = None
     try:
         yield
@@ -54,7 +55,8 @@ def spark_errors(doing: str) -> Iterator[None]:
 
 
 def spark_error(doing: str, trace: str) -> PgReplError:
-    """From the words in which Spark failed: SparkError, or ToolError where an executor lacks something."""
+    """Return the error for Spark's text `trace`: ToolError if an executor lacks something, otherwise
+    SparkError. The classes and frames of an unknown failure are logged."""
     if lacking := what_executors_lack(trace):
         return ToolError(f"{doing}: {lacking}", errors.EXECUTORS)
     if _NO_DAEMON in trace:
@@ -90,9 +92,9 @@ def spark_error(doing: str, trace: str) -> PgReplError:
 
 
 def text_of(error: BaseException) -> str:
-    """All that Spark says of an exception: its text, and the stack of its JVM where the text lacks that.
+    """Return Spark's text of an exception, with the stack of its JVM if the text lacks it.
 
-    Begins with the class of the exception, if the text names no other.
+    The text begins with the class of the exception if it names no other class.
     """
     stack = getattr(error, "_stackTrace", None) or ""
     text = str(error)
@@ -102,15 +104,15 @@ def text_of(error: BaseException) -> str:
 
 
 def trace_in_words(trace: str) -> str:
-    """Return the classes and frames, in lines, that the words hold in which Spark failed, and no more."""
+    """Return the exception classes and the frames in Spark's text, one a line, and nothing else of it."""
     return "\n".join(_read_trace(trace)[1])
 
 
 def _read_trace(trace: str) -> tuple[list[str], list[str]]:
-    """The classes of the exceptions, each once, those of Python first; and the lines of their trace.
+    """Return the exception classes, each once and those of Python first, and the lines of the trace.
 
-    Frames and classes are read by their form alone, and where they are to be: the text of an exception, which
-    may hold values of rows, has other forms. Classes of Java are only those of known packages.
+    Classes and frames are recognized by their form and position. The message of an exception, which may hold
+    values of rows, has another form. Java classes are accepted only from known packages.
     """
     python: list[str] = []
     java: list[str] = []
@@ -124,7 +126,7 @@ def _read_trace(trace: str) -> tuple[list[str], list[str]]:
         elif frames is not None and (found := _FRAME.fullmatch(line)):
             frames.append(frame(found[1], int(found[2]), found[3]))
         elif frames and (kind := _OF_PYTHON.match(line)):
-            # The line after the frames, the only one of its block that begins where the line does.
+            # The line after the frames is the only one of its block that is not indented.
             if kind[1] not in python:
                 python.append(kind[1])
             _add(lines, [kind[1], *frames[-MOST_FRAMES:]])
@@ -144,13 +146,14 @@ def _add_java(line: str, classes: list[str], lines: list[str]) -> None:
 
 
 def _add(lines: list[str], block: list[str]) -> None:
-    """Spark says the same several times."""
+    """Append a block unless it is there already: Spark repeats the same traceback."""
     if "\n".join(block) not in "\n".join(lines) and len(lines) < _MOST_LINES:
         lines += block
 
 
 def what_executors_lack(trace: str) -> str:
-    """By the names of what Spark fails with before a task is at work; empty for all else."""
+    """Return a phrase if Spark's text names an error that occurs before a task starts because of the
+    executors' Python; otherwise ""."""
     if _LACKING in trace:
         return "the Python of Spark's executors lacks airflow_provider_pgrepl, or has another version"
     if _OTHER_PYTHON in trace:
@@ -161,5 +164,5 @@ def what_executors_lack(trace: str) -> str:
 
 
 def is_of_workers(trace: str) -> bool:
-    """Whether no task was at work, because Spark could not start its Python workers."""
+    """Return True if no task ran because Spark could not start its Python workers."""
     return any(words in trace for words in (*_WORKERS, _NOT_CONNECTED))

@@ -1,4 +1,4 @@
-"""The Spark session, and clear words when something to run it is missing."""
+"""The Spark session, and checks that name what Spark needs and the host lacks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def build_session(
     delta: bool = True,
     spare_slot: bool = False,
 ) -> SparkSession:
-    """A Spark session with the settings that this package needs.
+    """Return a Spark session with the settings that this package needs.
 
-    What `spark-submit` was given wins over our settings, `extra_conf` over both; `master` is `local[*]` when
-    nobody names one, and has one slot more for a `spare_slot`: a streaming query needs one for what it reads,
-    whatever else runs. `delta=False` needs no jars: enough for all that reads and writes lake tables with
-    deltalake. Raises ToolError when pyspark, Java or a jar is missing.
+    Settings given to `spark-submit` override this package's, and `extra_conf` overrides both. `master`
+    defaults to `local[*]`. With `spare_slot`, a local master has one more slot: a streaming query needs one
+    to read its input, whatever else runs. `delta=False` needs no jars: enough for apps that read and write
+    lake tables with deltalake. Raises ToolError if pyspark, Java or a jar is missing.
     """
     if find_spec("pyspark") is None:
         raise ToolError("pyspark is not installed", "pip install 'airflow-provider-pgrepl[spark]'")
@@ -58,7 +58,7 @@ def build_session(
 
 
 def runs_on_cluster() -> bool:
-    """Whether spark-submit was given a master whose executors are processes of their own."""
+    """Return True if spark-submit was given a master whose executors are separate processes."""
     return not (_submitted_settings() or {}).get("spark.master", "local").startswith("local")
 
 
@@ -70,7 +70,7 @@ def check_java() -> None:
     if java is None or not Path(java).exists():
         where = f"in JAVA_HOME ({home})" if home else "on the PATH"
         raise ToolError(f"Spark needs Java 17 or later, and there is none {where}", hint)
-    # Java before 9 does not know the option, and a cut-down build lacks the module.
+    # Java before version 9 does not know the option, and a reduced build lacks the module.
     probe = subprocess.run(
         [java, "--add-modules", "jdk.incubator.vector", "-version"],
         capture_output=True,
@@ -85,7 +85,7 @@ def check_java() -> None:
 
 
 def has_delta(spark: SparkSession) -> bool:
-    """Whether this session was started with Delta."""
+    """Return True if this session was started with Delta."""
     return DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
 
 
@@ -107,18 +107,19 @@ def _java_major(version_text: str) -> int | None:
 
 
 def _submitted_settings() -> dict[str, str] | None:
-    """What spark-submit was given; None when this process was not started by it."""
+    """Return the settings given to spark-submit, or None if spark-submit did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
-    # The name is always set there, if only to the file's.
+    # spark-submit always sets the application's name, by default to the name of the file.
     return {key: value for key, value in SparkConf(loadDefaults=True).getAll() if key != "spark.app.name"}
 
 
 def _load_into_running_jvm(jars: str) -> None:
-    """spark-submit has started the JVM, and its driver looks only into jars that its class loader knows."""
+    """Add jars to the class loader of the JVM that spark-submit has started: the driver finds classes only in
+    jars that the class loader knows. Raises ToolError."""
     from pyspark import SparkContext
 
     jvm = SparkContext._jvm
@@ -136,7 +137,7 @@ def _load_into_running_jvm(jars: str) -> None:
 
 
 class LazySession:
-    """A Spark session that is made when it is first needed."""
+    """A Spark session that is created when it is first needed."""
 
     def __init__(self, make: Callable[[], SparkSession]) -> None:
         self._make = make

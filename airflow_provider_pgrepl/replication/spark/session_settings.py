@@ -1,4 +1,4 @@
-"""Settings of Spark sessions: ours, what spark-submit was given, the caller's."""
+"""Settings of Spark sessions, merged from this package's, spark-submit's and the caller's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from airflow_provider_pgrepl.replication.spark.connectors import added_jars, con
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # A speculative copy of a task would merge the same changes a second time, and be refused.
+    # A speculative copy of a task would merge the same changes a second time, and its commit would be
+    # rejected.
     "spark.speculation": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
-    # Our Parquet files are not Spark's and carry proleptic Gregorian dates.
+    # The Parquet files of this package are not written by Spark, and have proleptic Gregorian dates.
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
 }
 _LOCAL_SETTINGS = {
@@ -32,18 +33,19 @@ _MODULE = "spark.python.daemon.module"
 _DAEMON = Path(__file__).parents[1] / "lake" / "apply" / "worker_daemon.py"
 WORKERS = {
     _MODULE: f"airflow_provider_pgrepl.replication.lake.apply.{_DAEMON.stem}",
-    # Workers of SQL would have this in their environment, and Spark starts one more daemon for each of those.
+    # SQL workers would have this setting in their environment, and Spark starts another daemon for each
+    # different environment.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
-"""Of the apps' own sessions: in others somebody else's code runs in workers, too."""
-# Executors are sent the daemon's file, into the folder where they run Python: a module of a package ends each
-# task on a host that lacks it, in words of Spark's.
+"""Set only in the apps' own sessions: in other sessions, code of other programs runs in workers, too."""
+# Executors receive the daemon's file in the folder where they run Python. If the setting named a module of a
+# package, each task on a host that lacks the package would fail with an error in Spark's own words.
 DAEMON_MODULE = _DAEMON.stem
 _EXECUTORS_WORKERS = {**WORKERS, _MODULE: DAEMON_MODULE}
 _DELTA_SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Fifty by default, which is slower for logs as small as ours.
+    # The default is 50, which is slower for logs as small as this package's.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 
@@ -51,9 +53,10 @@ _DELTA_SETTINGS = {
 def session_settings(
     submitted: Mapping[str, str], master: str | None, extra: Mapping[str, str], *, delta: bool
 ) -> dict[str, str]:
-    """All settings of the session, later ones winning: ours, what was submitted, the caller's.
+    """Return all settings of the session. Later ones override earlier ones: this package's, spark-submit's,
+    the caller's.
 
-    Raises ToolError when Delta's jars are needed and missing.
+    Raises ToolError if Delta's jars are needed and missing.
     """
     given = {**submitted, **extra}
     chosen = master or given.get("spark.master") or "local[*]"
@@ -76,7 +79,7 @@ def session_settings(
 
 
 def with_spare_slot(master: str) -> str:
-    """A local master with one slot more; any other as it is."""
+    """Return a local master with one more slot; any other master unchanged."""
     found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
     if found is None:
         return master
@@ -85,7 +88,7 @@ def with_spare_slot(master: str) -> str:
 
 
 def _brings_files(given: Mapping[str, str]) -> bool:
-    """Whether Python files are shipped, or this package lies in one: workers are told of them, their daemon
-    is not."""
+    """Return True if Python files are shipped to the workers, or if this package is imported from one.
+    Workers get the files on their path, but the workers' daemon does not."""
     shipped = any(given.get(name) for name in ("spark.submit.pyFiles", "spark.yarn.dist.pyFiles"))
     return shipped or not _DAEMON.is_file() or "--py-files" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")

@@ -1,4 +1,4 @@
-"""A connection to the state database, and what its errors mean."""
+"""The connection to the state database, and the conversion of its errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from airflow_provider_pgrepl.replication.state.schema import check_ownership
 
 
 class StateConnection:
-    """What each part of the store works with.
+    """A connection to the state database, the base class of each part of the store.
 
-    Raises SourceConnectionError when the database cannot be reached, StateError when the schema in it is
-    somebody else's.
+    Raises SourceConnectionError if the database cannot be reached, StateError if the schema in it belongs to,
+    or holds objects of, other roles.
     """
 
     def __init__(self, dsn: str, role: str) -> None:
@@ -33,7 +33,7 @@ class StateConnection:
             raise
 
     def close(self) -> None:
-        """Close the connection, and so release the locks. May be called again."""
+        """Close the connection, which releases the locks. Can be called again."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -47,7 +47,8 @@ class StateConnection:
 
 @contextmanager
 def state_errors(doing: str) -> Iterator[None]:
-    """Turn psycopg2's errors inside the block into ours; `doing` says what was tried."""
+    """Convert psycopg2's errors inside the block to this package's. `doing`: the operation, for the
+    message."""
     with source_errors(f"state: {doing}"):
         try:
             yield
@@ -70,5 +71,5 @@ def state_errors(doing: str) -> Iterator[None]:
 
 
 def text_of(lsn: LSN | None) -> str | None:
-    """A position as a parameter of a statement."""
+    """Return an LSN as a parameter of a statement."""
     return None if lsn is None else str(lsn)

@@ -1,8 +1,9 @@
-"""Locks on pipelines: rows that name the session which holds them, and hold as long as that session lasts.
+"""Locks on pipelines: rows that name the session that holds them, valid as long as that session lasts.
 
-No advisory locks: those anybody who is connected can take, and keep a pipeline from ever starting. Nor a row
-locked in a transaction that stays open: that would hold back the source's vacuum. Only where nothing is set
-up, and nothing may be made, an advisory lock has to do: nobody gets far there but to find that out.
+These are not advisory locks: every role that can connect could take one, and so prevent a pipeline from
+starting. They are not rows locked in an open transaction either, which would hold back the source's vacuum.
+An advisory lock is used only where schema `_pgrepl` is not set up and may not be created: a process gets no
+further there than to report that.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
 Purpose = str
-"""`replicate`, `snapshot`, `publication` (tables join or leave it), or `publish` and a publisher's name."""
+"""`replicate`, `snapshot`, `publication` (tables join or leave it), or `publish` and the publisher's name."""
 
 STARTED_BY_VARIABLE = "PGREPL_STARTED_BY"
-"""Who started this process, as a person would look for it; others read it when they wait for a lock."""
+"""The environment variable that names what started this process, in terms that a person can look up.
+Processes that wait for a lock show it in their message."""
 
 _MAX_NAME = 63
 _POLL_S = 0.1
 _PROCESS = re.compile(r" (?P<host>[^ :]+):(?P<pid>\d+)(?:, started by .*)?$")
 
-# A process number comes again, with another start; in a container, whose numbers begin at 1, after each start
-# of the server. Only a session of this database can hold a lock: the server's own processes are in none. The
-# start of another role's session may be hidden. Such a session counts as the holder, unless the lock is older
-# than the server's start.
+# A pid can be reused by a later session with another start time; in a container, where pids begin at 1, this
+# happens after each restart of the server. Only a session of this database can hold a lock, and the server's
+# own processes are in no database. The start time of another role's session may be hidden. Such a session
+# counts as the holder, unless the lock is older than the server's start.
 _HOLDS = """
 a.pid = held.pid
     AND a.datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
@@ -94,7 +96,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 
 @dataclass(frozen=True)
 class Session:
-    """A session of the state database, by its process number and its start: no other one has both."""
+    """A session of the state database, identified by its pid and its start time."""
 
     pid: int | None = None
     started: datetime | None = None
@@ -102,7 +104,7 @@ class Session:
 
 @dataclass(frozen=True)
 class _Lock:
-    """One lock: what names it in statements, and whether a row decides."""
+    """A lock and its parameters in statements. `by_row`: it is a row, not an advisory lock."""
 
     pipeline: str
     purpose: Purpose
@@ -120,21 +122,21 @@ class _Lock:
 
 
 class PipelineLocks(StateConnection):
-    """The locks that this connection holds. They go with it, however it ends."""
+    """The locks that this connection holds. They end with the connection, however that ends."""
 
     def __init__(self, dsn: str, role: str) -> None:
         super().__init__(dsn, role)
         self._locks: set[_Lock] = set()
         self.session = Session()
-        """That of the last lock's row."""
+        """The session in the row of the last lock; empty for an advisory lock."""
 
     def lock(self, pipeline: str, purpose: Purpose, lost: Session | None = None) -> None:
-        """Take the pipeline's lock for this purpose until `unlock` or `close`. A schema that is there is
-        brought to this version first.
+        """Take the pipeline's lock for this purpose until `unlock` or `close`. An existing schema is first
+        migrated to this version.
 
-        `lost`: a session of this process whose connection was lost. The server may not have noticed, so that
-        the session seems to hold the lock still; the lock is taken over from it. Raises BusyError naming the
-        holder. Polite only: what stops a second writer is in the lake.
+        `lost`: a session of this process whose connection was lost. The server may not have noticed that yet,
+        so the lock is taken over from this session. Raises BusyError, which names the holder. The lock only
+        avoids accidents: a second writer is fenced in the lake.
         """
         lost = lost or Session()
         is_set_up = schema.is_set_up(self._connection)
@@ -155,7 +157,8 @@ class PipelineLocks(StateConnection):
 
     @contextmanager
     def locked(self, pipeline: str, purpose: Purpose, timeout_s: float) -> Iterator[None]:
-        """Hold a lock during the block. Raises BusyError when it is not free within `timeout_s` seconds."""
+        """Hold a lock during the block. Raises BusyError if the lock is not free within `timeout_s`
+        seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -171,13 +174,14 @@ class PipelineLocks(StateConnection):
             self.unlock(pipeline, purpose)
 
     def is_locked(self, pipeline: str, purpose: Purpose) -> bool:
-        """Whether a process holds the lock at this moment, in a schema that is set up; nobody is kept out."""
+        """Return True if a process holds the lock now. Takes no lock. The schema must be set up."""
         with state_errors("looking at the pipeline's lock"):
             values = {"pipeline": pipeline, "purpose": purpose}
             return bool(row(self._connection, _IS_HELD, values)[0])
 
     def check_unlocked(self, pipeline: str, purpose: Purpose) -> None:
-        """Raises BusyError while a process holds the lock, in a schema that is set up; takes no lock."""
+        """Raise BusyError if a process holds the lock now. Takes no lock, and does nothing if the schema is
+        not set up."""
         if not schema.is_set_up(self._connection) or not self.is_locked(pipeline, purpose):
             return
         with state_errors("looking at the pipeline's lock"):
@@ -185,7 +189,8 @@ class PipelineLocks(StateConnection):
         raise _busy(pipeline, purpose, holders)
 
     def held_by_others(self, pipeline: str) -> list[Purpose]:
-        """Return for what other processes hold locks of the pipeline now; empty without a schema."""
+        """Return the purposes for which other sessions hold locks of the pipeline now; none if the schema is
+        not set up."""
         if not schema.is_set_up(self._connection):
             return []
         with state_errors("looking at the pipeline's locks"):
@@ -199,8 +204,9 @@ class PipelineLocks(StateConnection):
                 rows(self._connection, _RELEASE if held.by_row else _RELEASE_KEY, held.values)
 
     def close(self) -> None:
-        """Release the locks and close the connection. May be called again."""
-        # The next process may follow right behind, before the server has noticed that this one is gone.
+        """Release the locks and close the connection. Can be called again."""
+        # Release the locks explicitly: the next process may start before the server notices that this session
+        # ended.
         with suppress(PgReplError):
             for held in list(self._locks):
                 self.unlock(held.pipeline, held.purpose)

@@ -1,4 +1,4 @@
-"""How far a pipeline is, and its lag: always of something, in bytes or in seconds."""
+"""an idle source has no lag. It is None if there is such WAL and nothing was applied yet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _START = LSN(0)
 
 @dataclass(frozen=True)
 class TableBytes:
-    """What a lake table takes in its storage. `live`: its newest version; `kept`: removed files that are
-    still there, for points and readers; `written`: all that its log tells of, since the entry that was its
-    oldest when the app started."""
+    """The storage that a lake table takes, in bytes. `live`: files of the newest version. `kept`: removed
+    files that still exist, for consistent points and readers. `written`: all writes that the table's log
+    records, from the entry that was its oldest when the app started."""
 
     live: int
     kept: int
@@ -24,9 +24,10 @@ class TableBytes:
 
 @dataclass(frozen=True)
 class TableMerges:
-    """How a table is merged. `seconds` that the last merge took; bytes that merges have `written` to the lake
-    for so many bytes `changed`, in the last hour; `waiting_s`: for how long the oldest change has waited that
-    is not merged yet, and which budget for, `write_amplification` or `points_bytes`; '' when for its turn."""
+    """The merges of a table. `seconds`: duration of the last merge. `written`: bytes that merges wrote to the
+    lake in the last hour, for `changed` bytes of changes. `waiting_s`: the age of the oldest change that is
+    not merged, in seconds. `waits_for`: the budget that the change waits for, `write_amplification` or
+    `points_bytes`; empty if it waits only for its turn."""
 
     seconds: float
     written: int
@@ -37,11 +38,12 @@ class TableMerges:
 
 @dataclass(frozen=True)
 class Progress:
-    """The receiver's and the applier's last words, as people see them; the truth is in the lake.
+    """The last progress that the receiver and the applier reported, for display. The lake is authoritative.
 
-    received: read from the slot. durable: committed to the changelog. confirmed: to the slot. applied:
-    every streaming table has it, as of a consistent point. `idle_at`, by the clock of the state database: no
-    batch was running then, so that every later one knows the states that were set before.
+    `received_lsn`: read from the slot. `durable_lsn`: committed to the changelog. `confirmed_lsn`: confirmed
+    to the slot. `applied_lsn`: applied to every streaming table, as of a consistent point. `idle_at`: a time,
+    by the clock of the state database, at which no batch was running: every later batch knows the table
+    states that were set before.
     """
 
     received_lsn: LSN = _START
@@ -56,15 +58,15 @@ class Progress:
     table_bytes: Mapping[str, TableBytes] = field(default_factory=dict)
     """By the table's path under the lake root, as of the last maintenance."""
     table_merges: Mapping[str, TableMerges] = field(default_factory=dict)
-    """Likewise, as of some seconds ago."""
+    """By the table's path under the lake root, as of a few seconds ago."""
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How far behind the source's WAL each step is.
+    """The lag of each step behind the source's WAL.
 
-    `applied_seconds` is the age of the last applied transaction while there is WAL that is not applied, and 0
-    when there is none: an idle source is not late. It is None as long as nothing was applied.
+    `applied_seconds` is the age of the last applied transaction while there is WAL that is not applied,
+    otherwise
     """
 
     receive_bytes: int
@@ -75,7 +77,7 @@ class Lag:
 
 
 def lag(progress: Progress, wal_lsn: LSN, now: datetime) -> Lag:
-    """The lag of a pipeline behind `wal_lsn` of its source, at the time `now` (with time zone)."""
+    """Return the lag of a pipeline behind `wal_lsn` of its source, at the time `now` (with time zone)."""
     apply_bytes = _behind(wal_lsn, progress.applied_lsn)
     return Lag(
         receive_bytes=_behind(wal_lsn, progress.received_lsn),

@@ -1,4 +1,5 @@
-"""The schema `_pgrepl`, version by version. A version that was released is never edited, only followed."""
+"""The schema `_pgrepl` and its migrations. A released version is never edited; changes are added as a new
+version."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
-# A superuser is a member of every role, as far as pg_has_role() is concerned. What is asked is who was made
-# one. What every database has is not in pg_depend: our own tables depend on nothing else.
+# Follow pg_auth_members: pg_has_role() counts a superuser as a member of every role. pg_depend has no entries
+# for objects that every database has, and this package's own tables depend on nothing else.
 _STRANGERS = """
 WITH RECURSIVE ours (oid) AS (
     SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user
@@ -119,7 +120,8 @@ _VERSIONS: tuple[str, ...] = (
         ADD config text;
     ALTER TABLE _pgrepl.progress ADD idle_at timestamptz;
     """,
-    # Until now the hint alone said it; where it says more than these two, they lead to the same.
+    # Until this version only the hint named the remedy. Any hint of these errors that says more leads to the
+    # same remedy.
     """
     ALTER TABLE _pgrepl.tables ADD remedy text;
     UPDATE _pgrepl.tables SET remedy = CASE
@@ -143,7 +145,7 @@ _VERSIONS: tuple[str, ...] = (
     "UPDATE _pgrepl.tables SET remedy = 'resnapshot' WHERE remedy = 'anew'",
     "ALTER TABLE _pgrepl.progress ADD table_merges jsonb NOT NULL DEFAULT '{}'",
     "ALTER TABLE _pgrepl.tables ADD trace text NOT NULL DEFAULT ''",
-    # What is not known of earlier records is recorded when an app next finds that all else agrees.
+    # Earlier records lack these values. They are recorded when an app next finds that all other values agree.
     """
     ALTER TABLE _pgrepl.pipelines
         ADD id uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
@@ -160,7 +162,7 @@ _VERSIONS: tuple[str, ...] = (
         PRIMARY KEY (pipeline, relation_id, relation_version)
     );
     """,
-    # Unlike a slot, a publication has its name in one database only.
+    # A publication's name is unique in its database only, unlike a slot's.
     """
     DROP INDEX _pgrepl.pipelines_publication;
     CREATE UNIQUE INDEX pipelines_publication
@@ -178,7 +180,7 @@ _MADE_BY_ANOTHER = (
     psycopg2.errors.DuplicateSchema,
     psycopg2.errors.DuplicateTable,
 )
-# A lock on one of the tables takes a right on it, which an advisory lock does not.
+# A lock on one of the tables needs a privilege on it, unlike an advisory lock.
 _IN_THE_WAY = """
 SELECT DISTINCT pg_catalog.format('role %s from %s (database pid %s, %s)', coalesce(a.usename, 'unknown'),
     coalesce(pg_catalog.host(a.client_addr), 'no address'), a.pid,
@@ -194,9 +196,10 @@ ORDER BY 1
 
 
 def check_ownership(connection: Connection) -> None:
-    """Raises StateError when the schema is there, and somebody else's, or has something of somebody else's.
+    """Raise StateError if the schema exists and belongs to, or holds objects of, untrusted roles.
 
-    To be asked before anything in it is read: a view, or a default, would run its owner's code as us.
+    Call it before anything in the schema is read: a view or a default would run its owner's code with the
+    rights of this session's role.
     """
     with source_errors("looking whose schema _pgrepl is"):
         found = rows(connection, _STRANGERS)
@@ -207,7 +210,8 @@ def check_ownership(connection: Connection) -> None:
             "SELECT pg_catalog.quote_ident(current_user), pg_catalog.quote_ident(current_database())",
         )
     odd = "; ".join(one_line(text) for text, _ in found)
-    # Whatever else is in it would then run as this role.
+    # Suggest new owners only if they fix everything: any other object in the schema would then run as this
+    # role.
     cures = [] if any(cure is None for _, cure in found) else [one_line(cure) for _, cure in found]
     if_yours = f", or run as a superuser: {'; '.join(cures)}" if cures else ""
     raise StateError(
@@ -219,11 +223,11 @@ def check_ownership(connection: Connection) -> None:
 
 
 def migrate(connection: Connection) -> None:
-    """Bring the schema to this program's version; nothing is written when it is there already.
+    """Migrate the schema to this program's version. Writes nothing if the schema has that version.
 
-    Several may do so at once, and wait for each other. Raises PrivilegeError naming the right that is
-    missing, StateError when the schema is of a newer program, or the database is read-only, and
-    SourceConnectionError, which names who is in the way, when a lock was not had in time.
+    Concurrent calls wait for each other. Raises PrivilegeError, which names the missing right; StateError if
+    the schema is newer than this program or the database is read-only; SourceConnectionError, which names the
+    blocking sessions, if a lock is not granted within 10 s.
     """
     for _ in range(_ATTEMPTS):
         if _version(connection) == len(_VERSIONS) or _has_migrated(connection):
@@ -232,7 +236,8 @@ def migrate(connection: Connection) -> None:
 
 
 def _has_migrated(connection: Connection) -> bool:
-    """False when others have made meanwhile what was to be made."""
+    """Apply the missing versions and return True, or return False if another session created the same objects
+    at the same time."""
     doing = "setting up schema _pgrepl"
     with source_errors(doing):
         try:
@@ -272,14 +277,15 @@ def _in_the_way(connection: Connection, doing: str) -> SourceConnectionError:
 
 
 def is_set_up(connection: Connection) -> bool:
-    """Whether the schema is there, of whatever version. Raises StateError for a newer one."""
+    """Return True if the schema exists, in any version. Raises StateError for a newer one."""
     return _version(connection) > 0
 
 
 def remove_schema(connection: Connection) -> bool:
-    """Drop the schema when it records no pipeline; whether it is gone.
+    """Drop the schema if it records no pipeline, and return True if it no longer exists.
 
-    It stays when it holds something that is not ours, or belongs to another role.
+    The schema is kept if it holds objects of others or belongs to another role. Raises SourceConnectionError
+    if a lock is not granted within 10 s.
     """
     if not _exists(connection):
         return True
@@ -317,11 +323,12 @@ def _drop_tables(connection: Connection) -> bool:
 
 
 def _apply(connection: Connection) -> None:
-    """Others who do the same wait, for the schema, for this table, or for a lock on it."""
+    """Create and migrate the schema in the current transaction. Concurrent calls wait for the creation of the
+    schema, the creation of the table, or the lock on it."""
     with connection.cursor() as cursor:
         if not _exists(connection):
             cursor.execute("CREATE SCHEMA _pgrepl")
-        check_ownership(connection)  # it may have come since the connection was opened
+        check_ownership(connection)  # the schema may have been created since the connection was opened
         if rows(connection, _MIGRATIONS_TABLE, (SCHEMA,)):
             cursor.execute("LOCK TABLE _pgrepl.migrations IN SHARE ROW EXCLUSIVE MODE")
         version = _version(connection)
@@ -336,9 +343,10 @@ def _apply(connection: Connection) -> None:
 
 
 def _version(connection: Connection) -> int:
-    """The version of the schema that is there; 0 without one. Raises StateError for a newer one."""
+    """Return the version of the schema, 0 if there is no schema. Raises StateError for a newer version."""
     with source_errors("reading schema _pgrepl"):
-        # A plain read: to_regclass() may remember from before the lock that there was no such schema.
+        # Query the catalog: to_regclass() may use a cached result from before the lock, when the schema was
+        # missing.
         if not rows(connection, _MIGRATIONS_TABLE, (SCHEMA,)):
             return 0
         found = row(connection, "SELECT coalesce(max(version), 0) FROM _pgrepl.migrations")[0]

@@ -1,9 +1,9 @@
-"""Tokens that a source and a lake share, by which a copy of the source is recognized.
+"""Random tokens that a source and a lake share, to recognize a copy of the source.
 
-A copy of a server's files has its system identifier, timeline, slot and WAL. So each start writes a new
-random token into the source first, and then into the changelog; the next one finds the changelog's token in
-the source. A copy has only those from before it was made. They have the name of the slot, whose reader alone
-writes them.
+A copy of a server's files has the same system identifier, timeline, slot and WAL. Therefore each start writes
+a new random token, first into the source and then into the changelog. The next start looks for the
+changelog's token in the source; a copy has only the tokens from before it was made. Tokens are stored under
+the name of the slot. Only the slot's reader writes them.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ _CANNOT_WRITE = (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.ReadOnly
 
 
 def has_token(source: Connection, slot: str, token: int) -> bool | None:
-    """Return True if the source has the token, None if it has none of this slot, as before the first start.
+    """Return True if the source has the token, False if it has only others of this slot, and None if it has
+    none of this slot, as before the first start.
 
-    Raises StateError when the schema that they are in is of others, PrivilegeError, SourceError.
+    Raises StateError if the schema with the tokens belongs to, or holds objects of, other roles;
+    PrivilegeError if this role may not read them; SourceError.
     """
     with source_errors("looking for the token of the last start"):
         if not (rights := rows(source, _RIGHTS)):
@@ -83,7 +85,8 @@ def has_token(source: Connection, slot: str, token: int) -> bool | None:
 
 
 def _grants(owner: str, role: str) -> str:
-    """What lets a role use a table of another one. The names are quoted."""
+    """Return the statements that let a role use the table of tokens, which another role owns. Both names are
+    quoted."""
     return (
         f"run as {owner}, or as a superuser: ALTER TABLE _pgrepl.source_tokens OWNER TO {role};"
         f" GRANT USAGE ON SCHEMA _pgrepl TO {role}"
@@ -91,7 +94,8 @@ def _grants(owner: str, role: str) -> str:
 
 
 def copy_error(source: Connection, slot: str) -> RewoundError:
-    """Return the error of a source that lacks the changelog's token. It says by whom it was last followed."""
+    """Return the error for a source that lacks the changelog's token. It names the last process that wrote a
+    token."""
     with source_errors("looking for the last start"):
         last = rows(source, _LAST, (slot,)) if row(source, _HAS_TABLE)[0] else []
     followed = f"it was last followed by {last[0][0]} at {last[0][1]}" if last else "it knows of no start"
@@ -105,10 +109,10 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
 
 
 def token_error(source: Connection, slot: str, token: int, *, is_recorded: bool) -> RewoundError | None:
-    """Return the error of a source that lacks the changelog's token; None for one that has it.
+    """Return the error for a source that lacks the changelog's token; None for one that has it.
 
-    Where the state is lost, too (`is_recorded`), the schema of both was dropped: then the lost state is the
-    error, and not this. Raises what `has_token` does.
+    If the source has no token and the state is lost, too (not `is_recorded`), the schema with both was
+    dropped: returns None, because the lost state is reported instead. Raises what `has_token` raises.
     """
     has = has_token(source, slot, token)
     if has or (has is None and not is_recorded):
@@ -117,13 +121,13 @@ def token_error(source: Connection, slot: str, token: int, *, is_recorded: bool)
 
 
 def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int, used: str = "") -> int:
-    """Check that the source has the changelog's token, and return a new one that it has as well.
+    """Check that the source has the changelog's token, write a new token to the source, and return it.
 
-    `check`: raises where the source cannot go on with the changelog for another reason: a new token at the
-    wrong source would shut the right one out. `before`: the changelog's token; 0 when it has none yet. It
-    stays in the source, because this process may end before the changelog has the new one. `used`: the
-    publication of others that the slot's reader uses. Returns `before` where the source cannot be written.
-    Raises RewoundError for a copy of the source, and what `check` does.
+    `check`: raises if the source cannot continue the changelog for another reason; it is called first,
+    because a new token at the wrong source would lock the right one out. `before`: the changelog's token, 0
+    if it has none yet. It stays in the source, because this process may end before the changelog has the new
+    one. `used`: another program's publication that the slot's reader uses. Returns `before` if the source
+    cannot be written. Raises RewoundError for a copy of the source, and what `check` raises.
     """
     with closing(connect(dsn, "source token")) as source:
         if before and not has_token(source, slot, before):
@@ -133,10 +137,11 @@ def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int, u
 
 
 def replace_token(dsn: str, slot: str, before: int, superseded: int, used: str = "") -> int:
-    """Return a new token for a receiver that goes on, which the source has as well as `before`; or `before`.
+    """Write a new token for a running receiver and return it; the source keeps `before`, too.
 
-    `superseded`: the one of its own before that, which is deleted. No other is: a receiver that has taken
-    over meanwhile, unnoticed by this one, has written its own. Raises SourceError, StateError.
+    `superseded`: the receiver's token before `before`, the only one that is deleted: a receiver that has
+    taken over in between, unnoticed by this one, has written its own. Returns `before` if the source lacks
+    it, or cannot be written; both are logged. Raises SourceError, StateError.
     """
     with closing(connect(dsn, "source token")) as source:
         if not has_token(source, slot, before):
@@ -148,10 +153,10 @@ def replace_token(dsn: str, slot: str, before: int, superseded: int, used: str =
 def write_token(
     source: Connection, slot: str, before: int, used: str = "", superseded: int | None = None
 ) -> int:
-    """Write a new token and return it; 0 where the source cannot be written, which is logged.
+    """Write a new token and return it; 0, after logging it, if the source cannot be written.
 
-    It is on the source's disk then. `superseded`: the only token that is deleted; None: all but `before`.
-    Raises SourceError.
+    The token is on the source's disk when this returns. `superseded`: the only token that is deleted; None:
+    all others of the slot but `before` are deleted. Raises SourceError.
     """
     with source_errors("asking whether the source is a standby"):
         if row(source, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
@@ -198,14 +203,15 @@ def _what_lets_it(source: Connection) -> str:
 
 
 def forget_tokens(source: Connection, slot: str) -> None:
-    """Delete the tokens of a slot that is no more, and what is empty then. Does nothing where none are."""
+    """Delete the tokens of a dropped slot, and then the table and the schema if they are empty. Does nothing
+    if there is no table of tokens."""
     with source_errors("deleting tokens"):
         if not row(source, _HAS_TABLE)[0]:
             return
         check_ownership(source)
         try:
             with _transaction(source):
-                # Another pipeline's first token may be on its way into the table.
+                # Another pipeline may be writing its first token to the table.
                 source.cursor().execute("LOCK TABLE _pgrepl.source_tokens IN ACCESS EXCLUSIVE MODE")
                 rows(source, _FORGET, (slot,))
                 if not rows(source, "SELECT 1 FROM _pgrepl.source_tokens LIMIT 1"):
@@ -216,12 +222,12 @@ def forget_tokens(source: Connection, slot: str) -> None:
 
 
 class _CannotWriteError(PgReplError):
-    """The role has no right to, or the database is read-only."""
+    """The role lacks the privilege to write tokens, or the database is read-only."""
 
 
 @contextmanager
 def _transaction(source: Connection) -> Iterator[None]:
-    """A transaction whose commit is on the server's own disk, and waits for no standby."""
+    """Run the block in a transaction whose commit waits for the server's own disk, but not for a standby."""
     with source.cursor() as cursor:
         cursor.execute("BEGIN")
         try:

@@ -1,7 +1,9 @@
-"""Records of pipelines: what each one reads, owns and writes, so that no two are at the same thing.
+"""Records of pipelines: what each one reads, owns and writes, so that no two share a slot, publication or
+lake.
 
-The store of intent, table states and progress: schema `_pgrepl` in PostgreSQL.
-Every method is one short autocommit statement, so that nothing here ever holds back the source's vacuum.
+The store of pipelines, table states and progress is schema `_pgrepl` in PostgreSQL. Methods run short
+autocommit statements, and only `migrate` and `remove_schema` a short transaction, so that none of them holds
+back the source's vacuum.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ WHERE %(replace)s OR (p.system_identifier, p.slot, p.lake)
 RETURNING 1
 """
 
-# The oids of another database are those of other tables.
+# In another database, the same oids identify other tables.
 _FORGET_SELECTED = """
 DELETE FROM _pgrepl.selected_relations s USING _pgrepl.pipelines p
 WHERE s.pipeline = p.name AND p.name = %(name)s
@@ -50,7 +52,7 @@ WHERE s.pipeline = p.name AND p.name = %(name)s
 RETURNING 1
 """
 
-# Of a record of an earlier version, whose database is not known.
+# Match records of earlier versions, which lack the database: it may be this one.
 _SAME_PUBLICATION = """
 SELECT name FROM _pgrepl.pipelines WHERE system_identifier = %(system_identifier)s
     AND publication = %(publication)s AND publication_owned AND %(publication_owned)s AND name <> %(name)s
@@ -115,8 +117,9 @@ _OTHER_PLACE = (
 
 
 def find_lake_at_source(source: Connection, system_identifier: str, pipeline: Pipeline) -> str:
-    """Return the lake that is recorded of the pipeline in the source's own database, where the state is by
-    default; "" if none is, or it may not be read. For messages: its owner may be anybody."""
+    """Return the lake recorded for the pipeline in the source's own database, where the state is by default;
+    "" if there is no record, or it may not be read. Use it in messages only: the record's owner may be any
+    role."""
     with source_errors("looking for the pipeline's record at the source"):
         if not rows(source, _READABLE):
             return ""
@@ -126,10 +129,10 @@ def find_lake_at_source(source: Connection, system_identifier: str, pipeline: Pi
 
 @dataclass(frozen=True)
 class PipelineRecord:
-    """What is recorded of a pipeline: its source, what it owns there, its lake, its last configuration.
+    """The record of a pipeline: its source, what it owns there, its lake, and its last configuration.
 
-    `id`: of this record, which the lake's changelog repeats. `database`, `database_oid` and `lake_id`, of the
-    changelog, are empty in a record of an earlier version until they are recorded.
+    `id`: identifies this record; the lake's changelog repeats it. `lake_id`: identifies the changelog. In a
+    record of an earlier version, `database`, `database_oid` and `lake_id` are empty until they are recorded.
     """
 
     name: str
@@ -162,10 +165,11 @@ class PipelineRecords(StateConnection):
         lake_id: str = "",
         replace: bool = False,
     ) -> None:
-        """Record the pipeline and what it owns; again with the same source, slot and lake it is an update.
+        """Record the pipeline and what it owns; update the record if it has the same source, slot and lake.
 
-        Raises ConfigError when slot, publication or lake are recorded for another pipeline, by whose name it
-        is called; StateError when this one is recorded with another source, slot or lake and not `replace`.
+        Raises ConfigError, which names the other pipeline, if the slot, publication or lake is recorded for
+        it. Raises StateError if this pipeline is recorded with another source, slot or lake, unless `replace`
+        is set.
         """
         fields = {
             "name": pipeline.name,
@@ -196,7 +200,7 @@ class PipelineRecords(StateConnection):
     def record_evidence(
         self, name: str, *, database: str, database_oid: int, lake: str, lake_id: str
     ) -> None:
-        """Record which database and which lake are the pipeline's, once all else that is known agrees."""
+        """Record the pipeline's database and lake, once all other known values agree."""
         fields = {
             "name": name,
             "database": database,
@@ -208,18 +212,18 @@ class PipelineRecords(StateConnection):
             rows(self._connection, _RECORD_EVIDENCE, fields)
 
     def record_slot(self, name: str, *, is_owned: bool) -> None:
-        """Record that the slot was made by the pipeline, or is gone."""
+        """Record that the pipeline owns its slot, or that it no longer does."""
         with state_errors("recording the pipeline's slot"):
             rows(self._connection, _RECORD_SLOT, (is_owned, name))
 
     def read_pipeline(self, name: str) -> PipelineRecord | None:
-        """The recorded pipeline; None when there is none of this name."""
+        """Return the record of the pipeline; None if there is none."""
         with state_errors("reading the pipeline"):
             found = rows(self._connection, _PIPELINE + " WHERE name = %s", (name,))
         return PipelineRecord(*found[0]) if found else None
 
     def forget_pipeline(self, name: str) -> None:
-        """Delete all that is recorded of a pipeline; one that is not recorded is as good as forgotten."""
+        """Delete all records of a pipeline. Does nothing if the pipeline is not recorded."""
         with state_errors("forgetting the pipeline"):
             rows(self._connection, "DELETE FROM _pgrepl.pipelines WHERE name = %s RETURNING 1", (name,))
 
@@ -279,7 +283,8 @@ class ProgressRecords(StateConnection):
         table_bytes: Mapping[str, TableBytes] | None = None,
         table_merges: Mapping[str, TableMerges] | None = None,
     ) -> None:
-        """Record what is given and leave the rest: the receiver and the applier each know a part."""
+        """Record the given values and leave the others unchanged: the receiver and the applier each know some
+        of them."""
         fields = {
             "pipeline": pipeline,
             "received": text_of(received_lsn),
@@ -297,7 +302,7 @@ class ProgressRecords(StateConnection):
             cursor.execute(_WRITE_PROGRESS, fields)
 
     def read_progress(self, pipeline: str) -> Progress | None:
-        """The last progress written; None when there was none yet."""
+        """Return the last recorded progress; None if there is none yet."""
         with state_errors("reading progress"):
             found = rows(self._connection, _PROGRESS, (pipeline,))
         if not found:
@@ -316,18 +321,20 @@ def _by_table(measured: Mapping[str, TableBytes] | Mapping[str, TableMerges]) ->
 
 
 class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, ProgressRecords):
-    """A connection to the state database. Its locks last as long as it does.
+    """A connection to the state database, with all records and locks. Its locks last as long as the
+    connection.
 
-    Raises SourceConnectionError when the database cannot be reached or the connection is lost, and StateError
-    when the schema is missing.
+    Raises SourceConnectionError if the database cannot be reached or the connection is lost, and StateError
+    if the schema is missing.
     """
 
     def migrate(self) -> None:
-        """Set the schema up, or bring it to this version; see `migrations.migrate`."""
+        """Create the schema, or migrate it to this version; see `schema.migrate`."""
         schema.migrate(self._connection)
 
     def check_unsent(self, slot: str, used: str) -> None:
-        """Raises PublicationError where subscribers would be sent the tables that `migrate` creates.
+        """Raise PublicationError if publications FOR ALL TABLES would send the tables that `migrate` creates
+        to their subscribers. Does nothing if the schema exists.
 
         `slot` and `used`: as in `all_tables_publications`.
         """
@@ -335,15 +342,15 @@ class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, Pro
             refused_changes.check_unsent(self._connection, slot, used, _OTHER_PLACE)
 
     def is_set_up(self) -> bool:
-        """Whether the schema is there, of whatever version. Raises StateError for a newer one."""
+        """Return True if the schema exists, in any version. Raises StateError for a newer one."""
         return schema.is_set_up(self._connection)
 
     def remove_schema(self) -> bool:
-        """Take the schema away when no pipeline is recorded in it any more; whether there is none now."""
+        """Drop the schema if it records no pipeline, and return True if it no longer exists."""
         return schema.remove_schema(self._connection)
 
     def now(self) -> datetime:
-        """The clock of the state database, by which everything in it is dated."""
+        """Return the time by the clock of the state database, which dates all of its records."""
         with state_errors("asking for the time"):
             found: datetime = row(self._connection, "SELECT pg_catalog.clock_timestamp()")[0]
         return found

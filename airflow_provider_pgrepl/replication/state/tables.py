@@ -1,7 +1,7 @@
-"""Records of tables: the state each one is in, and what its last snapshot was of.
+"""Records of tables: the state of each one, and its last snapshot.
 
-Tables as they were when a snapshot selected them, before an epoch began: what settings are bound to.
-The lake's relation index says it of every later selection. Before the first epoch there is no lake.
+Also the relations that a snapshot selected before an epoch began, to which settings are bound. The lake's
+relation index has every later selection; before the first epoch there is no lake.
 """
 
 from __future__ import annotations
@@ -82,22 +82,21 @@ ON CONFLICT DO NOTHING RETURNING 1
 
 
 class TableState(StrEnum):
-    """Where a table is on its way from the source into the lake.
+    """The state of a table on its way from the source into the lake.
 
-    pending       set by the snapshot app when the table joins the pipeline; nothing is in the lake yet.
+    pending       set by the snapshot app when the table joins the pipeline; the lake has nothing of it yet.
     snapshotting  set by the snapshot app before the first byte is copied. If the snapshot fails, the table is
-                  errored, or has its earlier state if nothing was copied yet. After a kill it stays here
-                  until the snapshot app runs again.
-    catching_up   set by the snapshot app when the copy is committed at its position; changes after it are
-                  still to be applied. Also set by an operator who resumes a paused table, or has an errored
-                  one tried again.
-    streaming     set by the replicate app when the table has applied all that the others have.
-    errored       set by whoever met the error, with its class, reason, hint and LSN: this table stops, the
-                  others and the slot go on. The way out is the snapshot app, which resnapshots the table, or
-                  an operator who has it tried again when the cause is gone.
+                  errored, or has its earlier state if nothing was copied yet. If the app is killed, the table
+                  keeps this state until the snapshot app runs again.
+    catching_up   set by the snapshot app when the copy is committed at its position; later changes still have
+                  to be applied. Also set by an operator who resumes a paused table or retries an errored one.
+    streaming     set by the replicate app when the table has applied all that the other tables have.
+    errored       set by the app that met the error, with its class, reason, hint and LSN. This table stops;
+                  the other tables and the slot continue. To recover, run the snapshot app, which resnapshots
+                  the table, or retry the table when the cause is gone.
     paused        set by an operator; changes are kept in the changelog and not applied.
     removed       set by an operator, or by the snapshot app when the table is no longer in the pipeline's
-                  configuration; its lake table stays as it is.
+                  configuration; its lake table stays unchanged.
     """
 
     PENDING = "pending"
@@ -110,17 +109,17 @@ class TableState(StrEnum):
 
     @property
     def is_being_copied(self) -> bool:
-        """The lake has no rows of it yet, or is about to get others."""
+        """Return True if the lake has no rows of the table yet, or is about to get others."""
         return self in (TableState.PENDING, TableState.SNAPSHOTTING)
 
     @property
     def is_followed(self) -> bool:
-        """Its changes are being applied."""
+        """Return True if the table's changes are being applied."""
         return self in (TableState.CATCHING_UP, TableState.STREAMING)
 
     @property
     def needs_changes(self) -> bool:
-        """Its changes are applied now, or when it is resumed."""
+        """Return True if the table's changes are applied now, or will be when the table is resumed."""
         return self.is_followed or self is TableState.PAUSED
 
 
@@ -139,34 +138,36 @@ _FROM_ANYWHERE = frozenset({_S.ERRORED, _S.PAUSED, _S.REMOVED})
 
 
 def may_follow(now: TableState | None, wanted: TableState) -> bool:
-    """Whether a table in `now` (None: unknown so far) may be put into `wanted`; the same state always may."""
+    """Return True if a table in state `now` (None: not recorded) may be set to `wanted`. The same state is
+    always allowed."""
     if now is None:
         return wanted in _FOLLOWERS[None]
     return wanted == now or wanted in _FROM_ANYWHERE or wanted in _FOLLOWERS[now]
 
 
 def check_transition(now: TableState | None, wanted: TableState, table: str) -> None:
-    """Raises StateError, naming the table, when `wanted` may not follow `now`."""
+    """Raise StateError, which names the table, if `wanted` may not follow `now`."""
     if not may_follow(now, wanted):
         raise StateError(f"{table}: is {now or 'unknown'}, and cannot become {wanted}")
 
 
 def states_before(wanted: TableState) -> frozenset[TableState]:
-    """All states from which `wanted` may be reached in one step."""
+    """Return the states from which `wanted` can be reached in one step."""
     return frozenset(state for state in TableState if may_follow(state, wanted))
 
 
 @dataclass(frozen=True)
 class TableRecord:
-    """What is recorded of a table.
+    """The record of a table.
 
-    `error` is the class of the error, `lsn` where it happened; `remedy` what is to be done, where programs go
-    by it, and `hint` says it in words. `trace`: classes and frames of the unexpected exception that was the
-    cause, if there was one. `position_lsn`, `snapshot_at` and `rows_copied` are of the last
-    snapshot, `config` is the pipeline file by which it was made; `relation` is what the lake table was built
-    for then, and has become since.
-    `membership`: whether the pipeline file alone says that the table is replicated, or an operator has added
-    or removed it.
+    `error` is the class of the error and `lsn` its position. `remedy` is what a user must do, for programs;
+    `hint` is the same for people. `trace` has classes and frames of the unexpected exception that was the
+    cause, if any.
+
+    `position_lsn`, `snapshot_at` and `rows_copied` are those of the last snapshot, and `config` is the
+    pipeline file with which it was made. `relation` is the relation for which the lake table was built then,
+    with the changes since. `membership`: whether the pipeline file alone selects the table, or an operator
+    has added or removed it.
     """
 
     table: TableName
@@ -185,14 +186,15 @@ class TableRecord:
     remedy: Remedy | None = None
     trace: str = ""
     relation_text: str | None = field(default=None, repr=False, compare=False)
-    """As it is recorded: an older version has written other JSON for the same relation."""
+    """The relation's JSON as it is recorded: an older version may have written other JSON for the same
+    relation."""
 
 
 class TableRecords(StateConnection):
     """The recorded tables of pipelines."""
 
     def read_tables(self, pipeline: str) -> dict[TableName, TableRecord]:
-        """All recorded tables of a pipeline, by name."""
+        """Return all recorded tables of a pipeline, by name."""
         with state_errors("reading the tables"):
             found = [_table_record(fields) for fields in rows(self._connection, _TABLES, (pipeline,))]
         return {record.table: record for record in found}
@@ -210,7 +212,7 @@ class TableRecords(StateConnection):
         remedy: Remedy | None = None,
         trace: str = "",
     ) -> None:
-        """Put a table into a state. Raises StateError when it may not follow the present one."""
+        """Set the state of a table. Raises StateError if it may not follow the present state."""
         fields = {
             **_table_key(pipeline, table),
             "state": state.value,
@@ -234,7 +236,8 @@ class TableRecords(StateConnection):
     def mark_errored(
         self, pipeline: str, seen: TableRecord, error: PgReplError, lsn: LSN | None = None
     ) -> bool:
-        """Put a table into `errored`, if it still is as it was read; whether it was."""
+        """Set a table to `errored` if its state and relation are still as in `seen`, and return True if
+        so."""
         fields = {
             **_table_key(pipeline, seen.table),
             "error": type(error).__name__,
@@ -258,10 +261,11 @@ class TableRecords(StateConnection):
         membership: Membership | None = None,
         config: str | None = None,
     ) -> bool:
-        """Put a table into another state, if nobody has moved or copied it since it was seen; whether it was.
+        """Set a table to another state and return True, or return False if its state or its snapshot has
+        changed since it was read as `seen`.
 
-        With it goes who wants the table, or the pipeline file that holds for it, where given.
-        Raises StateError when the state may not follow the one that was seen.
+        The error is cleared. `membership` and `config` are recorded if they are given. Raises StateError if
+        the state may not follow the one in `seen`.
         """
         check_transition(seen.state, state, str(seen.table))
         fields = {
@@ -277,14 +281,16 @@ class TableRecords(StateConnection):
             return bool(rows(self._connection, _MOVE, fields))
 
     def set_membership(self, pipeline: str, table: TableName, membership: Membership) -> None:
-        """Say who wants the table replicated, or not. Raises StateError for one that is not recorded."""
+        """Record whether the pipeline file, or an operator, selects the table. Raises StateError if the table
+        is not recorded."""
         fields = {**_table_key(pipeline, table), "membership": membership}
         with state_errors(f"recording who wants {table}"):
             if not rows(self._connection, _SET_MEMBERSHIP, fields):
                 raise StateError(f"{table}: not recorded as a table of pipeline {pipeline}")
 
     def record_relation(self, pipeline: str, relation: Relation, position: LSN) -> None:
-        """Record what a lake table has become since the snapshot that was taken at `position`."""
+        """Record the present relation of a lake table. Does nothing if the table's position is not
+        `position`, the position of its snapshot."""
         fields = {
             **_table_key(pipeline, relation.table),
             "relation": relation.to_json(),
@@ -301,8 +307,9 @@ class TableRecords(StateConnection):
         through: LSN,
         relation: Relation | None = None,
     ) -> None:
-        """Record up to where definitions were looked at: of those of the tables that are recorded at `seen`,
-        with the `relation` that the table is there, if it has changed."""
+        """Record that definitions of the tables were checked up to `through`. Only tables in `catching_up` or
+        `streaming` whose recorded position is `seen` are changed. `relation`: the present relation of the
+        table, if it has changed."""
         fields = {
             "pipeline": pipeline,
             "schemas": [table.schema for table in tables],
@@ -317,7 +324,8 @@ class TableRecords(StateConnection):
     def record_snapshot(
         self, pipeline: str, relation: Relation, position: LSN, copied: int, config: str | None = None
     ) -> None:
-        """Record what a table was when it was copied, the position of the copy, and the pipeline file."""
+        """Record the relation of a table when it was copied, the position of the copy, the number of rows,
+        and the pipeline file. Raises StateError if the table is not recorded."""
         fields = {
             **_table_key(pipeline, relation.table),
             "relation": relation.to_json(),
@@ -330,7 +338,7 @@ class TableRecords(StateConnection):
                 raise StateError(f"{relation.table}: not recorded as a table of pipeline {pipeline}")
 
     def remove_table(self, pipeline: str, table: TableName) -> None:
-        """Forget a table; one that is not recorded is as good as forgotten."""
+        """Delete the record of a table. Does nothing if the table is not recorded."""
         with state_errors(f"removing {table}"):
             rows(
                 self._connection,
@@ -375,7 +383,8 @@ class SelectedRelations(StateConnection):
     """The relations that snapshots of pipelines selected."""
 
     def record_selected(self, pipeline: str, relations: Iterable[Relation]) -> None:
-        """Record relations; one whose names and attnums are recorded already is not recorded again."""
+        """Record relations. One whose oid, table name and columns (attnums and names) are recorded already is
+        not recorded again."""
         known = {(relation.oid, relation.names) for relation in self.read_selected(pipeline)}
         new = [one for one in relations if (one.oid, one.names) not in known]
         if new:

@@ -1,4 +1,4 @@
-"""The lake's storage: where files are written, and when what was written is there for good."""
+"""The lake's storage: reads and writes files, makes them durable, and reports storage errors."""
 
 from airflow_provider_pgrepl.replication.storage.errors import (
     delta_errors,

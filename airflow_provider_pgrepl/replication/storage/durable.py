@@ -1,8 +1,8 @@
-"""Durable means on disk: what a Delta commit says is flushed there before anybody is told of the commit.
+"""Flushing of Delta tables on a file system: commits and their files are on disk before they are reported.
 
-Whoever commits flushes, on the host where it wrote, before it commits again and before it tells the slot, a
-consistent point or the state. So of all versions only the few newest can be unfinished after a crash of the
-machine. An object store needs none of this: what it has acknowledged is durable.
+The process that commits flushes, on the host where it wrote, before its next commit. It also flushes before
+it reports the commit to the slot, a consistent point or the state. After a crash of the host, only the few
+newest versions can therefore be incomplete. An object store needs no flush: an acknowledged write is durable.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from urllib.parse import unquote
 LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
 NEWEST = 8
-"""So many commits at most are not yet flushed at any moment: one of each process or thread that writes."""
+"""The number of newest commits that may not be flushed yet: one for each process or thread that writes."""
 
-# What a file system says that cannot flush a folder, or does not let us open it.
+# Errors of file systems that cannot flush a folder, or do not allow opening it.
 _NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
 @lru_cache(maxsize=4096)
 def local_path(uri: str) -> Path | None:
-    """The folder of a lake, or below one, that a file system holds; None for an object store."""
+    """Return the path of a URI of a file system, such as a lake or a folder below it; None for a store."""
     if uri.startswith("file://"):
         return Path(unquote(uri.removeprefix("file://")))
     return None if "://" in uri else Path(uri)
 
 
 def is_same_place(one: str, other: str) -> bool:
-    """Return True if two names lead to one folder of this host, through links or `..`, or are the same."""
+    """Return True if two paths resolve to the same folder of this host, or two URIs are equal."""
     paths = local_path(one), local_path(other)
     if paths[0] is None or paths[1] is None:
         return one == other
@@ -42,13 +42,13 @@ def is_same_place(one: str, other: str) -> bool:
 
 
 def flush_file(path: Path) -> None:
-    """Have a file's content on the disk, whoever wrote it. Raises OSError."""
+    """Flush a file's content to disk (fsync), also if another process wrote it. Raises OSError."""
     with _opened(path) as file:
         os.fsync(file)
 
 
 def flush_folder(path: Path) -> None:
-    """Have the names in a folder on the disk. Raises OSError."""
+    """Flush a folder's entries to disk (fsync), if the file system supports it. Raises OSError."""
     try:
         with _opened(path) as folder:
             os.fsync(folder)
@@ -67,7 +67,10 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def flush_files(uri: str, names: Iterable[str]) -> None:
-    """Have files below a folder on the disk, and the folders that lead to them from there. Raises OSError."""
+    """Flush files below `uri`, and their parent folders up to `uri`, to disk (fsync).
+
+    Does nothing for an object store. Raises OSError.
+    """
     root = local_path(uri)
     if root is None:
         return
@@ -85,11 +88,11 @@ def _between(root: Path, paths: Iterable[Path]) -> set[Path]:
 
 
 def flush_commits(uri: str, above: int, upto: int, *, with_files: bool = True) -> None:
-    """Have one's own new commits on the disk, from above one version up to another, with the files they add.
+    """Flush this process's new commits after version `above`, up to `upto`, with the files that they add.
 
-    Without `with_files` these are there already. What cannot be flushed is set aside, so that nobody takes
-    what the cache shows for what the disk holds, unless somebody has committed more than a marker behind it;
-    then raises OSError.
+    `with_files`: False if the added files are already on disk. If flushing fails, the commits are set aside,
+    so that no reader uses a commit that is only in the page cache. They stay if a later commit is more than
+    a marker. Raises OSError in both cases.
     """
     root = local_path(uri)
     if root is None or upto <= above:
@@ -105,7 +108,10 @@ def flush_commits(uri: str, above: int, upto: int, *, with_files: bool = True) -
 
 
 def _set_aside_from(log: Path, first: int, upto: int) -> None:
-    """Again and again: a marker may be committed meanwhile, which must not be left above a gap."""
+    """Set aside all commits from `first` on, unless a commit after `upto` is more than a marker.
+
+    Repeats until none is left: a marker that is committed in between must not stay above a gap.
+    """
     while versions := [version for version in commit_versions(log) if version >= first]:
         if any(_says_more(log, version) for version in versions if version > upto):
             return
@@ -115,7 +121,10 @@ def _set_aside_from(log: Path, first: int, upto: int) -> None:
 
 
 def _says_more(log: Path, version: int) -> bool:
-    """Whether a commit is more than a marker, which only moves the version; also when it cannot be read."""
+    """Return True if a commit has other actions than `commitInfo`, or cannot be read.
+
+    A commit that has only `commitInfo` is a marker, which only increments the version.
+    """
     try:
         return any(set(action) != {"commitInfo"} for action in read_actions(log, version))
     except (OSError, ValueError):
@@ -123,7 +132,7 @@ def _says_more(log: Path, version: int) -> bool:
 
 
 def flush_newest(uri: str) -> None:
-    """Have on the disk what somebody may have committed, and died before it was flushed. Raises OSError."""
+    """Flush the NEWEST commits with their files, in case a process died before flushing. Raises OSError."""
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
         return
@@ -135,44 +144,47 @@ def flush_newest(uri: str) -> None:
 
 def _flush_log(log: Path, versions: Sequence[int]) -> None:
     for version in versions:
-        with suppress(FileNotFoundError):  # maintenance may have taken an old one away
+        with suppress(FileNotFoundError):  # maintenance may have deleted an old commit
             flush_file(commit_file(log, version))
-        # One is written with some commits.
+        # Some commits write a checkpoint.
         with suppress(FileNotFoundError):
             flush_file(checkpoint_file(log, version))
             flush_file(log / LAST_CHECKPOINT)
     flush_folder(log)
     if 0 in versions:
-        # The table is new, and so may be all folders that lead to it.
+        # The table is new, and its parent folders may be new, too.
         for folder in log.parents:
             flush_folder(folder)
 
 
 def flush_checkpoint(uri: str, version: int) -> None:
-    """Have a checkpoint on the disk, before what it replaces is deleted. Raises OSError."""
+    """Flush a checkpoint to disk, before the log entries that it replaces are deleted. Raises OSError."""
     root = local_path(uri)
     if root is not None:
         _flush_log(root / LOG_FOLDER, [version])
 
 
 def commit_file(log: Path, version: int) -> Path:
-    """The file of one commit."""
+    """Return the path of a commit's file."""
     return log / f"{version:020d}.json"
 
 
 def checkpoint_file(log: Path, version: int) -> Path:
-    """The file of a checkpoint that is one file, as deltalake writes it."""
+    """Return the path of a single-file checkpoint, as deltalake writes it."""
     return log / f"{version:020d}.checkpoint.parquet"
 
 
 def commit_versions(log: Path) -> list[int]:
-    """The versions whose commits lie in a log, oldest first."""
+    """Return the versions that have a commit file in a log, oldest first."""
     names = (entry.name for entry in os.scandir(log) if entry.name.endswith(".json"))
     return sorted(int(name[:20]) for name in names if name[:20].isdecimal() and len(name) == 25)
 
 
 def read_actions(log: Path, version: int) -> list[dict[str, dict[str, object]]]:
-    """What a commit says; nothing when it is empty. Raises ValueError when it is not whole, OSError."""
+    """Return a commit's actions; an empty list for an empty file.
+
+    Raises ValueError if the commit is incomplete, OSError.
+    """
     actions = [json.loads(line) for line in commit_file(log, version).read_bytes().splitlines()]
     if not all(isinstance(action, dict) for action in actions):
         raise ValueError(f"version {version} is not a commit")
@@ -180,7 +192,7 @@ def read_actions(log: Path, version: int) -> list[dict[str, dict[str, object]]]:
 
 
 def _added(log: Path, versions: Iterable[int]) -> list[str]:
-    """The files that the last of the versions has of those which they add."""
+    """Return the files that these versions add, and that none of them removes again."""
     added: dict[str, None] = {}
     for version in versions:
         with suppress(FileNotFoundError, ValueError):
@@ -193,16 +205,20 @@ def _added(log: Path, versions: Iterable[int]) -> list[str]:
 
 
 def set_aside_commits(log: Path, versions: Iterable[int]) -> None:
-    """Take commits, and their checkpoints, out of a log as far as that goes.
+    """Rename commits and their checkpoints, so that they no longer belong to the log.
 
-    Newest first: whatever ends this midway, what is left has no gap.
+    Starts with the newest: if this is interrupted, the remaining log has no gap. Files that cannot be renamed
+    stay.
     """
     for version in sorted(versions, reverse=True):
         set_aside(log, (checkpoint_file(log, version), commit_file(log, version)))
 
 
 def set_aside(log: Path, files: Iterable[Path]) -> None:
-    """They stay under other names, which no reader looks at, until maintenance takes them away."""
+    """Rename files to `.NAME.torn`, which readers ignore and maintenance later deletes.
+
+    Errors are ignored.
+    """
     for path in files:
         with suppress(OSError):
             path.rename(path.with_name(f".{path.name}.torn"))

@@ -1,6 +1,6 @@
-"""What a store refused, in words. Pure.
+"""Explanations of storage errors, by the error codes in the libraries' messages. Pure.
 
-The libraries tell it in texts of their own, each with the store's error code in it.
+Each library has its own message format, which includes the store's error code.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
 )
 
 _KEYS = f"check {KEY_ID} and {SECRET}, or the connection that lake_conn_id names"
-# As the store spells it; as Arrow does of S3, and where it knows no name of its own; of Azure, and of Google.
+# The store's own answer; Arrow's messages for S3 (known and unknown codes), for Azure and for Google.
 _CODE = re.compile(
     r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)"
     r"|Azure Error: \[(\w+)\]|google::cloud::Status\((\w+):"
 )
-# Of an answer without a body, as to HEAD, the libraries tell the status alone; of none, what the system said.
+# For an answer without a body (as to HEAD), the libraries report only the status; without an answer, only the
+# system's error.
 _STATUS = re.compile(r"status code:? (\d{3})|HTTP status (\d{3})")
 _HOST = re.compile(r"https?://([^/\s]+)|resolve host: (\S+)|connect to (\S+[:.]\S+)")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -52,7 +53,7 @@ _AWAY = re.compile(
 
 
 class Fault(NamedTuple):
-    """What is wrong, and what to do."""
+    """The explanation of a storage error, and a hint on how to fix it."""
 
     sentence: str
     hint: str
@@ -97,8 +98,8 @@ _DENIED = Fault(
     " docs/how-to/keep-the-lake-on-s3.md, -on-gcs.md and -on-azure.md say how",
 )
 
-# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and versitygw's own of a key;
-# https://cloud.google.com/storage/docs/xml-api/reference-status, which has many of the same;
+# Sources: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and versitygw's own code for
+# an unknown key; https://cloud.google.com/storage/docs/xml-api/reference-status, with many of the same codes;
 # https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes
 FAULTS = {
     "NoSuchBucket": _NO_BUCKET,
@@ -118,7 +119,7 @@ FAULTS = {
     "NotImplemented": NO_CONDITIONS,
     "AuthenticationRequired": _NOBODYS,
     "InvalidSecurity": _NOBODYS,
-    # As Google's client for Arrow says of any of them.
+    # Codes of Google's client in Arrow.
     "Unauthenticated": _NOBODYS,
     "PermissionDenied": _DENIED,
     "ContainerNotFound": _NO_BUCKET,
@@ -153,26 +154,28 @@ _BY_LETTERS = {code.lower(): code for code in FAULTS}
 
 
 def code_in(error: BaseException) -> str:
-    """The store's error code that a library passes on; empty when there is none."""
+    """Return the store's error code in a library's message, or "" if there is none."""
     match = _CODE.search(str(error))
     found = "" if match is None else next(filter(None, match.groups()))
     return _BY_LETTERS.get(found.replace("_", "").lower(), found)
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """None when the store has said nothing that is known here."""
+    """Return the explanation of the store's error code, or None if the code is missing or unknown."""
     return FAULTS.get(code_in(error))
 
 
 def status_in(error: BaseException) -> str:
-    """The HTTP status that a library passes on; empty when there is none."""
+    """Return the HTTP status in a library's message, or "" if there is none."""
     match = _STATUS.search(str(error))
     return "" if match is None else next(filter(None, match.groups()))
 
 
 def facts_in(error: BaseException) -> str:
-    """What a library passes on of a refusal, in words that are understood here: the store's answer, which may
-    tell a token, is not among them."""
+    """Return the parts of a library's message that this module can parse again: code, status, host.
+
+    The store's answer itself is left out, because it may contain a token.
+    """
     text, status = str(error), status_in(error)
     found = [f"<Code>{code_in(error)}</Code>", *([f"HTTP status {status}"] if status else [])]
     for words, _ in _BY_WORDS:
@@ -183,7 +186,7 @@ def facts_in(error: BaseException) -> str:
 
 
 def explanation_of(error: BaseException) -> Fault | None:
-    """Likewise `fault_of`, or by the HTTP status alone, or by why no connection was made."""
+    """Return the explanation by error code, HTTP status or cause of a failed connection, or None."""
     if fault := fault_of(error) or _BY_STATUS.get(status_in(error)):
         return fault
     text = str(error)
@@ -196,52 +199,58 @@ def explanation_of(error: BaseException) -> Fault | None:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether an object store, or the way to it, failed, so that nothing is known of what was asked for: then
-    it is at fault, and no table. Only a library that asks a store is believed: the text of other errors may
-    hold values of rows, which may read like anything."""
+    """Return True if an object store, or the connection to it, failed, so that no table is at fault.
+
+    Only errors of libraries that send requests to a store are considered: the message of another error may
+    hold values of rows, which could match by chance.
+    """
     return _asks_stores(error) and bool(_AWAY.search(str(error)))
 
 
 def _asks_stores(error: BaseException) -> bool:
-    # DataFusion's are plain exceptions.
+    # DataFusion raises plain exceptions.
     return isinstance(error, (DeltaError, OSError, BaseError, pa.ArrowException)) or type(error) is Exception
 
 
 def raise_if_away(doing: str, error: BaseException) -> None:
-    """Raise LakeUnavailableError where a store is away. `doing` as in `refusal`."""
+    """Raise LakeUnavailableError if an object store failed. `doing` as in `refusal`."""
     if is_away(error):
         raise refusal(doing, error) from None
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the storage refused, rather than that a table is at fault."""
+    """Return True if an error comes from the storage, and not from the state of a table."""
     return isinstance(error, OSError) or _is_of_store(error) or bool(_MARKS.search(str(error)))
 
 
 def _is_of_store(error: BaseException) -> bool:
-    """Arrow's clients of Google's and Azure's stores raise what is no OSError, where a token cannot be had or
-    a request is called invalid."""
+    """Return True if an Arrow exception comes from a store.
+
+    Arrow's clients for Google and Azure raise exceptions other than OSError if they cannot get a token, or if
+    the store calls a request invalid.
+    """
     if type(error) is pa.ArrowException:
         return True
     return isinstance(error, pa.ArrowInvalid) and "google::cloud::Status(" in str(error)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there was no space left."""
+    """Return True if the error says that no space is left."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
     return any(number in _FULL for number in system_errors(error))
 
 
 def system_errors(error: BaseException) -> list[int]:
-    """The numbers of the system's errors that a library passes on."""
+    """Return the system's error numbers (errno) in a library's message."""
     return [int(number) for number in _NUMBER.findall(str(error))]
 
 
 def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
-    """`doing`: what was tried, as "the changelog cannot be written".
+    """Return a LakeUnavailableError for a storage error, with its explanation and a hint.
 
-    Tells no text of Delta's, which may hold values of rows.
+    `doing`: the failed action, such as "the changelog cannot be written". The text of Delta's error is left
+    out, because it may hold values of rows.
     """
     if is_full(error):
         return LakeUnavailableError(
@@ -256,7 +265,10 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
 
 
 def _reason(error: BaseException) -> str:
-    """Arrow's errors have a store's whole answer where others have the system's word."""
+    """Return the system's message, or else the HTTP status, or else the error's class.
+
+    The error's own text is not used: Arrow's errors contain a store's whole answer.
+    """
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     if status := status_in(error):
@@ -266,13 +278,17 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Turn what a filesystem raises into a LakeError that names the place; only some of it may pass."""
+    """Turn errors of a filesystem into a LakeError that names the location.
+
+    Missing permission, or a wrong kind of file, becomes LakeError; other storage errors become
+    LakeUnavailableError. Arrow exceptions that do not come from a store pass unchanged.
+    """
     try:
         yield
     except _FORBIDDEN as error:
         if fault_of(error):
             raise refusal(f"cannot write under {place}", error) from None
-        # A store's client may tell the request in its text, with the token that signs it.
+        # Do not quote the error: a store's client may include the request, with the token that signs it.
         raise LakeError(
             f"cannot write under {place}: {_reason(error)}", "check the rights, and that it is a directory"
         ) from None
@@ -284,7 +300,7 @@ def storage_errors(place: str) -> Iterator[None]:
 
 @contextmanager
 def delta_errors(doing: str) -> Iterator[None]:
-    """Turn what Delta raises when the storage refuses into ours; all else passes."""
+    """Turn Delta's storage errors into LakeUnavailableError; other errors pass unchanged."""
     failed: LakeUnavailableError | None = None
     try:
         yield

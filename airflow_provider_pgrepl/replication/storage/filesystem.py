@@ -1,8 +1,8 @@
-"""Where lake files are written: one native Arrow filesystem for local paths and object stores alike.
+"""File access for lakes, through native Arrow filesystems for local paths and object stores.
 
-Files of a lake that are written: a small one of a store is in memory until it is whole, and then one put.
-Arrow's own stream puts in two exchanges (it waits for `100 Continue`), and a server that closes the
-connection in between costs it up to a second before it tries again.
+A small file for a store is buffered in memory and written by one put request. Arrow's own stream needs two
+round trips (it waits for `100 Continue`). If the server closes the connection in between, Arrow retries only
+after up to 1 s.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from airflow_provider_pgrepl.replication.storage.stores import access_to, is_sto
 _LOCAL = fs.LocalFileSystem()
 _COMMIT = re.compile(r"(\d{20})\.json")
 _WHOLE_BYTES = 1 << 20
-"""What is not larger is read by one request: its bytes take less time than a second one."""
+"""Files up to this size are read by one request: transferring them takes less time than a second request."""
 _HELD_BYTES = 32 << 20
 _REQUESTS = 16
-"""At once: who waits for a store needs no core."""
+"""Concurrent requests to a store; more than the number of cores, because a waiting thread needs no core."""
 _IN_MEMORY_BYTES = 4 << 20
 
 
 def open_storage(root: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a lake, or of a place below one, and the path in it. Raises LakeError."""
+    """Return the filesystem of a lake, or of a location below it, and the path in it.
+
+    Raises LakeError if the URI's scheme is not supported, OSError.
+    """
     local = local_path(root)
     if local is not None:
         return _LOCAL, str(local)
@@ -47,23 +50,23 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def log_path(root: str) -> str:
-    """The folder of a Delta table's log. `root`: the table's path in its filesystem."""
+    """Return the folder of a Delta table's log. `root`: the table's path in its filesystem."""
     return f"{root}/{LOG_FOLDER}"
 
 
 def commit_path(root: str, version: int) -> str:
-    """The file of one commit of a Delta table. `root`: the table's path in its filesystem."""
+    """Return the path of a commit of a Delta table. `root`: the table's path in its filesystem."""
     return f"{log_path(root)}/{version:020d}.json"
 
 
 def commit_version(name: str) -> int | None:
-    """Return the version of the commit that a file of this name in a log is; None for other files."""
+    """Return the version of a commit file by its name, or None for another file."""
     match = _COMMIT.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def has_commit(uri: str, version: int) -> bool:
-    """Whether the file of a commit is there, whatever it holds. Raises OSError."""
+    """Return True if the file of a commit exists; its content is not checked. Raises OSError."""
     filesystem, root = open_storage(uri)
     path = commit_path(root, version)
     if is_store(filesystem):
@@ -72,8 +75,11 @@ def has_commit(uri: str, version: int) -> bool:
 
 
 def commit_mark(uri: str, version: int) -> str:
-    """What tells the file of a commit from another in its place; empty when there is none, or nothing in it.
-    Raises OSError."""
+    """Return a mark of a commit's file: its size with its ETag or modification time.
+
+    Another file at the same path has another mark. Returns "" if the file is missing or empty. Raises
+    OSError.
+    """
     filesystem, root = open_storage(uri)
     path = commit_path(root, version)
     if is_store(filesystem):
@@ -83,7 +89,7 @@ def commit_mark(uri: str, version: int) -> str:
 
 
 def read_commit(uri: str, version: int) -> bytes | None:
-    """The file of a commit of a table; None when it is not there. Raises OSError."""
+    """Return the content of a commit's file, or None if it does not exist. Raises OSError."""
     filesystem, root = open_storage(uri)
     try:
         return _read_commit(filesystem, commit_path(root, version))
@@ -92,9 +98,9 @@ def read_commit(uri: str, version: int) -> bytes | None:
 
 
 def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:
-    """What a commit says. `root`: the table's path in its filesystem.
+    """Return a commit's actions. `root`: the table's path in its filesystem.
 
-    Raises FileNotFoundError when its file is gone, OSError, ValueError when it is not whole.
+    Raises FileNotFoundError if its file does not exist, ValueError if it is incomplete, OSError.
     """
     content = _read_commit(filesystem, commit_path(root, version))
     return [json.loads(line) for line in content.splitlines() if line]
@@ -105,7 +111,7 @@ def _read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
 
 
 def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
-    """All of a file. Raises FileNotFoundError, OSError."""
+    """Read a whole file. Raises FileNotFoundError, OSError."""
     if is_store(filesystem):
         return objects.read(filesystem, path)
     with filesystem.open_input_stream(path) as source:
@@ -113,7 +119,7 @@ def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
 
 
 def delete_files(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
-    """Those that are there. Raises OSError."""
+    """Delete files. Missing files are not an error. Raises OSError."""
     if is_store(filesystem):
         objects.delete(filesystem, paths)
         return
@@ -123,28 +129,30 @@ def delete_files(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
 
 
 def delete_tree(filesystem: fs.FileSystem, folder: str) -> None:
-    """A folder with all that is in it. Raises OSError."""
+    """Delete a folder and its contents. Raises OSError."""
     if is_store(filesystem):
-        # Arrow would put a marker in the place of the folder above, where we may have no rights.
+        # Arrow would create a marker object for the parent folder, for which permission may be missing.
         objects.delete_below(filesystem, folder)
     else:
         filesystem.delete_dir(folder)
 
 
 def make_folders(filesystem: fs.FileSystem, path: str) -> None:
-    """Have a folder that files can be written into: a store has none. Raises OSError."""
+    """Create a folder and its parents; does nothing for a store, which has no folders. Raises OSError."""
     if not is_store(filesystem):
         filesystem.create_dir(path, recursive=True)
 
 
 def read_parquet(filesystem: fs.FileSystem, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """One Parquet file; a folder in its path that looks like a partition's adds no column. Raises
-    FileNotFoundError, OSError."""
+    """Read one Parquet file. A folder in its path that looks like a partition adds no column.
+
+    Raises FileNotFoundError, OSError.
+    """
     return pq.read_table(path, columns=columns, filesystem=filesystem, partitioning=None)
 
 
 def parse_parquet(content: bytes) -> pa.Table:
-    """A Parquet file of which all was read: no fault of the storage. Raises ValueError if it is damaged."""
+    """Parse the content of a Parquet file. Raises ValueError if it is damaged, never a storage error."""
     try:
         return pq.read_table(pa.BufferReader(content))
     except (pa.ArrowException, OSError, ValueError):
@@ -152,15 +160,17 @@ def parse_parquet(content: bytes) -> pa.Table:
 
 
 def make_folder(uri: str) -> None:
-    """Have the folder of a table that is to be made: deltalake takes one that it cannot make for one that is
-    not there. Raises OSError."""
+    """Create the folder of a new table; does nothing for a store. Raises OSError.
+
+    deltalake reports a folder that it cannot create as one that does not exist.
+    """
     local = local_path(uri)
     if local is not None:
         local.mkdir(parents=True, exist_ok=True)
 
 
 def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
-    """A file of at most so many bytes, to be read from anywhere. Raises FileNotFoundError, OSError."""
+    """Open a file of at most `size` bytes for random access. Raises FileNotFoundError, OSError."""
     if is_store(filesystem) and size <= _WHOLE_BYTES:
         return pa.BufferReader(objects.read(filesystem, path))
     if isinstance(filesystem, fs.AzureFileSystem):
@@ -169,9 +179,11 @@ def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
 
 
 class HeldFiles:
-    """Files of a store that are looked at several times stay open, since to open one is a request, or all of
-    it; up to so many bytes of those that are here whole. By their paths: a file never changes. Any thread may
-    ask."""
+    """A cache of open files of a store, by path: opening a file costs a request, or reads it completely.
+
+    Files that are held in memory are limited to `_HELD_BYTES` bytes together. A file never changes. Threads
+    may share it without a lock.
+    """
 
     def __init__(self, filesystem: fs.FileSystem) -> None:
         self._filesystem = filesystem
@@ -179,11 +191,11 @@ class HeldFiles:
         self._bytes = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether one of this size would stay open."""
+        """Return True if a file of this size would stay open."""
         return size > _WHOLE_BYTES or self._bytes + size <= _HELD_BYTES
 
     def open(self, path: str, size: int) -> AbstractContextManager[pa.NativeFile]:
-        """As `open_file`. Not to be closed but by leaving it."""
+        """Open a file as `open_file` does, for use as a context manager. Do not close the file otherwise."""
         if path in self._files:
             return nullcontext(self._files[path])
         file = open_file(self._filesystem, path, size)
@@ -202,10 +214,12 @@ def open_parquet(
     *,
     in_batches: bool = False,
 ) -> Iterator[pq.ParquetFile]:
-    """An open file as Parquet, which stays open. `in_batches`: all of it will be read so, and need not be in
-    memory at once."""
-    # Spark writes moments as it always has; in nanoseconds they would not all fit. Columns beside each other
-    # are one request, if they may be in memory together.
+    """Yield an open file as a ParquetFile. The file stays open afterwards.
+
+    `in_batches`: True if it will be read in batches, so that a store's file is not buffered as a whole.
+    """
+    # Spark writes timestamps as INT96. Not all of them fit into nanoseconds. With `pre_buffer`, adjacent
+    # columns are read by one request, and held in memory together.
     with pq.ParquetFile(
         source,
         metadata=metadata,
@@ -216,7 +230,7 @@ def open_parquet(
 
 
 def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -> bytes:
-    """Some bytes of a file, or fewer where it ends. Raises FileNotFoundError, OSError."""
+    """Read `length` bytes of a file, or fewer at its end. Raises FileNotFoundError, OSError."""
     if is_store(filesystem):
         return objects.read_range(filesystem, path, offset, length)
     with filesystem.open_input_file(path) as file:
@@ -225,14 +239,14 @@ def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -
 
 @contextmanager
 def many_at_once(files: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` for work on files, with a thread a core, if there is more than one file."""
+    """Yield a `map` for work on files, with one thread for each core if there is more than one file."""
     with _threads(files, max(1, pa.cpu_count())) as each:
         yield each
 
 
 @contextmanager
 def requests_at_once(filesystem: fs.FileSystem, count: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` that waits for a store's answers beside each other; on a disk one after the other."""
+    """Yield a `map` that sends requests to a store concurrently; for a file system it is sequential."""
     with _threads(count, _REQUESTS if is_store(filesystem) else 1) as each:
         yield each
 
@@ -247,10 +261,13 @@ def _threads(count: int, most: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 class Output:
-    """A file that is being written through `stream`; a context manager. It is there once it is closed."""
+    """A file that is written through `stream`; a context manager. The file is complete after `close`."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, size: int) -> None:
-        """`size`: about how many bytes it will have at most. Raises OSError, as all else here."""
+        """Open the file for writing. `size`: its estimated maximum size in bytes.
+
+        Raises OSError, as do all methods.
+        """
         self._filesystem, self._path = filesystem, path
         self._is_put = is_store(filesystem) and size <= _IN_MEMORY_BYTES
         self.stream: pa.NativeFile = (
@@ -258,11 +275,11 @@ class Output:
         )
 
     def tell(self) -> int:
-        """The bytes so far."""
+        """Return the number of bytes written so far."""
         return int(self.stream.tell())
 
     def close(self) -> None:
-        """Have it there, whole."""
+        """Finish the file; a buffered one is put into the store. Does nothing if it is closed."""
         if self.stream.closed:
             return
         if self._is_put:
@@ -271,7 +288,7 @@ class Output:
             self.stream.close()
 
     def drop(self) -> None:
-        """Close it, as it is not wanted any more: what there is of it, if anything, is to be deleted."""
+        """Close the stream of an unwanted file. The caller deletes a file that may exist."""
         if not self.stream.closed:
             self.stream.close()
 

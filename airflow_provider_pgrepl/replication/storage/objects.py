@@ -1,6 +1,7 @@
-"""Objects of a store, a request each: Arrow's filesystem asks more, and for folders, too.
+"""Operations on a store's objects with one request each; Arrow's filesystem sends more, also for folders.
 
-`filesystem` is the store's as Arrow has it, which `open_storage` gives; `path` is always bucket and key.
+`filesystem` is Arrow's filesystem of the store, as `open_storage` returns it. `path` is always bucket and
+key.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 _MARK_S, _MARKS = 1.0, 4096
 _Known = tuple[int, str]
-"""Which filesystem, and the path in it."""
+"""The id of a filesystem, and the path in it."""
 _marks: dict[_Known, tuple[str, float]] = {}
 _COMMITS, _COMMIT_BYTES = 64, 64 << 10
 _commits: dict[_Known, tuple[bytes, float]] = {}
-"""What this process has put or read, for a second: a merge looks at a commit from several places."""
+"""Commits that this process has written or read, cached for 1 s: a merge reads a commit several times."""
 
 
 def read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
-    """The object of a commit, remembered for a second. Raises FileNotFoundError, OSError."""
+    """Read the object of a commit; the result is cached for 1 s. Raises FileNotFoundError, OSError."""
     content, until = _commits.get((id(filesystem), path), (b"", 0.0))
     if time.monotonic() >= until:
         content = read(filesystem, path)
@@ -42,16 +43,17 @@ def read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
 
 
 def read(filesystem: fs.FileSystem, path: str) -> bytes:
-    """An object. Raises FileNotFoundError, OSError."""
+    """Read an object. Raises FileNotFoundError, OSError."""
     store, key = _of(filesystem, path)
     with _store_errors(path):
         return bytes(obstore.get(store, key).bytes())
 
 
 def open_reader(filesystem: fs.FileSystem, path: str) -> pa.NativeFile:
-    """An object to be read in parts. Raises FileNotFoundError, OSError.
+    """Open an object for random access. Raises FileNotFoundError, OSError.
 
-    Arrow's own of Azure ends the process where a token cannot be had: its client throws, and nobody catches.
+    Used instead of Arrow's reader for Azure, which aborts the process if it cannot get a token: Arrow does
+    not catch the exception of Azure's client.
     """
     found = look_at(filesystem, path)
     if found is None:
@@ -60,7 +62,7 @@ def open_reader(filesystem: fs.FileSystem, path: str) -> pa.NativeFile:
 
 
 class _Reader(io.RawIOBase):
-    """A range of an object for each read."""
+    """A file that reads an object with one range request for each read."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, size: int) -> None:
         super().__init__()
@@ -88,14 +90,14 @@ class _Reader(io.RawIOBase):
 
 
 def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -> bytes:
-    """Some bytes of an object, or fewer where it ends. Raises FileNotFoundError, OSError."""
+    """Read `length` bytes of an object, or fewer at its end. Raises FileNotFoundError, OSError."""
     store, key = _of(filesystem, path)
     with _store_errors(path):
         return bytes(obstore.get_range(store, key, start=offset, length=length))
 
 
 def look_at(filesystem: fs.FileSystem, path: str) -> ObjectMeta | None:
-    """What the store says of an object; None when there is none. Raises OSError."""
+    """Return an object's metadata, or None if it does not exist. Raises OSError."""
     store, key = _of(filesystem, path)
     try:
         with _store_errors(path):
@@ -105,9 +107,10 @@ def look_at(filesystem: fs.FileSystem, path: str) -> ObjectMeta | None:
 
 
 def mark_of(filesystem: fs.FileSystem, path: str) -> str:
-    """What tells an object from another in its place; empty when there is none, or nothing in it.
+    """Return an object's size and ETag as one text, or "" if the object is missing or empty.
 
-    It is remembered for a second: one merge asks for it often. Raises OSError.
+    Another object at the same path has another mark. The mark is cached for 1 s, because one merge requests
+    it often. Raises OSError.
     """
     known = id(filesystem), path
     mark, until = _marks.get(known, ("", 0.0))
@@ -121,10 +124,10 @@ def mark_of(filesystem: fs.FileSystem, path: str) -> str:
 
 
 def create_commit(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
-    """Put a commit, unless there is one. What was put need not be asked for at once.
+    """Put a commit unless it exists, and cache it for 1 s.
 
-    Raises AlreadyExistsError, and what else of BaseError the store's client does; OSError when it cannot be
-    opened.
+    Raises AlreadyExistsError and other subclasses of BaseError of the store's client; OSError if the store
+    cannot be opened.
     """
     store, key = _of(filesystem, path)
     mark = obstore.put(store, key, content, mode="create")["e_tag"]
@@ -148,14 +151,14 @@ def _remember(known: _Known, size: int, e_tag: str | None) -> str:
 
 
 def put(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
-    """An object, whatever was there before. Raises OSError."""
+    """Put an object, and replace an existing one. Raises OSError."""
     store, key = _of(filesystem, path)
     with _store_errors(path):
         obstore.put(store, key, content)
 
 
 def delete(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
-    """Objects of one bucket, many a request; those that are gone are none the less. Raises OSError."""
+    """Delete objects of one bucket in batch requests. Missing objects are not an error. Raises OSError."""
     paths = list(paths)
     for path in paths:
         _forget((id(filesystem), path))
@@ -166,14 +169,14 @@ def delete(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
 
 
 def delete_below(filesystem: fs.FileSystem, path: str) -> None:
-    """All objects in what stands for a folder. Raises OSError."""
+    """Delete all objects whose keys are below a path. Raises OSError."""
     _marks.clear()
     _commits.clear()
     store, key = _of(filesystem, path)
     with _store_errors(path):
         for listed in obstore.list(store, f"{key.strip('/')}/", chunk_size=1000):
             _delete(filesystem, path.partition("/")[0], [one["path"] for one in listed])
-    # Where Azure's account has folders, those are left, empty, and hurt nobody. Elsewhere nothing is left.
+    # An Azure account with a hierarchical namespace keeps the empty folders. Elsewhere nothing is left.
     is_azure = isinstance(filesystem, fs.AzureFileSystem)
     if is_azure and filesystem.get_file_info(path).type == fs.FileType.Directory:
         with suppress(OSError):
@@ -181,7 +184,10 @@ def delete_below(filesystem: fs.FileSystem, path: str) -> None:
 
 
 def _delete(filesystem: fs.FileSystem, bucket: str, keys: list[str]) -> None:
-    """S3 says nothing of those that are gone, others refuse: then one after the other."""
+    """Delete objects; one by one if the batch request fails.
+
+    S3 ignores missing objects. Other stores reject a batch that names one.
+    """
     try:
         obstore.delete(store_behind(filesystem), keys)
     except FileNotFoundError as error:
@@ -190,7 +196,7 @@ def _delete(filesystem: fs.FileSystem, bucket: str, keys: list[str]) -> None:
         for key in keys if len(keys) > 1 else ():
             _delete(filesystem, bucket, [key])
     except GenericError:
-        # A batch takes another right of a token of Azure's than its parts do, and not every token has it.
+        # An Azure token needs an additional permission for batch requests, which not every token has.
         if not isinstance(filesystem, fs.AzureFileSystem):
             raise
         for info in filesystem.get_file_info([f"{bucket}/{key}" for key in keys]):
@@ -221,5 +227,5 @@ def _store_errors(path: str) -> Iterator[None]:
 
 
 def _unread(path: str, error: Exception) -> OSError:
-    """With what is known of the store's refusal and no more: what it answers may tell a token."""
+    """Return an OSError with the known facts only: the store's answer may contain a token."""
     return OSError(f"{path}: {type(error).__name__} {facts_in(error)}")

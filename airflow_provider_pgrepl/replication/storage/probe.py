@@ -1,7 +1,7 @@
-"""Checks of a lake's store before anything relies on it: there, usable, shared, and its clock.
+"""Checks of a lake's storage before it is used: it exists, is usable, and is shared by all hosts.
 
-The time of the host, corrected by the storage's own clock if the host's is ahead.
-Files are deleted some minutes after they were removed: a host whose clock is ahead would not wait.
+Also measures how far this host's clock is ahead of the storage's clock. Files are deleted some minutes after
+they were removed from a table: a host whose clock is ahead would delete them too early.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CREDENTIALS = (
     "check the key, the token or the client's secret in the environment, or the connection that lake_conn_id"
     f" names; and that {', '.join(_ENDPOINTS)}, where one is set, begins with http:// or https://"
 )
-# Of a store, or of who gives tokens for it. Two of them mean to come again.
+# The answer of a store, or of its token service. 408 and 429 are left out, because they ask for a retry.
 _REFUSED = re.compile(r"non-2xx status code: (?!408|429)(4\d\d)")
 _UNREACHED = Fault(
     "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
@@ -58,14 +58,14 @@ _HINT = (
     " object store"
 )
 UNKNOWN_MARGIN = timedelta(minutes=15)
-"""How far a clock may be ahead where the storage takes no file that would tell."""
+"""The assumed lead of this host's clock if no file can be written into the storage to measure it."""
 
 
 def check_store(lake_root: str) -> None:
-    """Put an object beside the lake's tables, have a second put of it refused, and delete it.
+    """Check that a store rejects a second conditional put of an object, and delete the object.
 
-    Commits are safe against another writer only where a store refuses that. Nothing is asked of a directory.
-    Raises LakeError, LakeUnavailableError.
+    The object is created below `_pgrepl`. Without such a rejection, two writers could commit the same
+    version. Does nothing for a directory. Raises LakeError, LakeUnavailableError.
     """
     place = place_in_store(lake_root)
     if place is None:
@@ -90,9 +90,10 @@ def check_store(lake_root: str) -> None:
 
 
 def check_directory(lake_root: str) -> None:
-    """Make a folder where the directory of a new lake will be, and remove it. Nothing is asked of a store.
+    """Check that a folder can be created at the location of a new lake; does nothing for a store.
 
-    Raises LakeError, LakeUnavailableError.
+    The folder is created in the nearest existing parent folder, and removed again. Raises LakeError,
+    LakeUnavailableError.
     """
     directory = local_path(lake_root)
     if directory is None:
@@ -104,7 +105,7 @@ def check_directory(lake_root: str) -> None:
 
 
 class _NotOpenedError(OSError):
-    """Before anything was asked of a store."""
+    """The error of a store that could not be opened, before any request was sent."""
 
 
 def _opened(place: Place) -> ObjectStore:
@@ -132,7 +133,10 @@ def _unusable(lake_root: str, error: Exception) -> LakeError:
 
 
 def _refusal_in(error: Exception) -> Fault | None:
-    """What was answered, and means nothing that is known here; None where nobody has answered."""
+    """Return the explanation of an unknown answer, or of a store that could not be opened.
+
+    Returns None if the store did not answer, or asked for a retry.
+    """
     if isinstance(error, _NotOpenedError):
         return Fault("credentials or endpoint are none that a store can be opened with", _CREDENTIALS)
     found, code = _REFUSED.search(str(error)), code_in(error)
@@ -145,7 +149,7 @@ def _refusal_in(error: Exception) -> Fault | None:
 
 @dataclass(frozen=True)
 class SharedPlace:
-    """While it is entered, a directory holds a file by which others know it; a store needs none."""
+    """A context in which a lake's directory holds a file that identifies it; a store needs no such file."""
 
     lake_root: str
     name: str = field(default_factory=lambda: f"_pgrepl_probe_{uuid.uuid4().hex}")
@@ -166,7 +170,10 @@ class SharedPlace:
             (folder / self.name).unlink(missing_ok=True)
 
     def check(self) -> None:
-        """On any host: that it is the same place, which may be written. Raises LakeError."""
+        """Check on any host that the lake root is the same writable directory, or a usable store.
+
+        Raises LakeError, LakeUnavailableError.
+        """
         folder = local_path(self.lake_root)
         if folder is None:
             check_store(self.lake_root)
@@ -185,9 +192,9 @@ def _unwritable(folder: Path, error: OSError) -> LakeError:
 
 
 def doubt_of_absence(uri: str) -> str:
-    """Return why a folder in which no Delta table was found may have one all the same, or "".
+    """Return the reason why a folder may hold a Delta table although none was found, or "".
 
-    An object store that finds no table has answered.
+    Returns "" for an object store: its answer that there is no table is certain.
     """
     folder = local_path(uri)
     if folder is None:
@@ -204,8 +211,10 @@ def doubt_of_absence(uri: str) -> str:
 
 
 def is_there(uri: str) -> bool:
-    """Return True if a folder of this host exists, or may: its parents cannot be looked at. An object store
-    that finds no table has no folder."""
+    """Return True if a folder of this host exists, or if this cannot be determined.
+
+    Returns False for an object store, which has no folders.
+    """
     folder = local_path(uri)
     try:
         return folder is not None and _exists(folder)
@@ -214,7 +223,10 @@ def is_there(uri: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Unlike Path.exists(), which takes a missing permission for a missing file. Raises OSError."""
+    """Return True if a path exists. Raises OSError.
+
+    Path.exists() would report a file that this process may not access as missing.
+    """
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -223,9 +235,10 @@ def _exists(path: Path) -> bool:
 
 
 def storage_lead(folder: str, now: datetime) -> timedelta:
-    """Return how far `now` is ahead of the storage's clock; zero if it is not.
+    """Return how far `now` is ahead of the storage's clock; zero if it is not ahead.
 
-    Writes an empty file into `folder`, which must be a private one of this package, and deletes it.
+    Writes an empty file into `folder`, a private folder of this package, and deletes it. Returns
+    UNKNOWN_MARGIN if that fails.
     """
     try:
         stamp = _stamp(folder)

@@ -1,6 +1,6 @@
-"""PostgreSQL's types and values in Arrow: the same code for snapshot and stream.
+"""PostgreSQL's types and values in Arrow, with the same code for snapshot and stream.
 
-Lossless or loud: what a column's `parse` returns is exactly the value whose text it was given, or it raises.
+A column's `parse` returns exactly the values of the given texts, or it raises an error.
 """
 
 from airflow_provider_pgrepl.replication.values.columns import (

@@ -1,7 +1,7 @@
-"""Columns of a lake table: their types, its schema, and the text of a row's partition.
+"""Columns of a lake table: their types, the table's schema, and its partition column.
 
-It is a column of its own, and the user's column stays in the data files: Delta has a partition's value as
-text in its log, and some of its readers take an empty one for NULL. So an empty text is null here, too.
+The partition is a separate text column, and the user's column stays in the data files. Delta stores partition
+values as text in its log, and some readers take an empty value for NULL. So an empty partition is null here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from airflow_provider_pgrepl.replication.values.registry import parser_of
 
 CHANGE_IT = "change partition_by of the table in per_table, or take it out"
 TEXT_BYTES = 64
-"""Of how many bytes of a text there are partitions at most: deltalake and Spark make folders of them where
-they write such a table, three bytes for one, and a folder's name has 255."""
+"""The maximum number of bytes of a text that form its partition. deltalake and Spark name a folder after it,
+with up to 3 characters for a byte; a folder's name has at most 255."""
 _MOST_CONDITIONS = 1000
-# The second is what deltalake and Spark call the folder of those without value.
+# The second is the name that deltalake and Spark give to the folder of rows without a value.
 _LIKE_NONE = ["", "__HIVE_DEFAULT_PARTITION__"]
 _PLAIN = {*(oids.BOOL, oids.INT2, oids.INT4, oids.INT8, oids.TEXT, oids.VARCHAR, oids.DATE, oids.UUID)}
 _DATED = {oids.DATE, oids.TIMESTAMP, oids.TIMESTAMPTZ}
@@ -45,8 +45,8 @@ RESERVED = f"column {PARTITION} has the name of one that the lake uses itself"
 class TypedColumn:
     """One column of a lake table.
 
-    `index`: its place among the relation's published columns; None for one that the stream does not carry (a
-    generated column, or one dropped since), whose new values are null.
+    `index`: its position among the relation's published columns; None for a column that the stream does not
+    carry (generated, or dropped since), whose new values are null.
     """
 
     column: Column
@@ -65,17 +65,17 @@ class TypedColumn:
 
     @property
     def csv_type(self) -> pa.DataType | None:
-        """The type to give pyarrow's CSV reader when what that accepts equals `parse`, else None: a string.
+        """The type for pyarrow's CSV reader if its values equal those of `parse`; None to read text.
 
-        Holds for COPY's CSV with the options of `lake.copying.csv.read_csv` (booleans are `t` and `f`).
+        This holds for COPY's CSV with the options of `lake.copying.csv.read_csv` (booleans are `t` and `f`).
         """
         return self.parser.csv_type
 
     def parse(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Type texts (`string` or `large_string`; null is NULL).
+        """Convert texts (`string` or `large_string`; null is NULL) to the lake type.
 
-        Above 2 GiB of values `string` and `binary` become `large_string` and `large_binary`.
-        Raises ValueRangeError, which names the column, its type and the table, never the value.
+        Above 2 GiB of values, `string` and `binary` become `large_string` and `large_binary`. Raises
+        ValueRangeError, which names the column, its type and the table, never the value.
         """
         if isinstance(texts, pa.ChunkedArray):
             return _concatenate([self.parse(chunk) for chunk in texts.chunks], self.lake_type)
@@ -93,7 +93,10 @@ class TypedColumn:
 def typed_column(
     column: Column, table: TableName, choices: TableChoices, index: int | None = None
 ) -> TypedColumn:
-    """The column as the pipeline wants it in the lake. Raises ConfigError for a type that does not fit."""
+    """Return the lake column for a column, according to the pipeline's settings.
+
+    Raises ConfigError for a lake type that does not fit the column's type.
+    """
     choice = choices.column(column.name, is_key=column.is_key)
     try:
         parser = parser_of(column.pg_type, choice)
@@ -104,7 +107,7 @@ def typed_column(
 
 
 def _concatenate(chunks: list[pa.Array], target: pa.DataType) -> pa.Array:
-    """One array of all chunks, large when `target` cannot address so much."""
+    """Return one array of all chunks; of the large type if `target` cannot address all of it."""
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(target)
     if large is not None and (
         sum(chunk.nbytes for chunk in chunks) >= 2**31 or any(chunk.type == large for chunk in chunks)
@@ -115,20 +118,23 @@ def _concatenate(chunks: list[pa.Array], target: pa.DataType) -> pa.Array:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """How the rows of one table are told apart."""
+    """The partitioning of a lake table: a column, and the unit to which its dates are truncated."""
 
     typed: TypedColumn
     unit: str
 
     def of_rows(self, rows: pa.Table) -> set[str | None] | None:
-        """The partitions of rows in the lake that have these values; None: they may be in any."""
+        """Return the partitions of the given rows of the lake; None if they lack the column."""
         if self.typed.name not in rows.column_names:
             return None
         return set(self.texts(rows[self.typed.name]).unique().to_pylist())
 
     def conditions(self, keys: pa.Table) -> Iterator[str]:
-        """SQL that holds of the lake's rows `t` under these keys, by which deltalake leaves files out. By
-        equality with a column of the other side it would not."""
+        """Yield an SQL condition on the partitions of the lake's rows `t` with these keys, or nothing.
+
+        By constants, deltalake can skip files. It cannot by equality with a column of the other side. Yields
+        nothing if the keys lack the column, or have more than 1,000 partitions.
+        """
         known = self.of_rows(keys.drop_null())
         if known is None or len(known) > _MOST_CONDITIONS:
             return
@@ -139,7 +145,7 @@ class Partitioning:
             yield f"({' or '.join(either)})"
 
     def texts(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """The partitions of rows that have these values, typed as the lake has them; null of none."""
+        """Return the partition of each value of the column, which has its lake type; null for no value."""
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
         kind = values.type
@@ -155,9 +161,9 @@ class Partitioning:
 
 
 def partitioning(relation: Relation, choices: TableChoices) -> Partitioning | None:
-    """How the table is partitioned; None: it is not to be.
+    """Return the partitioning of a table, or None if the pipeline sets none.
 
-    Raises TableError for a column by which it cannot be; ConfigError.
+    Raises TableError if the table cannot be partitioned by the column, ConfigError.
     """
     by = choices.policy.partition
     if by is None:
@@ -194,7 +200,7 @@ def _missing(relation: Relation, choices: TableChoices, by: PartitionBy) -> str:
 
 
 def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
-    """What keeps values of a column from telling partitions."""
+    """Return the reason why a column cannot be the partition column, or ""."""
     base = column.pg_type.without_domain
     shown = one_line(column.type_name)
     if by.unit:
@@ -211,7 +217,10 @@ def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
 
 
 def _dates(values: pa.Array, counted_in: pa.DataType, a_day: int, unit: str) -> pa.Array:
-    """Years beyond four digits, and those before Christ, are numbers like others: year 0 is 1 B.C."""
+    """Return the partition texts of dates or timestamps, truncated to a unit; null stays null.
+
+    Years may have more than 4 digits, or be negative: year 0 is 1 BC. `a_day`: the count of a day.
+    """
     numbers: Ints = values.cast(counted_in).fill_null(0).to_numpy().astype(np.int64) // a_day
     days = numbers.astype(_DAY)
     shown: Callable[[int], str] = {"day": _day, "month": _month, "year": _year}[unit]
@@ -251,8 +260,7 @@ def _short(texts: pa.Array) -> pa.Array:
 
 
 def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColumn, ...]:
-    """The relation's columns as the lake table has them, in the table's order; excluded and ignored ones are
-    left out.
+    """Return the lake table's columns of a relation, ordered by attnum, without excluded and ignored ones.
 
     Raises ConfigError for a lake type that does not fit its column.
     """
@@ -267,16 +275,17 @@ def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColum
 
 
 def copied_part(relation: Relation, choices: TableChoices) -> Relation:
-    """The relation with those columns that a copy reads: values of excluded ones do not leave the source."""
+    """Return the relation without excluded columns, whose values a snapshot does not read from the source."""
     kept = (c for c in relation.columns if not choices.column(c.name).excluded)
     return replace(relation, columns=tuple(kept))
 
 
 def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
-    """The lake table's columns: the relation's, then the bookkeeping ones that the pipeline wants.
+    """Return the lake table's schema: the relation's columns, then the pipeline's bookkeeping columns.
 
-    All are nullable: a key of the source says nothing about soft deletes or older versions in the lake.
-    Raises TableError when two names differ only in case, which a lake table cannot hold; ConfigError.
+    All columns are nullable: a key of the source does not constrain soft-deleted rows or older versions in
+    the lake. Raises TableError if a column has a reserved name, or if two names differ only in case, which a
+    lake table does not allow; ConfigError.
     """
     fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
     taken = {field.name.casefold() for field in fields}
@@ -307,7 +316,7 @@ def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
 
 
 def choice_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
-    """What the pipeline chooses for this table, or for columns of it, that cannot be."""
+    """Yield the settings of the pipeline that do not fit this table or its columns, as messages."""
     yield from _column_problems(relation, choices)
     yield from partition_problems(relation, choices)
     yield from _key_problems(relation, choices)
@@ -333,7 +342,7 @@ def _column_problems(relation: Relation, choices: TableChoices) -> Iterator[str]
 
 
 def partition_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
-    """What keeps a table from being partitioned as the pipeline wants it, or from being in the lake."""
+    """Yield the reasons why the table cannot have its partitioning, or has a column with a reserved name."""
     columns = (*relation.columns, *relation.unpublished)
     if any(c.name.casefold() == PARTITION and not choices.column(c.name).excluded for c in columns):
         yield f"{RESERVED}; rename it, or leave it out with exclude_columns"
@@ -342,7 +351,7 @@ def partition_problems(relation: Relation, choices: TableChoices) -> Iterator[st
     except TableError as error:
         yield f"{error.message}; {error.hint}"
     except ConfigError:
-        # A lake type that does not fit: of all columns at once.
+        # _type_problems reports a lake type that does not fit, for all columns.
         pass
 
 
@@ -355,7 +364,10 @@ def _type_problems(table: TableName, columns: Iterable[Column], choices: TableCh
 
 
 def _key_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
-    """Where rows that went may stay, keys are told apart by their texts: in the lake they must differ too."""
+    """Yield the key columns whose different texts would become equal values in the lake.
+
+    Only checked if rows that the source no longer has may stay: then keys are distinguished by their texts.
+    """
     if not choices.policy.follows_keys:
         return
     for column in relation.key_columns:
@@ -377,7 +389,7 @@ def _has_free_numeric(pg_type: PgType) -> bool:
 
 
 def history_problems(relation: Relation) -> Iterator[str]:
-    """What keeps a table from having its past versions kept."""
+    """Yield the reasons why a table cannot have a history."""
     if not relation.key_columns:
         yield (
             "history needs a key, by which the versions of a row are told from other rows: give the table a"

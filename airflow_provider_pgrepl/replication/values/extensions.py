@@ -1,4 +1,4 @@
-"""Types of extensions: hstore, PostGIS's geometry, pgvector's vector and halfvec."""
+"""Types of extensions: hstore, geometry and geography of PostGIS, vector and halfvec of pgvector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.values.scalars import Binary
 
 
 class HStore:
-    """A map of text; a value may be null, and a key occurs once. The order of pairs means nothing."""
+    """hstore as a map of text. A value may be null, keys are unique, the order of pairs has no meaning."""
 
     lake_type: pa.DataType = pa.map_(pa.string(), pa.string())
     csv_type: pa.DataType | None = None
@@ -26,12 +26,12 @@ class HStore:
 
 
 def hstore(_: PgType, __: ColumnChoice) -> HStore:
-    """hstore, of the extension."""
+    """Return the parser of the extension's type hstore."""
     return HStore()
 
 
 class Spatial:
-    """EWKB: well-known binary with the reference system's number, as PostGIS writes it in hexadecimal."""
+    """Spatial values as EWKB: well-known binary with the SRID, which PostGIS writes in hexadecimal digits."""
 
     lake_type: pa.DataType = pa.binary()
     csv_type: pa.DataType | None = None
@@ -42,12 +42,12 @@ class Spatial:
 
 
 def spatial(_: PgType, __: ColumnChoice) -> Spatial:
-    """geometry and geography, of PostGIS."""
+    """Return the parser of PostGIS's geometry and geography."""
     return Spatial()
 
 
 class Vector:
-    """A list of numbers of 32 bits, which hold those of 16 exactly."""
+    """Vectors as lists of 32-bit floats, which represent the 16-bit floats of halfvec exactly."""
 
     lake_type: pa.DataType = pa.list_(pa.float32())
     csv_type: pa.DataType | None = None
@@ -61,5 +61,5 @@ class Vector:
 
 
 def vector(_: PgType, __: ColumnChoice) -> Vector:
-    """vector, of pgvector."""
+    """Return the parser of pgvector's vector and halfvec."""
     return Vector()

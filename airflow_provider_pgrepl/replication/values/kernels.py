@@ -1,8 +1,9 @@
-"""The compiled loops that take texts apart: arrays, records, ranges and hstores into the texts they hold.
+"""The compiled functions that split the texts of arrays, records, ranges and hstores into their parts.
 
-Each writes the parts, without quotes and escapes, one after the other into `out`; where each row's parts
-begin into `starts`, where each part ends into `ends`, which parts are NULL into `nulls`. Returns a status,
-and how many parts and bytes there are. What PostgreSQL does not write is found, never guessed at.
+Each function writes the parts, without quotes and escapes, one after the other into `out`. It writes the
+number of the first part of each row into `starts`, the end of each part in `out` into `ends`, and the NULL
+flag of each part into `nulls`. It returns a status, the number of parts and the number of bytes in `out`.
+Text that PostgreSQL does not write results in an error status, never in a guess.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def _is_null_word(data, start, end):  # type: ignore[no-untyped-def]
 
 @inner
 def _unquote(data, at, end, out, filled):  # type: ignore[no-untyped-def]
-    """Copy what stands in quotes from `at` on; gives the place behind them (-1: they do not end).
+    """Copy a quoted text from `at` on. Return the offset after the closing quote (-1: there is none), and the
+    bytes in `out`.
 
-    Within quotes a quote is escaped or written twice, a backslash likewise escaped.
+    Within quotes, a quote is escaped or doubled, and a backslash is escaped or doubled.
     """
     while at < end:
         byte = data[at]
@@ -64,7 +66,8 @@ def _unquote(data, at, end, out, filled):  # type: ignore[no-untyped-def]
 
 @inner
 def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type: ignore[no-untyped-def]
-    """Copy one part; gives the place of the delimiter or end behind it (-1: malformed)."""
+    """Copy one part. Return the offset of the delimiter or end after it (-1: malformed), and the bytes in
+    `out`."""
     if at < end and data[at] == _QUOTE:
         at, filled = _unquote(data, at + 1, end, out, filled)
         if at >= 0 and at < end and data[at] != delimiter:
@@ -84,7 +87,7 @@ def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type
 
 @loop(INTS, BYTES, FLAGS, INT, INT, INT, *_OUT)
 def split_array(places, data, valid, delimiter, opening, closing, starts, ends, nulls, out):  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
-    """`{1,NULL,"a,b"}` into elements; with other brackets or another delimiter likewise."""
+    """Split arrays such as `{1,NULL,"a,b"}` into elements. Brackets and delimiter are arguments."""
     parts = filled = 0
     for row in range(len(valid)):
         starts[row] = parts
@@ -105,7 +108,8 @@ def split_array(places, data, valid, delimiter, opening, closing, starts, ends, 
                 at, filled = _copy_part(data, at, end, delimiter, opening, closing, out, filled)
                 if at < 0:
                     return MALFORMED, parts, filled
-            # As _copy_part does; here, since to hand arrays to a function takes longer than most parts do.
+            # The code of _copy_part is repeated here: passing arrays to a function takes longer than copying
+            # most parts.
             while at < end:
                 byte = data[at]
                 if byte == delimiter:
@@ -130,7 +134,7 @@ def split_array(places, data, valid, delimiter, opening, closing, starts, ends, 
 
 @loop(INTS, BYTES, FLAGS, INT, FLAG, *_OUT)
 def split_record(places, data, valid, width, is_range, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
-    """`(1,"a b",)` into its `width` fields, of which an empty one is NULL; or a range into its bounds."""
+    """Split records such as `(1,"a b",)` into `width` fields, or ranges into bounds. Empty parts are NULL."""
     parts = filled = 0
     for row in range(len(valid)):
         starts[row] = parts
@@ -165,7 +169,7 @@ def split_record(places, data, valid, width, is_range, starts, ends, nulls, out)
 
 @inner
 def _whole_part(data, at, end, is_multirange):  # type: ignore[no-untyped-def]
-    """The place behind the bracketed part that begins at `at`; -1 when it does not end."""
+    """Return the offset after the bracketed part that begins at `at`; -1 if it does not end."""
     depth = 0
     while at < end:
         byte = data[at]
@@ -188,7 +192,7 @@ def _whole_part(data, at, end, is_multirange):  # type: ignore[no-untyped-def]
 
 @loop(INTS, BYTES, FLAGS, INT, FLAG, *_OUT)
 def split_whole(places, data, valid, delimiter, is_multirange, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
-    """`{{1,2},{3,4}}` into its rows, or a multirange into its ranges, each as it is written."""
+    """Split arrays such as `{{1,2},{3,4}}` into rows, or multiranges into ranges, each as it is written."""
     parts = filled = 0
     for row in range(len(valid)):
         starts[row] = parts
@@ -224,7 +228,7 @@ def split_whole(places, data, valid, delimiter, is_multirange, starts, ends, nul
 
 @inner
 def _behind_arrow(data, at, end):  # type: ignore[no-untyped-def]
-    """The place behind `=>`; -1 when that is not there."""
+    """Return the offset after `=>`; -1 if it is missing at `at`."""
     if at < 0 or at + 1 >= end or data[at] != _EQUALS or data[at + 1] != _GREATER:
         return -1
     return at + 2
@@ -232,7 +236,10 @@ def _behind_arrow(data, at, end):  # type: ignore[no-untyped-def]
 
 @loop(INTS, BYTES, FLAGS, *_OUT)
 def split_pairs(places, data, valid, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
-    """`"a"=>"1", "b"=>NULL` into keys and values by turns."""
+    """Split hstores such as `"a"=>"1", "b"=>NULL` into alternating keys and values.
+
+    `starts` counts pairs, not parts.
+    """
     parts = filled = 0
     for row in range(len(valid)):
         starts[row] = parts // 2

@@ -1,4 +1,4 @@
-"""The texts that a text holds: an array's elements, a record's fields, a range's bounds, a hstore's pairs."""
+"""Parsers of types with component types (arrays, composites, ranges, multiranges), and splitting of texts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _EMPTY = "empty"
 
 @dataclass(frozen=True)
 class Parts:
-    """`texts` of all rows one after the other, those of row i from `starts[i]` to `starts[i + 1]`.
+    """The parts of all rows, one after the other in `texts`.
 
-    (For pairs `starts` counts pairs.) A row that is null has none; a record's fields are then all null.
+    The parts of row i are those from `starts[i]` to `starts[i + 1]`; for hstores, `starts` counts pairs. A
+    null row has no parts, but a null record has all fields, as nulls.
     """
 
     starts: pa.Array
@@ -52,7 +53,10 @@ class Parts:
 
 
 def split_array(texts: pa.Array, delimiter: str = ",", brackets: str = "{}") -> Parts:
-    """Elements, unquoted. Raises Unholdable for arrays of more dimensions, or with lower bounds."""
+    """Split arrays into unquoted elements.
+
+    Raises Unholdable for arrays of several dimensions, or with explicit lower bounds.
+    """
     opening, closing = brackets.encode()
     between = ord(delimiter)
     return _split(
@@ -63,12 +67,12 @@ def split_array(texts: pa.Array, delimiter: str = ",", brackets: str = "{}") -> 
 
 
 def split_rows(texts: pa.Array, delimiter: str) -> Parts:
-    """The outermost rows of arrays of more than one dimension, each an array's text. Raises Unholdable."""
+    """Split arrays of several dimensions into their outermost rows, as texts of arrays. Raises Unholdable."""
     return _split_whole(texts, ord(delimiter), is_multirange=False)
 
 
 def split_multirange(texts: pa.Array) -> Parts:
-    """Ranges as they are written."""
+    """Split multiranges into the texts of their ranges. Raises Unholdable."""
     return _split_whole(texts, ord(","), is_multirange=True)
 
 
@@ -81,7 +85,7 @@ def _split_whole(texts: pa.Array, between: int, *, is_multirange: bool) -> Parts
 
 
 def split_record(texts: pa.Array, width: int, *, is_range: bool = False) -> list[pa.Array]:
-    """The texts of each field, or of a range's two bounds."""
+    """Split records into one array of texts for each field, or ranges into 2 bounds. Raises Unholdable."""
     parts = _split(
         texts,
         lambda *inputs: kernels.split_record(*inputs[:3], width, is_range, *inputs[3:]),
@@ -91,7 +95,7 @@ def split_record(texts: pa.Array, width: int, *, is_range: bool = False) -> list
 
 
 def split_pairs(texts: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Where each row's pairs start, all keys, all values."""
+    """Split hstores. Return the number of each row's first pair, all keys, all values. Raises Unholdable."""
     parts = _split(texts, kernels.split_pairs, lambda data: 2 * _count(data, ord(">")))
     keys, values = _by_turns(parts.texts, 2)
     return parts.starts, keys, values
@@ -108,7 +112,7 @@ def _count(data: NDArray[np.uint8], byte: int) -> int:
 
 
 def _split(texts: pa.Array, kernel: Callable[..., Any], most: Callable[[NDArray[np.uint8]], int]) -> Parts:
-    """Run a kernel; `most` says how many parts there can be at most. Raises Unholdable."""
+    """Run a kernel. `most`: returns the maximum number of parts. Raises Unholdable."""
     places, data = _places_and_data(texts)
     valid = texts.is_valid().to_numpy(zero_copy_only=False)
     starts = np.zeros(len(texts) + 1, np.int64)
@@ -124,7 +128,7 @@ def _split(texts: pa.Array, kernel: Callable[..., Any], most: Callable[[NDArray[
 
 
 def _places_and_data(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Where each text begins and ends, and the bytes of all."""
+    """Return the offsets of the texts, from 0, and the bytes of all texts."""
     width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, offsets, bytes_ = texts.buffers()
     if len(texts) == 0 or offsets is None:
@@ -149,11 +153,12 @@ def _strings(ends: NDArray[np.int64], nulls: NDArray[np.bool_], data: NDArray[np
 
 @dataclass(frozen=True)
 class Array:
-    """An array as a list of what `element` makes of its elements.
+    """An array as a list of the values that `element` parses.
 
-    A list has neither a first index nor a fixed number of dimensions, which belong to an array's value, not
-    to its type. So an array that does not begin at 1, or has other dimensions than the column is to have, is
-    refused. `of_rows`: the elements are themselves rows of an array of more than one dimension.
+    In PostgreSQL, the lower bound and the number of dimensions belong to an array's value, not to its type. A
+    list has no lower bound. Therefore `parse` raises Unholdable for an array that does not begin at 1, or has
+    another number of dimensions than the column. `of_rows`: True if the elements are rows of an array of
+    several dimensions.
     """
 
     element: Parser
@@ -172,12 +177,15 @@ class Array:
 
 
 def list_array(starts: pa.Array, values: pa.Array, texts: pa.Array) -> pa.Array:
-    """Lists that begin at `starts`, null where the texts are."""
+    """Return lists whose values begin at `starts`; null if the text is null."""
     return pa.ListArray.from_arrays(starts, values, mask=texts.is_null() if texts.null_count else None)
 
 
 def array(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
-    """A list, or by the column's choice lists of lists, the outer of which is what an empty array becomes."""
+    """Return the parser of an array: a list, or nested lists if the settings have `array(n)`.
+
+    An empty array becomes an empty outermost list.
+    """
     element = pg_type.only_part
     parser: Parser = Array(parser_of(element, replace(choice, lake_type=None)), element.delimiter)
     for _ in range(1, choice.lake_type.dimensions if choice.lake_type else 1):
@@ -187,7 +195,7 @@ def array(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
 
 @dataclass(frozen=True)
 class Composite:
-    """A composite as a struct with its attributes, in their order."""
+    """A composite as a struct of its attributes, in their order."""
 
     attributes: tuple[tuple[str, Parser], ...]
     csv_type: pa.DataType | None = None
@@ -207,7 +215,10 @@ class Composite:
 
 
 def composite(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
-    """The exact text where a struct cannot be: without attributes, or when names differ only in case."""
+    """Return the parser of a composite: a struct, or the exact text if no struct is possible.
+
+    A struct is not possible without attributes, or if attribute names differ only in case.
+    """
     names = {name.casefold() for name, _ in pg_type.parts}
     if not names or len(names) < len(pg_type.parts):
         return Text()
@@ -217,9 +228,9 @@ def composite(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Par
 
 @dataclass(frozen=True)
 class Range:
-    """A range as a struct: `lower` and `upper` (null: unbounded), whether each belongs to it, is it empty.
+    """A range as a struct: `lower` and `upper` (null: unbounded), and whether each is inclusive; `empty`.
 
-    An empty range has no bounds.
+    The bounds of an empty range are null.
     """
 
     bound: Parser
@@ -250,7 +261,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Multirange:
-    """A multirange as the list of its ranges; an empty one has none."""
+    """A multirange as a list of its ranges; an empty multirange is an empty list."""
 
     range: Range
     csv_type: pa.DataType | None = None
@@ -265,7 +276,10 @@ class Multirange:
 
 
 def range_(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Range:
-    """The column's choices hold for its bounds, but a bound never becomes null: that says unbounded."""
+    """Return the parser of a range. The column's settings apply to its bounds.
+
+    A bound never becomes null, because null means unbounded.
+    """
     return Range(
         parser_of(
             pg_type.only_part,
@@ -280,5 +294,5 @@ def range_(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Range:
 
 
 def multirange(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Multirange:
-    """A multirange of any type of range."""
+    """Return the parser of a multirange."""
     return Multirange(range_(pg_type.only_part, choice, parser_of))

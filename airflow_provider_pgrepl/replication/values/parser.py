@@ -1,4 +1,4 @@
-"""What a family of PostgreSQL types must say about itself."""
+"""The interface of a parser for a family of PostgreSQL types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 
 
 class Unholdable(Exception):  # noqa: N818 - a finding, turned into ValueRangeError by the room's API
-    """The lake type cannot hold some value; `reason` says which kind, `hint` what can be done."""
+    """The error that the lake type cannot hold a value. `reason`: the kind of value; `hint`: a remedy."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason, hint)
@@ -22,9 +22,10 @@ class Unholdable(Exception):  # noqa: N818 - a finding, turned into ValueRangeEr
 
 
 class Parser(Protocol):
-    """One type's values in the lake.
+    """The parser of one type's values for the lake.
 
-    Text is always what the type's output function gives under the pinned session settings; null is NULL.
+    Its input is always the text that the type's output function returns under the pinned session settings;
+    null is NULL.
     """
 
     @property
@@ -33,26 +34,26 @@ class Parser(Protocol):
 
     @property
     def csv_type(self) -> pa.DataType | None:
-        """The type to give pyarrow's CSV reader, if all that it accepts equals `parse`; else None."""
+        """The type for pyarrow's CSV reader, if its values always equal those of `parse`; else None."""
 
     def parse(self, texts: pa.Array) -> pa.Array:
-        """Type a `string` or `large_string` array, exactly. Raises Unholdable."""
+        """Convert a `string` or `large_string` array to `lake_type`, exactly. Raises Unholdable."""
 
 
 Family = Callable[[PgType, ColumnChoice], Parser]
-"""Makes the parser of one type of the family, as a pipeline wants it in the lake."""
+"""Returns the parser of a type of the family, according to a pipeline's settings."""
 
 ParserOf = Callable[[PgType, ColumnChoice], Parser]
-"""Finds the parser of any type."""
+"""Returns the parser of any type."""
 
 NestedFamily = Callable[[PgType, ColumnChoice, ParserOf], Parser]
-"""Makes the parser of a type that is made of others, whose parsers it asks for."""
+"""Returns the parser of a type that has component types, given a function that returns their parsers."""
 
 
 def cast(texts: pa.Array, lake_type: pa.DataType) -> pa.Array | None:
-    """Arrow's own vectorised parser; None when it cannot take some text.
+    """Convert texts with Arrow's vectorized cast. Returns None if it rejects a text.
 
-    The error itself is dropped here because Arrow puts the value into its message.
+    Arrow's error is dropped, because its message contains the value.
     """
     try:
         return pc.cast(texts, lake_type)
@@ -61,7 +62,7 @@ def cast(texts: pa.Array, lake_type: pa.DataType) -> pa.Array | None:
 
 
 def not_output_of_type(hint: str = "") -> Unholdable:
-    """Text that the type's output function does not give under the pinned settings."""
+    """Return the error of a text that the type's output function never returns under the pinned settings."""
     return Unholdable(
         "a text that PostgreSQL does not write for this type",
         hint
@@ -70,7 +71,7 @@ def not_output_of_type(hint: str = "") -> Unholdable:
 
 
 class Text:
-    """The exact text: char(n) with its padding, json as written, time, uuid, enums, all other types."""
+    """The parser that keeps the exact text: padded char(n), json as written, time, uuid, enums, others."""
 
     lake_type: pa.DataType = pa.string()
     csv_type: pa.DataType | None = pa.string()
@@ -80,7 +81,7 @@ class Text:
 
 
 def as_string(texts: pa.Array) -> pa.Array:
-    """`texts` as `string`; above 2 GiB, which `string` cannot address, as `large_string`."""
+    """Return `texts` as `string`, or as `large_string` above 2 GiB, which `string` cannot address."""
     if pa.types.is_string(texts.type):
         return texts
     try:
@@ -90,5 +91,5 @@ def as_string(texts: pa.Array) -> pa.Array:
 
 
 def text(_: PgType, __: ColumnChoice) -> Text:
-    """A type whose text is its value."""
+    """Return the parser of a type whose lake value is its exact text."""
     return Text()

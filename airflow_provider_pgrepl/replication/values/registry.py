@@ -1,4 +1,4 @@
-"""Which family a PostgreSQL type belongs to: one line for each type."""
+"""The registry of PostgreSQL types: the parser family of each type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BUILT_IN: dict[int, Family] = {
     oids.BYTEA: binary,
     oids.INT8: bigint,
     oids.INT2: smallint,
-    oids.INT2VECTOR: text,  # int2vector, which pg_type calls an array and does not write as one
+    oids.INT2VECTOR: text,  # int2vector: an array in pg_type, but its text is not in array notation
     oids.INT4: integer,
     oids.OID: oid,
     oids.XID: oid,
@@ -46,7 +46,7 @@ _BUILT_IN: dict[int, Family] = {
     oids.NUMERIC: numeric,
     oids.XID8: xid8,
 }
-# By the extension that owns the type, and the type's name.
+# By the extension that owns the type, and by the type's name.
 _OF_EXTENSIONS: dict[tuple[str, str], Family] = {
     ("hstore", "hstore"): hstore,
     ("postgis", "geography"): spatial,
@@ -54,7 +54,7 @@ _OF_EXTENSIONS: dict[tuple[str, str], Family] = {
     ("vector", "halfvec"): vector,
     ("vector", "vector"): vector,
 }
-# By what the type is made of.
+# By the kind of a type with component types.
 _OF_KINDS: dict[str, NestedFamily] = {
     "a": array,
     "c": composite,
@@ -64,9 +64,9 @@ _OF_KINDS: dict[str, NestedFamily] = {
 
 
 def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
-    """The parser of a type; a type without a line is kept as its exact text.
+    """Return the parser of a type. Values of an unregistered type are kept as exact text.
 
-    Raises ConfigError, whose message begins with a verb: what it is about, the caller knows.
+    Raises ConfigError. Its message begins with a verb; the caller adds the column as the subject.
     """
     chosen = choice.lake_type
     if chosen is not None and chosen.name == "string":

@@ -1,4 +1,4 @@
-"""Types of one value: boolean, integers and floats, money, numeric, xid8, bytea."""
+"""Parsers of scalar types: boolean, integers and floats, money, numeric, xid8, bytea."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.values.parser import (
 _MAX_PRECISION = 38
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _NUMBER = r"^-?\d+(?:\.\d+)?$"
-# What lc_monetary C gives, with a currency and marks that mean nothing: the source knows no currency.
+# The format of lc_monetary C. Its currency sign has no meaning: the source stores no currency.
 _AMOUNT = r"^-?\$\d{1,3}(?:,\d{3})*\.\d\d$"
 _PRECISION, _SCALE = 19, 2
 _PREFIX = "\\x"
@@ -34,7 +34,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class Boolean:
-    """boolean, which PostgreSQL writes `t` or `f`; the CSV reader must be told the same two words."""
+    """boolean, which PostgreSQL writes as `t` or `f`. The CSV reader must be configured with these values."""
 
     lake_type: pa.DataType = pa.bool_()
     csv_type: pa.DataType | None = pa.bool_()
@@ -48,15 +48,15 @@ class Boolean:
 
 
 def boolean(_: PgType, __: ColumnChoice) -> Boolean:
-    """boolean."""
+    """Return the parser of boolean."""
     return Boolean()
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of fixed width, which has an Arrow type that holds all of them.
+    """A number of fixed width, with an Arrow type that represents all of its values.
 
-    Floats keep NaN, the infinities and -0; the pinned `extra_float_digits` makes their text exact.
+    Floats keep NaN, infinities and -0. The pinned `extra_float_digits` makes their texts exact.
     """
 
     lake_type: pa.DataType
@@ -82,16 +82,17 @@ def _of_width(lake_type: pa.DataType) -> Family:
 
 
 smallint, integer, bigint = _of_width(pa.int16()), _of_width(pa.int32()), _of_width(pa.int64())
-# Unsigned, of 32 bits, which Delta does not know.
+# Unsigned 32-bit integers, which Delta does not support.
 oid = _of_width(pa.int64())
 real, double = _of_width(pa.float32()), _of_width(pa.float64())
 
 
 @dataclass(frozen=True)
 class Decimal:
-    """numeric as a decimal, never rounded. NaN and the infinities are null by choice, or an error.
+    """numeric as a decimal, never rounded. NaN and infinities are null if `odd_is_null`, else an error.
 
-    `is_declared`: precision and scale are the column's own, so that every value fits; else the pipeline's.
+    `is_declared`: True if precision and scale are the column's own, so that every value fits; False if the
+    pipeline sets them.
     """
 
     precision: int
@@ -105,7 +106,7 @@ class Decimal:
 
     @property
     def csv_type(self) -> pa.DataType | None:
-        """None where a text may be longer than what Arrow reads right (see `_long`)."""
+        """The decimal type, or None if a text may be too long for Arrow (see `_long`), or is read as null."""
         return self.lake_type if self.is_declared and not self.odd_is_null else None
 
     def parse(self, texts: pa.Array) -> pa.Array:
@@ -116,10 +117,10 @@ class Decimal:
         return self._parse_odd(texts)
 
     def _long(self, texts: pa.Array) -> pa.Array:
-        """Which texts may have more than 38 digits, once there are as many after the point as the scale says.
+        """Return True for each text that may have more than 38 digits after it is extended to the scale.
 
-        Arrow computes in 128 bits without a look at what is carried out of them: of such a text it makes
-        another number, and says nothing.
+        Arrow computes in 128 bits without an overflow check: it silently converts such a text into a wrong
+        number.
         """
         return pc.greater(pc.binary_length(texts), _MAX_PRECISION - self.scale)
 
@@ -140,7 +141,7 @@ class Decimal:
         return pc.replace_with_mask(numbers, long, self._parse_long(texts.filter(long)))
 
     def _parse_long(self, texts: pa.Array) -> pa.Array:
-        """Texts that say the same number without zeros at their end are numbers of the scale too."""
+        """Convert long texts: remove zeros after the last digit of the scale. Raises Unholdable."""
         whole = rf"\d{{1,{self.precision - self.scale}}}" if self.precision > self.scale else "0"
         fits = pc.match_substring_regex(texts, rf"^-?{whole}(?:\.\d{{0,{self.scale}}}0*)?$")
         if pc.all(fits).as_py() is False:
@@ -161,7 +162,10 @@ class Decimal:
 
 
 def numeric(pg_type: PgType, choice: ColumnChoice) -> Parser:
-    """A numeric as decimal(p,s) where one can be that wide; any other as its exact text."""
+    """Return the parser of numeric: decimal(p,s) if its precision is at most 38, else the exact text.
+
+    A lake type in the settings takes precedence.
+    """
     odd_is_null = choice.numeric_nan == "null"
     chosen = choice.lake_type
     if chosen is None and pg_type.typmod < 0:
@@ -177,21 +181,22 @@ def numeric(pg_type: PgType, choice: ColumnChoice) -> Parser:
 
 
 def xid8(_: PgType, __: ColumnChoice) -> Parser:
-    """64 bits without sign, which Delta does not know."""
+    """Return the parser of xid8, an unsigned 64-bit integer, which Delta does not support: a decimal."""
     return Decimal(20, 0, odd_is_null=False)
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int]:
-    """The p and s of numeric(p,s); since PostgreSQL 15 s is from -1000 to 1000 and may be above p."""
+    """Return p and s of numeric(p,s). Since PostgreSQL 15, s is from -1000 to 1000, and may exceed p."""
     packed = typmod - 4
     return (packed >> 16) & 0xFFFF, ((packed & 0x7FF) ^ 0x400) - 0x400
 
 
 @dataclass(frozen=True)
 class Money:
-    """money as hundredths, which is what lc_monetary C takes its 64 bits for.
+    """money as a decimal of hundredths, which is how lc_monetary C interprets its 64 bits.
 
-    A source that wrote them under a locale with another number of digits, as ja_JP with none, means others.
+    The value is wrong by a power of 10 if the source uses a locale with another number of digits, such as
+    ja_JP with none.
     """
 
     amount: Decimal
@@ -212,7 +217,7 @@ class Money:
 
 
 def money(_: PgType, choice: ColumnChoice) -> Parser:
-    """decimal(19,2) holds all of it; another decimal by the pipeline's choice."""
+    """Return the parser of money: decimal(19,2), which fits all values, or the decimal in the settings."""
     chosen = choice.lake_type
     if chosen is not None and chosen.name == "decimal":
         return Money(Decimal(chosen.precision, chosen.scale, odd_is_null=False, is_declared=False))
@@ -220,13 +225,13 @@ def money(_: PgType, choice: ColumnChoice) -> Parser:
 
 
 class Binary:
-    """bytea, written `\\x…` in hexadecimal digits, as bytes."""
+    """bytea, which PostgreSQL writes as `\\x…` in hexadecimal digits, as bytes."""
 
     lake_type: pa.DataType = pa.binary()
     csv_type: pa.DataType | None = None
 
     def parse(self, texts: pa.Array) -> pa.Array:
-        """All rows at once: their digits are one run of bytes once the prefixes are taken out."""
+        """Convert all rows at once: without the prefixes, their digits are contiguous. Raises Unholdable."""
         if pc.all(pc.starts_with(texts, _PREFIX)).as_py() is False:
             raise not_output_of_type()
         lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -244,7 +249,7 @@ class Binary:
 
 
 def _text_bytes(texts: pa.Array) -> bytes:
-    """The bytes of all rows, without what a slice or a null hides."""
+    """Return the bytes of all rows, without bytes outside of a slice or behind a null."""
     if texts.null_count:
         texts = texts.drop_null()
     if len(texts) == 0:
@@ -269,5 +274,5 @@ def _binary_array(offsets: NDArray[np.int64], data: bytes, texts: pa.Array) -> p
 
 
 def binary(_: PgType, __: ColumnChoice) -> Binary:
-    """bytea."""
+    """Return the parser of bytea."""
     return Binary()

@@ -1,4 +1,4 @@
-"""date, timestamp, timestamp with time zone."""
+"""Parsers of date, timestamp, and timestamp with time zone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 _DAYS_PER_ERA = 146_097  # of 400 years, after which the calendar repeats
 _EPOCH_DAY = 719_468  # days from 0000-03-01 to 1970-01-01
-# Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.
+# Arrow itself parses AD years with 4 digits. Everything else that PostgreSQL writes is called odd here.
 _ORDINARY = r"^\d{4}-[^B]*$"
 _INFINITIES = ("infinity", "-infinity")
 _DATE = r"^(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
@@ -44,8 +44,9 @@ _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 
 
 def days_since_epoch(year: Integers, month: Integers, day: Integers) -> Integers:
-    """Days since 1970-01-01; year 0 is 1 BC. Years begin in March, so that leap days come last.
+    """Return the days since 1970-01-01; year 0 is 1 BC.
 
+    The algorithm's years begin in March, so that leap days come last:
     https://howardhinnant.github.io/date_algorithms.html#days_from_civil
     """
     year = year - (month <= 2)
@@ -58,7 +59,10 @@ def days_since_epoch(year: Integers, month: Integers, day: Integers) -> Integers
 
 
 def date_of(days: int) -> tuple[int, int, int]:
-    """Year, month and day of a day since 1970-01-01; the inverse, by the same page."""
+    """Return year, month and day of a number of days since 1970-01-01, the inverse of `days_since_epoch`.
+
+    https://howardhinnant.github.io/date_algorithms.html#civil_from_days
+    """
     era, day_of_era = divmod(days + _EPOCH_DAY, _DAYS_PER_ERA)
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
@@ -69,17 +73,17 @@ def date_of(days: int) -> tuple[int, int, int]:
 
 
 def is_month_and_day(month: Integers, day: Integers) -> NDArray[np.bool_]:
-    """Whether these can be a month and a day at all."""
+    """Return True for each pair in the ranges 1 to 12 and 1 to 31."""
     return (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
 
 
 @dataclass(frozen=True)
 class Temporal:
-    """A date or point in time that Arrow counts from 1970 (proleptic Gregorian, as PostgreSQL does).
+    """The parser of dates or timestamps, which Arrow counts from 1970 (proleptic Gregorian, as PostgreSQL).
 
-    `pattern` is RE2 for what PostgreSQL writes, with the fields named. Infinities, which it cannot hold, are
-    by choice null, an error, or the text in `sentinels` that stands in for each of `_INFINITIES`; the lake
-    cannot tell these from the same values at the source.
+    `pattern`: RE2 for the text that PostgreSQL writes, with named fields. Arrow cannot represent infinity.
+    By the setting `infinity` it becomes null, an error, or the text in `sentinels` for each of `_INFINITIES`.
+    In the lake, a sentinel cannot be distinguished from the same value at the source.
     """
 
     lake_type: pa.DataType
@@ -96,7 +100,7 @@ class Temporal:
         return self._parse_odd(self._finite(texts)) if fast is None else fast
 
     def _finite(self, texts: pa.Array) -> pa.Array:
-        """The texts with null or a sentinel in place of infinities. Raises Unholdable."""
+        """Return the texts with null or a sentinel in place of infinities. Raises Unholdable."""
         if not pc.any(pc.is_in(texts, value_set=pa.array(_INFINITIES, texts.type))).as_py():
             return texts
         if self.infinity == "error":
@@ -107,7 +111,10 @@ class Temporal:
         return texts
 
     def _parse_odd(self, texts: pa.Array) -> pa.Array:
-        """Only the rows that Arrow cannot parse go the long way: before Christ, or after 9999."""
+        """Parse with Arrow, and only the rows that Arrow rejects (before 1 AD, or after 9999) by `_count`.
+
+        Raises Unholdable.
+        """
         odd = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _ORDINARY)), False)
         ordinary = cast(pc.if_else(odd, pa.scalar(None, texts.type), texts), self.lake_type)
         if ordinary is None:
@@ -115,7 +122,7 @@ class Temporal:
         return pc.replace_with_mask(ordinary, odd, self._count(texts.filter(odd)).view(self.lake_type))
 
     def _count(self, texts: pa.Array) -> pa.Array:
-        """Days or microseconds since 1970. Raises Unholdable."""
+        """Return days (of a date) or microseconds since 1970. Raises Unholdable."""
         fields = pc.extract_regex(texts, self.pattern)
         if fields.null_count:
             raise not_output_of_type()
@@ -138,7 +145,7 @@ def _integers(fields: pa.StructArray, name: str) -> Integers:
 
 
 def _fraction(fields: pa.StructArray) -> Integers:
-    """The digits after the second's point, as microseconds."""
+    """Return the fraction of the seconds in microseconds."""
     padded = pc.utf8_rpad(pc.struct_field(fields, "fraction"), 6, padding="0")
     numbers: Integers = pc.cast(padded, pa.int64()).to_numpy()
     return numbers
@@ -153,19 +160,19 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
 
 
 def date(_: PgType, choice: ColumnChoice) -> Parser:
-    """date, by the proleptic Gregorian calendar as in PostgreSQL."""
+    """Return the parser of date, which uses the proleptic Gregorian calendar, as PostgreSQL does."""
     return Temporal(pa.date32(), _DATE + _ERA, choice.infinity, (_LAST_DAY, _FIRST_DAY))
 
 
 def timestamp(_: PgType, choice: ColumnChoice) -> Parser:
-    """Without zone in the lake too, or by the pipeline's choice its text."""
+    """Return the parser of timestamp: without time zone, or as text if `timestamp_without_tz` is `string`."""
     if choice.timestamp_without_tz == "string":
         return Text()
     return Temporal(pa.timestamp("us"), _DATE + _TIME + _ERA, choice.infinity, _sentinels())
 
 
 def timestamptz(_: PgType, choice: ColumnChoice) -> Parser:
-    """timestamp with time zone: microseconds of UTC, in which the server is asked to write it."""
+    """Return the parser of timestamp with time zone: microseconds in UTC, the session's pinned time zone."""
     lake_type = pa.timestamp("us", "UTC")
     return Temporal(lake_type, _DATE + _TIME + r"\+00" + _ERA, choice.infinity, _sentinels("+00"))
 

@@ -1,7 +1,7 @@
-"""The way back: what the lake holds → the text that PostgreSQL writes for it, under the pinned settings.
+"""Conversion of lake values to the texts that PostgreSQL writes for them, under the pinned settings.
 
-A text that was parsed comes back as it was, but for what parsing does not keep: the zeros at the end of a
-number that became a wider decimal, and infinities that became null or a sentinel by choice.
+A parsed text is restored exactly, except for what parsing does not keep: trailing zeros of a number that
+became a decimal of another scale, and infinities that the settings turn into null or a sentinel.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ _RECORD_SPECIAL = re.compile(r'["\\(),\s]|^$', re.ASCII)
 _RANGE_SPECIAL = re.compile(r'["\\()\[\],\s]|^$', re.ASCII)
 _TO_ESCAPE = re.compile(r'(["\\])')
 _FIXED_EXPONENTS = {pa.float32(): range(-4, 6), pa.float64(): range(-4, 15)}
-"""For which exponents PostgreSQL writes a float without one (f2s.c and d2s.c, of Ryu)."""
+"""The exponents for which PostgreSQL writes a float without an exponent (Ryu: f2s.c and d2s.c)."""
 _LEAST_HALFWAY = 1e6
-"""No float below it has a halfway number of as few digits."""
+"""Below this limit, no number with as few digits as a float's shortest text is halfway to the next float."""
 _FIRST_DAY = -719_162
 _LAST_DAY = 2_932_896
-"""0001-01-01 and 9999-12-31, between which Arrow writes as PostgreSQL does."""
+"""0001-01-01 and 9999-12-31, the range of Python's date, whose ISO format equals PostgreSQL's."""
 
 
 def texts_of(values: pa.Array, pg_type: PgType) -> pa.Array:
-    """`large_string`, null where a value is. `values`: of a lake type that a column of `pg_type` may have."""
+    """Return the texts of values as `large_string`; null stays null.
+
+    `values`: of a lake type that a column of `pg_type` may have.
+    """
     if values.type in (pa.string(), pa.large_string()):
         return values.cast(pa.large_string())
     return pa.array(_texts(values, pg_type.without_domain), pa.large_string())
@@ -70,7 +73,7 @@ def _writer(kind: pa.DataType, pg_type: PgType) -> Callable[..., str]:
     return str
 
 
-# --- numbers and moments ---
+# --- numbers, dates and timestamps ---
 
 
 def _float(number: float, kind: pa.DataType) -> str:
@@ -86,8 +89,11 @@ def _float(number: float, kind: pa.DataType) -> str:
 
 
 def _shortest(exact: np.floating[Any]) -> str:
-    """The shortest number that lies nearer to a float than to any other. numpy also takes one that lies
-    halfway, where reading it back rounds to this float; PostgreSQL does not (d2s.c, "acceptBounds")."""
+    """Return the shortest decimal number that is nearer to a float than to any other float.
+
+    numpy also accepts a number that is halfway, if reading it rounds to this float. PostgreSQL does not
+    (d2s.c, "acceptBounds").
+    """
     found = np.format_float_scientific(exact, unique=True, trim="-", exp_digits=2)
     if abs(exact) < _LEAST_HALFWAY:
         return found
@@ -109,19 +115,19 @@ def _ewkb(data: bytes) -> str:
 
 
 def _moments(values: pa.Array, counted: pa.DataType, per_day: int, zone: str) -> _Texts:
-    """Of dates, which count days, and of timestamps, which count microseconds."""
+    """Return the texts of dates (`counted` in days) or timestamps (in microseconds)."""
     counts = values.cast(counted).to_pylist()
     return [None if count is None else moment_text(count, per_day, zone) for count in counts]
 
 
 def moment_text(count: int, per_day: int, zone: str = "") -> str:
-    """A date, or a timestamp, by its count since 1970. `per_day`: 1, or microseconds."""
+    """Return the text of a date or timestamp. `count`: since 1970; `per_day`: 1, or microseconds of a day."""
     days, rest = divmod(count, per_day)
     if _FIRST_DAY <= days <= _LAST_DAY:
         day, era = (date(1970, 1, 1) + timedelta(days)).isoformat(), ""
     else:
         year, month, number = date_of(days)
-        # There is no year 0: what is counted as such is 1 BC.
+        # The algorithm's year 0 is 1 BC.
         era = " BC" if year < 1 else ""
         day = f"{year if year > 0 else 1 - year:04}-{month:02}-{number:02}"
     if per_day == 1:
@@ -131,18 +137,18 @@ def moment_text(count: int, per_day: int, zone: str = "") -> str:
     return f"{day} {time}{f'.{fraction:06}'.rstrip('0') if fraction else ''}{zone}{era}"
 
 
-# --- types made of types ---
+# --- types with component types ---
 
 
 def _list(values: pa.Array, pg_type: PgType) -> _Texts:
-    """An array, a multirange, or a vector."""
+    """Return the texts of arrays, multiranges or vectors."""
     if pg_type.kind != "a":
         element = pg_type.only_part if pg_type.kind == "m" else pg_type
         brackets = "{}" if pg_type.kind == "m" else "[]"
         return _joined(values, _texts(values.flatten(), element), brackets, ",")
     element, delimiter = pg_type.only_part.without_domain, pg_type.only_part.delimiter
     if _levels(values.type) > _levels_of(pg_type):
-        # Of more than one dimension: its rows are arrays of the same type, and stand without quotes.
+        # The array has several dimensions: its rows are arrays of the same type, written without quotes.
         return _joined(values, _list(values.flatten(), pg_type), "{}", delimiter)
     special = re.compile(f"{re.escape(delimiter)}|{_ARRAY_SPECIAL}", re.IGNORECASE | re.ASCII)
     texts = (
@@ -153,13 +159,13 @@ def _list(values: pa.Array, pg_type: PgType) -> _Texts:
 
 
 def _levels(kind: pa.DataType) -> int:
-    """Lists of lists are two."""
+    """Return the number of nested lists of a type: 2 for a list of lists, 0 for no list."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return 1 + _levels(kind.value_type) if is_list else 0
 
 
 def _levels_of(pg_type: PgType) -> int:
-    """What a value of the type has, where arrays have one dimension."""
+    """Return the number of nested lists of a type whose arrays all have one dimension."""
     pg_type = pg_type.without_domain
     if pg_type.kind == "a":
         return 1 + _levels_of(pg_type.only_part)
@@ -167,7 +173,7 @@ def _levels_of(pg_type: PgType) -> int:
 
 
 def _joined(values: pa.Array, texts: Iterable[str | None], brackets: str, between: str) -> _Texts:
-    """Of each list the texts of its elements; a list that is null has none."""
+    """Return the text of each list, from the texts of the elements of all lists; null for a null list."""
     rest, found = iter(texts), list[str | None]()
     for count in values.value_lengths().to_pylist():
         if count is None:
@@ -178,7 +184,7 @@ def _joined(values: pa.Array, texts: Iterable[str | None], brackets: str, betwee
 
 
 def _composite(values: pa.Array, pg_type: PgType) -> _Texts:
-    # By place: fields that differ in nothing but their case are texts, and in no struct.
+    # Match by position. A composite whose field names differ only in case is stored as text, not as a struct.
     parts = [
         _texts(part, of.without_domain) for part, (_, of) in zip(values.flatten(), pg_type.parts, strict=True)
     ]
@@ -213,5 +219,5 @@ def _always(text: str) -> str:
 
 
 def _quoted(text: str, special: re.Pattern[str], escaped: str) -> str:
-    """In quotes, if anything in it is special there."""
+    """Return a text in quotes if it matches `special`, else unchanged."""
     return _TO_ESCAPE.sub(escaped, text).join('""') if special.search(text) else text

@@ -1,1 +1,1 @@
-"""A pipeline in the place of a creek deployment, and programs for its consumers."""
+"""A pipeline that replaces a creek deployment, and programs for its consumers."""

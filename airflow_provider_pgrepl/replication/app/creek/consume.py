@@ -1,4 +1,4 @@
-"""The app that keeps tables of other databases in this one, by what their publishers send to NATS."""
+"""The consuming app: keeps copies of tables of other databases, from what their publishers send to NATS."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _ALL = "all"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run until stopped, or caught up; returns the exit code. Raises ConfigError, ToolError, TargetError,
-    FencedError."""
+    """Run until stopped or caught up, and return the exit code.
+
+    Raises ConfigError, ToolError, TargetError, FencedError.
+    """
     try:
         from airflow_provider_pgrepl.replication.creek.consumer import ConsumerSettings
     except ImportError:
@@ -58,7 +60,10 @@ async def _consume(
     *,
     is_limited: bool,
 ) -> list[tuple[Consumer, bool]]:
-    """Each database by itself; one that cannot go on ends all, to be started again."""
+    """Consume each database in a task of its own. If one cannot continue, all end and its error is raised.
+
+    The app is then started again.
+    """
     from airflow_provider_pgrepl.replication.creek.client import CreekClient
     from airflow_provider_pgrepl.replication.creek.consumer import Consumer
     from airflow_provider_pgrepl.replication.creek.copy_database import CopyDatabase
@@ -80,7 +85,7 @@ async def _consume(
 
 
 def _anew(settings: ConsumerSettings, given: list[str]) -> set[TableName]:
-    """Targets that are to be taken whole again."""
+    """Return the target tables that are to be resnapshotted. Raises ConfigError."""
     known = {target for tables in settings.tables.values() for target in tables.values()}
     if given == [_ALL]:
         return known
@@ -97,7 +102,10 @@ def _anew(settings: ConsumerSettings, given: list[str]) -> set[TableName]:
 
 
 def _variable(name: str, creeks: str, what: str) -> str:
-    """One of the environment; what creek calls it does, too."""
+    """Return an environment variable, or else creek's variable for the same.
+
+    Raises ConfigError if none is set.
+    """
     found = os.environ.get(name, "").strip() or os.environ.get(creeks, "").strip()
     if not found:
         raise ConfigError(f"{name} is not set", f"put {what} there; it is never an argument")

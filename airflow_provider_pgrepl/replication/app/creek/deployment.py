@@ -1,7 +1,7 @@
 """A creek deployment as a pipeline: its variables, its functions at the source, and child processes.
 
-Deployment: what creek's environment says, as a pipeline with one publisher.
-The names and defaults are those of creek's cmd/creekd.go at b88e46c.
+Deployment is creek's environment as a pipeline with one publisher. Names and defaults are those of creek's
+cmd/creekd.go at b88e46c.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WITHOUT_EFFECT = (
     *("PG_MESSAGE_TIMEOUT", "NATS_TIMEOUT", "NATS_MAX_PENDING", "NATS_REPLICAS", "NATS_RETENTION_POLICY"),
     *("NATS_RETENTION_MAX_AGE", "NATS_RETENTION_MAX_BYTES", "NATS_RETENTION_MAX_MSGS"),
 )
-"""creek reads them, and does nothing with them either."""
+"""Variables that creek reads, and does not use either."""
 _METRICS_PORT = "7779"
 _OURS = ("name", "lake", "tables", "publication", "publication_mode", "publishers")
 _PUBLISHERS = ("target", "namespace", "database", "format", "metrics")
@@ -79,8 +79,11 @@ _ENDS_WITHIN_S = process.STOP_LIMIT_S + 20.0
 
 @dataclass(frozen=True)
 class Deployment:
-    """`tables`: what the publication is made for where there is none. `replaced_slot`: creek's.
-    `without_effect`: variables that were given, and change nothing."""
+    """The settings of a creek deployment, from its environment variables.
+
+    `tables`: the tables for which the publication is created if it does not exist. `replaced_slot`: creek's
+    slot. `without_effect`: variables that were set and change nothing.
+    """
 
     dsn: str = field(repr=False)
     nats_uri: str = field(repr=False)
@@ -98,7 +101,7 @@ class Deployment:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Deployment:
-        """Raises ConfigError, which names the variable."""
+        """Read the settings. Raises ConfigError, which names the variable."""
         given = {name: value.strip() for name, value in environment.items() if value.strip()}
         if missing := [name for name in _NEEDED if name not in given]:
             raise ConfigError(
@@ -123,8 +126,8 @@ class Deployment:
         )
 
     def pipeline(self, tables: Collection[TableName]) -> Pipeline:
-        """The pipeline, of the tables that the publication has. Raises ConfigError."""
-        # creek's consumers take a NULL for the value: by default none is sent for one that is not known.
+        """Return the pipeline with these tables, which the publication has. Raises ConfigError."""
+        # creek's consumers read NULL as the value: by default no NULL is sent for a value that is not known.
         given = {"unchanged": "require", **self.publisher_options}
         publisher = {**given, "target": "nats", "namespace": self.namespace, "database": self.database}
         fields = {
@@ -141,7 +144,8 @@ class Deployment:
 
 
 def _without_pool(uri: str) -> str:
-    """creek's driver takes settings of its pool there (pgxpool.ParseConfig), which libpq does not know."""
+    """Return the URI without settings of creek's connection pool (pgxpool.ParseConfig), which libpq
+    rejects."""
     if not uri.startswith(("postgres://", "postgresql://")):
         return uri
     try:
@@ -191,16 +195,22 @@ def _options(variable: str, given: Mapping[str, str], what: str, by_creek: Colle
 
 
 class SourceTables:
-    """A connection to the source that hears when a table is added or removed; one that was lost is opened
-    again. Methods raise SourceConnectionError, and what a right that is missing raises."""
+    """A connection to the source that is notified when a table is added to or removed from the publication.
+
+    A connection that was lost is opened again. Methods raise SourceConnectionError, and PrivilegeError if a
+    right is missing.
+    """
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._connection: Connection | None = None
 
     def prepare(self) -> None:
-        """Make what is missing: functions, publication. Raises TableError for tables whose changes the source
-        would refuse; SnapshotError when the locks on its tables are not had in time."""
+        """Create the functions and the publication that are missing.
+
+        Raises TableError for tables whose changes the source would reject, and SnapshotError if the locks of
+        the publication's tables are not available in time.
+        """
         connection = self._connected()
         try:
             with source_errors("making the schema _creek"):
@@ -213,9 +223,12 @@ class SourceTables:
             self._create_publication(connection)
 
     def _create_publication(self, connection: Connection) -> None:
-        """As creek does, for the tables that it was given."""
+        """Create the publication as creek does, for the tables in PG_TABLES.
+
+        Raises TableError, SnapshotError.
+        """
         name, tables = self._deployment.publication, self._deployment.tables
-        # Before it is there: from then on the application's UPDATE and DELETE of such a table fail.
+        # Check this first: once a table is published, the application's UPDATE and DELETE of it could fail.
         if refused := refused_once_published(connection, self._deployment.pipeline(tables), tables):
             raise TableError(
                 "\n".join(f"{one.table}: {one.problem}. Either {one.cure}" for one in refused),
@@ -226,8 +239,10 @@ class SourceTables:
         log.info("made the publication %s", name)
 
     def planned(self) -> frozenset[TableName]:
-        """The publication's tables, or those that it will be made for. Raises PublicationError if it is to be
-        made for none."""
+        """Return the publication's tables, or those for which it will be created.
+
+        Raises PublicationError if it would be created without tables.
+        """
         name = self._deployment.publication
         found = read_publication(self._connected(), name)
         if found is not None:
@@ -240,7 +255,7 @@ class SourceTables:
         return frozenset(self._deployment.tables)
 
     def published(self) -> frozenset[TableName]:
-        """The publication's tables. Raises PublicationError when it is gone."""
+        """Return the publication's tables. Raises PublicationError if the publication no longer exists."""
         found = read_publication(self._connected(), self._deployment.publication)
         if found is None:
             raise PublicationError(
@@ -250,11 +265,12 @@ class SourceTables:
         return found.tables
 
     def replaced_slot(self) -> Slot | None:
-        """creek's own, where it is still there."""
+        """Return creek's own slot, or None if it does not exist any more."""
         return read_slot(self._connected(), self._deployment.replaced_slot)
 
     def has_news(self) -> bool:
-        """Whether somebody has added or removed a table since this was asked before."""
+        """Return True if a table was added or removed since the last call, as far as the connection was
+        notified."""
         try:
             connection = self._connected()
             with source_errors("listening"):
@@ -275,15 +291,18 @@ class SourceTables:
         return self._connection
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def _make(connection: Connection, function: str) -> None:
-    """Make a function of schema _creek if there is none of its name and arguments. Only one that an earlier
-    version of this package has made, and nobody has changed, is replaced."""
+    """Create a function of schema _creek if none of its name and arguments exists.
+
+    An existing function is replaced only if an earlier version of this package created it and it is
+    unchanged.
+    """
     match = _SIGNATURE.match(function)
     assert match is not None
     name, body = match[1], function.split("$$")[1]
@@ -308,18 +327,22 @@ def _execute(connection: Connection, command: str) -> None:
 
 
 class Child:
-    """Not started yet; `environment` is its own, with what this process has."""
+    """A child process that runs an app. It is not started yet.
+
+    It has the environment variables of this process, and those in `environment`.
+    """
 
     def __init__(self, app: str, arguments: list[str], environment: Mapping[str, str]) -> None:
         self.app = app
-        # Not by spark-submit: its JVM would stay, and the app with it, when this process is killed.
+        # Do not use spark-submit: its JVM would outlive this process when that is killed, and the app with
+        # it.
         self._command = [sys.executable, spark_submit.application(app), *arguments]
         self._environment = {**os.environ, **spark_submit.quiet_logging(), **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._due = 0.0
 
     def start(self) -> None:
-        """Start it; its log is this process's."""
+        """Start the process. It writes its log to this process's stderr."""
         self._process = subprocess.Popen(
             self._command,
             env=self._environment,
@@ -329,7 +352,7 @@ class Child:
         )
 
     def ended(self) -> int | None:
-        """The exit code, once; None while it runs, or was not started."""
+        """Return the exit code once after the end; None while the process runs, or if it was not started."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             self._process, self._due = None, time.monotonic() + _PAUSE_S
@@ -337,16 +360,16 @@ class Child:
 
     @property
     def is_due(self) -> bool:
-        """Whether it does not run, and has not ended just now."""
+        """Return True if the process does not run, and has not ended within the last 5 s."""
         return self._process is None and time.monotonic() >= self._due
 
     def ask_to_end(self) -> None:
-        """Between two transactions."""
+        """Send SIGTERM to the process, which then ends between two transactions."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until it has ended; who does not end is killed, which loses nothing."""
+        """Wait until the process has ended. After 120 s it is killed, which loses nothing."""
         if self._process is None:
             return
         try:
@@ -359,6 +382,6 @@ class Child:
 
 
 def _end_with_parent() -> None:
-    """In the child before it starts: ask Linux for a SIGTERM should this process be killed."""
+    """Ask Linux for a SIGTERM if the parent process is killed. Runs in the child before the app starts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The app that sends snapshots of tables to NATS, from the lake, as creek has them."""
+"""The app that sends snapshots of tables to NATS in creek's format, from the lake or from the source."""
 
 from __future__ import annotations
 
@@ -55,22 +55,25 @@ log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
 
 _PATIENCE_S, _PAUSE_S = 45.0, 0.5
 _AT_ONCE, _AT_ONCE_BYTES = 5_000, 8 << 20
-"""How much is encoded at once, and on its way."""
+"""Rows, and bytes of rows, that are encoded and sent at once."""
 _SERVE, _IDLE_S = "--requests", 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the app; returns its exit code."""
+    """Run the app and return its exit code."""
     if _SERVE in argv:
         return serve([given for given in argv if given != _SERVE])
     return process.run("publish-snapshot", argv, of_publish_snapshot, run)
 
 
 def serve(argv: Sequence[str], idle_s: float = _IDLE_S) -> int:
-    """Make the snapshot that each line of stdin asks for, `{"table": …, "subject": …}`, and answer with
-    its exit code, a line each. Ends with stdin, or when no request came for `idle_s`."""
+    """Send the snapshots that lines of stdin request, and answer each with a line with its exit code.
+
+    A request is `{"table": …, "subject": …}`. Ends at the end of stdin, or when no request came for `idle_s`
+    seconds.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    # Whatever a library prints is no answer.
+    # Output of a library must not be read as an answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     begin_compiling()
     while line := _next_request(idle_s):
@@ -84,15 +87,15 @@ def serve(argv: Sequence[str], idle_s: float = _IDLE_S) -> int:
 
 
 def _next_request(idle_s: float) -> str:
-    """Return the next line of stdin; nothing where it ended, or none came in time."""
+    """Return the next line of stdin, or "" at its end or if none came within `idle_s` seconds."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        # The handlers of the last snapshot's StopSignal would let it pass.
+        # Restore the defaults: the handlers of the last snapshot's StopSignal would ignore the signal.
         signal.signal(number, signal.SIG_DFL)
     return sys.stdin.readline() if select.select([sys.stdin], [], [], idle_s)[0] else ""
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    """Send a snapshot; its subject goes to stdout. Raises what `send` does."""
+    """Send a snapshot, print its subject to stdout, and return the exit code. Raises what `send` raises."""
     if not arguments.subject:
         settings = pipeline.publisher(arguments.publisher)
         table = _wanted(settings, arguments.table)
@@ -105,12 +108,14 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 
 
 def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    """Send a snapshot to a subject. Raises ConfigError, ToolError, TargetError, and what reading the lake
-    does."""
+    """Send a snapshot to a subject, and return the exit code.
+
+    Raises ConfigError, ToolError, TargetError, and what reading the lake or the source raises.
+    """
     settings, subject = pipeline.publisher(arguments.publisher), arguments.subject
     table = _wanted(settings, arguments.table)
     servers = cast("JetStream", open_target(settings, process.target_uri())).servers
-    # With a client that is known to be there.
+    # Imported here, where the client is known to be installed.
     from airflow_provider_pgrepl.replication.creek.snapshot_sender import Wanted, send_snapshot
 
     begin_compiling()
@@ -131,7 +136,10 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 
 
 def _published_up_to(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN) -> PublisherRecord | None:
-    """Of a publisher that runs in another process, as it has written down. Raises TargetUnavailableError."""
+    """Return the saved record of a publisher in another process once it has published up to `lsn`, else None.
+
+    Raises TargetUnavailableError if it has not published anything.
+    """
     record = read_record(pipeline.lake_root, settings.name)
     if record is None or not record.generation:
         raise TargetUnavailableError(
@@ -141,7 +149,7 @@ def _published_up_to(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN) 
 
 
 def _wanted(settings: PublisherSettings, given: str) -> TableName:
-    """Raises ConfigError for a table, or a publisher, that has no snapshots."""
+    """Return the name of the table. Raises ConfigError for a table, or a publisher, that has no snapshots."""
     if not FORMATS[settings.format].has_snapshots:
         raise ConfigError(
             f"publisher {settings.name} is not of creek's format, and others have no snapshots",
@@ -159,8 +167,11 @@ def _wanted(settings: PublisherSettings, given: str) -> TableName:
 def _shown_and_published(
     pipeline: Pipeline, settings: PublisherSettings, table: TableName, stop: StopSignal
 ) -> tuple[EventPosition, datetime]:
-    """The same, once the lake can show the table as of it: it may hold it from a later position on only, to
-    which the publisher comes soon."""
+    """Return what `_published` returns, once the lake can show the table at that position.
+
+    The lake may hold the table from a later position on only, which the publisher reaches soon. Raises
+    LakeError after 45 s, TimeToEnd, and what `_published` raises.
+    """
     end = time.monotonic() + _PATIENCE_S
     while True:
         position, at = _published(pipeline, settings, table)
@@ -178,7 +189,10 @@ def _shown_and_published(
 def _published(
     pipeline: Pipeline, settings: PublisherSettings, table: TableName
 ) -> tuple[EventPosition, datetime]:
-    """Up to which end of a transaction all of a table is published, and when that was written down."""
+    """Return the end of a transaction up to which a table is published, and when the publisher saved that.
+
+    Raises TargetUnavailableError if nothing is published yet, TargetError for a stopped table.
+    """
     record = read_record(pipeline.lake_root, settings.name)
     if record is None or not record.generation or record.saved_at is None:
         raise TargetUnavailableError(
@@ -201,7 +215,7 @@ def _payloads(
     place: StreamPlace,
     stop: StopSignal,
 ) -> tuple[bytes, Iterator[list[bytes]]]:
-    """The table as of a position."""
+    """Return the header and the encoded rows of the table as of a position."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UnverifiedWarning)

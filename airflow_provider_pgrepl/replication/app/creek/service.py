@@ -1,5 +1,7 @@
-"""The process in creek's place: it has the tables copied and kept, their changes published, and all of it
-begun again whenever an app ends that may be."""
+"""The process that replaces creek: has tables copied and replicated, and their changes published.
+
+It starts an app again after every end that a restart may resolve.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ _BEGUN_AGAIN = (process.RETRY_MAY_HELP, process.DONE, process.CRASHED)
 
 
 class FollowedTables:
-    """`add`: a snapshot app that is to add the tables of a comma list."""
+    """The tables of the publication: new ones are added to the pipeline, and missing ones are removed from
+    it.
+
+    `add`: returns a snapshot app that adds a comma-separated list of tables.
+    """
 
     def __init__(self, source: SourceTables, access: Access, add: Callable[[str], Child]) -> None:
         self._source, self._access, self._add = source, access, add
@@ -61,7 +67,7 @@ class FollowedTables:
         self._said = ""
 
     def follow(self) -> None:
-        """Look whether anything is to be done, and begin it; called again and again."""
+        """Check for tables to add or remove, and begin to do so. Called repeatedly."""
         if self._adding is not None and not self._has_added(self._adding):
             return
         if self._one_by_one:
@@ -78,7 +84,7 @@ class FollowedTables:
             self._say_once(f"the publication's tables are not followed: {error}")
 
     def taken(self) -> Tables:
-        """The pipeline's tables. Raises StateError when it has not begun."""
+        """Return the pipeline's tables. Raises StateError if the pipeline has not begun."""
         return frozenset(
             table
             for table, record in self._records().items()
@@ -86,14 +92,14 @@ class FollowedTables:
         )
 
     def has_copied(self) -> bool:
-        """Whether any table is in the lake."""
+        """Return True if any table is in the lake."""
         try:
             return any(record.position_lsn is not None for record in self._records().values())
         except PgReplError:
             return False
 
     def end(self) -> None:
-        """Ask the app that adds tables to end, and wait for that."""
+        """Ask the app that adds tables to end, and wait until it has ended."""
         if self._adding is not None:
             self._adding.ask_to_end()
             self._adding.wait()
@@ -103,7 +109,7 @@ class FollowedTables:
             return store.read_tables(self._access.pipeline.name)
 
     def _compare(self, published: Tables, taken: Tables) -> str:
-        """Begin what is to be done; why nothing can be, if so."""
+        """Begin to add tables, or remove tables. Return the reason if that is not possible, else ""."""
         self._refused &= published
         if added := published - taken - self._refused:
             self._begin_adding(added)
@@ -129,7 +135,7 @@ class FollowedTables:
             return False
         self._adding, self._looked_at = None, 0.0
         if code == process.WILL_NOT_HELP and len(self._being_added) > 1:
-            # One of them is to blame; the others are not to wait for it.
+            # One of the tables causes the error: add them one by one, so that the others do not wait for it.
             self._one_by_one = sorted(self._being_added, reverse=True)
         elif code == process.WILL_NOT_HELP:
             self._refused |= self._being_added
@@ -143,9 +149,9 @@ class FollowedTables:
 
 
 def run(_: argparse.Namespace) -> int:
-    """Run until stopped, or until something is wrong that does not pass by itself; returns the exit code.
+    """Run until stopped, or until an error that does not resolve itself, and return the exit code.
 
-    Raises ConfigError for what the environment says, and what else keeps the pipeline from beginning.
+    Raises ConfigError for the environment, and other errors that keep the pipeline from beginning.
     """
     deployment = Deployment.of(os.environ)
     _log(deployment)
@@ -157,13 +163,15 @@ def run(_: argparse.Namespace) -> int:
 
 
 def _check_ours(deployment: Deployment, pipeline: Pipeline) -> None:
-    """Before anything is made at the source: PG_URI may name another database than the lake's."""
+    """Check ownership before anything is created at the source: PG_URI may name another database than the
+    lake's."""
     with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
         check(pipeline, store, deployment.dsn, lake_may_fail=True)
 
 
 def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:
-    """With lake tables, where earlier versions have made them and the environment does not say otherwise."""
+    """Return the pipeline with lake tables, if earlier versions created them and the environment does not
+    decide."""
     if "lake_tables" in deployment.options:
         return pipeline
     with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
@@ -190,13 +198,16 @@ def _log(deployment: Deployment) -> None:
 
 
 def _folder_of(lake_root: str) -> str:
-    """Where its programs, and whoever runs commands, find the pipeline's file on this host."""
+    """Return the folder on this host for the pipeline file, which the apps and the user's commands read.
+
+    With an object store, create a temporary folder for it.
+    """
     return mkdtemp(prefix="pgrepl-") if is_object_store(lake_root) else system_folder(lake_root)
 
 
 @contextmanager
 def _variables(more: Mapping[str, str]) -> Iterator[None]:
-    """With more variables of the environment in the block."""
+    """Set more environment variables during the block."""
     before = dict(os.environ)
     os.environ.update(more)
     try:
@@ -207,7 +218,7 @@ def _variables(more: Mapping[str, str]) -> Iterator[None]:
 
 
 class Service:
-    """One run."""
+    """One run of the process."""
 
     def __init__(
         self, deployment: Deployment, pipeline: Pipeline, source: SourceTables, stop: StopSignal
@@ -229,8 +240,8 @@ class Service:
         )
 
     def run(self) -> int:
-        """Until stopped; the exit code."""
-        # Before anything is written where another pipeline is at work.
+        """Run until stopped or until an app ends for good, and return the exit code."""
+        # Raises LakeError before anything is written into the lake of another pipeline.
         find_epoch(self._access.pipeline)
         self._write_file()
         log.info("the pipeline %s is in %s", self._access.pipeline.name, self._file)
@@ -256,7 +267,10 @@ class Service:
         return Child(app, ["--pipeline", str(self._file), *arguments], self._environment)
 
     def _begin(self) -> int:
-        """Have the tables copied that are not yet; where creek has stopped, that is where this begins."""
+        """Copy the tables that are not copied yet, and return the exit code.
+
+        If creek's slot exists, the pipeline begins at its position.
+        """
         while not self._stop.is_set:
             slot = self._source.replaced_slot()
             copying = self._child("snapshot", *(("--take-over", slot.name) if slot is not None else ()))
@@ -305,7 +319,8 @@ class Service:
         return process.DONE
 
     def _keep_here(self) -> int:
-        """Without lake tables receiver and publisher are in this very process."""
+        """Run receiver and publisher in this process, for a pipeline without lake tables, and start them
+        again."""
         while not self._stop.is_set:
             code = self._replicate()
             if code not in _BEGUN_AGAIN or self._stop.is_set:

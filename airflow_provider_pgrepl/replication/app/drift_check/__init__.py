@@ -1,1 +1,1 @@
-"""The catalog looked at without a row, and migrations tried."""
+"""The check of the catalog for drift, which reads no row, and the trial of a migration."""

@@ -1,7 +1,7 @@
-"""check_drift: whether the tables at the source are still what their lake tables were built for.
+"""The check for drift: compares the tables at the source with what their lake tables were built for.
 
-The stream tells of DDL only before the next change of that table. This looks at the catalog, at any time and
-whether the pipeline runs or not.
+The stream reports DDL only before the next change of the table. This check reads the catalog, at any time,
+also while the pipeline does not run.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 WAIT_S = 75.0
-"""A little more than it takes until an idle source's LSN is applied."""
+"""Seconds to wait, a little more than it takes until an idle source's LSN is applied."""
 
 _POLL_S = 0.5
 _RUNNING = timedelta(seconds=15)
-"""The replication app writes its progress every few seconds."""
+"""An app that runs has written its progress within this time: it does so every few seconds."""
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
 _AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
 _CAUSE_GONE = "the cause is gone: retry the table"
 
 
 def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
-    """Whether one transaction gave it new files alone, and nothing else has happened that stops it."""
+    """Return True if one transaction gave the table only new files, and nothing else has happened that stops
+    it."""
     if current is None:
         return False
     now = current.files
     before = {oid: file for oid, (file, _) in recorded.files.items()}
-    # Of a table that had no partitions only those that came since can tell.
+    # If the table had no partitions, only partitions that were created since can show it.
     before = before or {part.oid: part.relfilenode for part in new_partitions(recorded, current)}
     makers = [now[oid][1] for oid, file in before.items() if oid in now and now[oid][0] != file]
     if len(makers) != len(before) or len(set(makers)) != 1:
@@ -69,7 +70,8 @@ def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pip
 
 
 def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
-    """Whether the lake holds all up to an LSN; waits for it while the replication app is at work."""
+    """Wait while the replication app runs, and return True once the lake holds everything up to `lsn`, else
+    False."""
     deadline = time.monotonic() + timeout_s
     while True:
         progress = store.read_progress(pipeline)
@@ -87,28 +89,32 @@ def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float =
 
 @dataclass(frozen=True)
 class TableFinding:
-    """A relation that is not as it was recorded: what happened, and the error if it cannot go on."""
+    """A relation that differs from its record. `error`: set if the table cannot continue."""
 
     reason: str
     error: PgReplError | None
 
 
 def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
-    """Compare every table in the lake with the catalog as it is now.
+    """Compare every table in the lake with the present catalog.
 
-    Tables that cannot go on are marked errored, unless told otherwise; what their lake tables will follow by
-    themselves is only reported. Tables whose changes the source refuses because they are published are
-    problems of the report; with `protect_source` they leave the publication. May wait, a minute or so, until
-    a running pipeline has applied what was committed before: a TRUNCATE of a partitioned table looks like
-    drift until then. Raises PublicationError when the publication is gone, was made anew or publishes less;
-    StateError for a pipeline that is not set up; SourceConnectionError, PrivilegeError.
+    Tables that cannot continue are marked errored, unless `mark_errored` is False. Changes that their lake
+    tables follow on their own are only reported. Tables whose changes the source rejects because they are
+    published are problems of the report. If the pipeline sets `protect_source` and `mark_errored` is True,
+    these tables are dropped from the publication.
+
+    May wait about a minute until a running pipeline has applied what was committed before: until then a
+    TRUNCATE of a partitioned table looks like drift. Raises PublicationError if the publication no longer
+    exists, was created again or publishes less; StateError for a pipeline that is not set up;
+    SourceConnectionError, PrivilegeError.
     """
     pipeline = access.pipeline
     with access.source("drift") as source, access.store("drift") as store:
         if store.read_pipeline(pipeline.name) is None:
             raise not_recorded(pipeline.name)
         check_ours(gather(pipeline, store, source, lake_may_fail=True))
-        # What was seen comes before what is compared with it: `mark_errored` leaves alone what changed since.
+        # Read the records before the catalog: `mark_errored` then leaves alone tables whose record changed
+        # since.
         records = store.read_tables(pipeline.name)
         watched = _watched(records)
         _check_publications(source, pipeline, watched.values())
@@ -121,7 +127,7 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
         ]
         is_settled = not awaited or wait_until_applied(store, pipeline.name, seen_at)
         if awaited:
-            # What the stream told of a TRUNCATE until then is recorded by now.
+            # A TRUNCATE that the stream has sent until then is recorded by now.
             again = _watched(store.read_tables(pipeline.name))
             watched = {table: again[table] for table in watched if table in again}
         findings = find_drift(pipeline, _relations(watched), current, rights)
@@ -144,9 +150,9 @@ def find_drift(
     current: Mapping[TableName, Relation | None],
     rights: Mapping[int, PgReplError],
 ) -> dict[TableName, TableFinding]:
-    """What became of these relations, by the names that they were recorded with.
+    """Return the findings about these relations, by the names that they were recorded with.
 
-    `rights` are the errors of tables that may not be read any more, by oid.
+    :param rights: the errors of tables that may not be read any more, by OID
     """
     findings = {}
     for relation in recorded:
@@ -164,9 +170,9 @@ def find_drift(
 def current_relations(
     source: Connection, pipeline: Pipeline, recorded: list[Relation], *, planned: bool = False
 ) -> dict[TableName, Relation | None]:
-    """Each relation as it is now: the table itself, else the one that has taken its name, else None.
+    """Return each relation as it is now: the table itself, else the one that has taken its name, else None.
 
-    `planned`: see `read_relations`.
+    :param planned: as in `read_relations`
     """
     oids = {relation.table: relation.oid for relation in recorded}
     found = read_relations(source, oids.values(), pipeline.publication, planned=planned)
@@ -181,7 +187,7 @@ def current_relations(
 def _with_partitions(
     source: Connection, pipeline: Pipeline, current: dict[TableName, Relation | None]
 ) -> dict[TableName, Relation | None]:
-    """Partitioned ones read once more, with what only looking into their partitions tells."""
+    """Read partitioned relations once more, with what is known only from reading their partitions."""
     return {
         table: read_relation(
             source,
@@ -219,7 +225,10 @@ def _is_watched(record: TableRecord) -> bool:
 
 
 def _is_drift_error(record: TableRecord) -> bool:
-    """Whether it stopped for what this looks for: a check must not depend on who was the first to see it."""
+    """Return True if the table stopped for an error that this check finds.
+
+    The check's result must not depend on which process noticed the error first.
+    """
     return record.state is TableState.ERRORED and record.error in _DRIFT_ERRORS
 
 
@@ -234,7 +243,7 @@ def _check_publications(source: Connection, pipeline: Pipeline, watched: Iterabl
 
 
 def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgReplError]:
-    """Of each table that the role may not read, or not as a whole, what it lacks; by oid."""
+    """Return the errors of the tables that the role may not read, or not as a whole, by OID."""
     if not any(right_problems(source, relations)):
         return {}
     found: dict[int, PgReplError] = {}
@@ -252,7 +261,7 @@ def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgRe
 
 @dataclass(frozen=True)
 class _Report:
-    """Turns findings into lines of the report, and marks those errored that cannot go on."""
+    """The conversion of findings into lines of the report. Marks tables errored that cannot continue."""
 
     store: Store
     pipeline: Pipeline
@@ -278,7 +287,8 @@ class _Report:
             self.pipeline.name, record, finding.error, lsn=self.lsn
         )
         if self.mark_errored and not marked:
-            # Somebody was quicker: resnapshotted, it has not drifted; found by another, it is errored.
+            # Another process changed the table first. If it was resnapshotted, it has not drifted; if it was
+            # marked errored for drift, report that.
             now = self.store.read_tables(self.pipeline.name).get(record.table)
             if now is not None and _is_drift_error(now):
                 yield self._in_error(now, finding)

@@ -1,4 +1,4 @@
-"""check_migration: what a migration does to a pipeline's tables, tried in a transaction that is undone."""
+"""The trial of a migration: what it does to a pipeline's tables, in a transaction that is rolled back."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _TABLES = "SELECT oid::bigint FROM pg_catalog.pg_class WHERE relkind = 'r'"
 
 
 def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 300.0) -> DriftReport:
-    """Run the migration on this database, judge every table of the pipeline, and undo it all.
+    """Run the migration on this database, compare every table of the pipeline, and roll it all back.
 
-    Meant for a copy, as CI has one: it takes the migration's locks while it runs, and numbers that it draws
-    from sequences stay drawn. The publication need not be there. Raises ConfigError, with the line where
-    known, when the SQL fails or cannot be tried; TableError when the database lacks tables of the pipeline;
-    SourceConnectionError; BusyError when it does not get a lock within `lock_timeout_s` of the pipeline.
+    Meant for a copy of the database, as CI has one: it takes the migration's locks while it runs, and numbers
+    that it draws from sequences stay drawn. The publication need not exist. Raises ConfigError, with the line
+    if known, if the SQL fails or cannot be tried; TableError if the database lacks tables of the pipeline;
+    SourceConnectionError; BusyError if it does not get a lock within the pipeline's `lock_timeout_s`.
     """
 
     def attempt(wait_s: float) -> DriftReport:
         return _try(dsn, pipeline, sql, min(wait_s, SHORT_WAIT_S), timeout_s)
 
-    # Statements that come while a lock is waited for wait behind it.
+    # Other statements queue behind a waiting lock request, so wait only briefly at a time.
     return with_short_waits(attempt, pipeline.lock_timeout_s, BusyError)
 
 
@@ -78,7 +78,8 @@ def _try(dsn: str, pipeline: Pipeline, sql: str, wait_s: float, timeout_s: float
 def _refused(
     connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
 ) -> dict[int, RefusedChanges]:
-    """Of the pipeline's tables, and of all others that its publication publishes."""
+    """Return the tables whose changes the source would reject, by OID: of these relations and all others
+    published."""
     known = list(relations)
     return refused_tables(connection, pipeline, [*known, *others_published(connection, pipeline, known)])
 
@@ -90,7 +91,8 @@ def _drift(table: TableName, finding: TableFinding, became: Relation | None) -> 
 
 
 def _hint(table: TableName, became: Relation | None) -> str:
-    """What to do about a migration that nobody has run yet: at the source there is nothing to set back."""
+    """Return the remedy for a migration that has not been run at the source: nothing there has to be
+    reverted."""
     change = "change the migration into one that the lake follows, or run it and then"
     if became is None:
         return f"{change} {_remove(table)}"
@@ -107,13 +109,16 @@ def _remove(table: TableName) -> str:
 
 
 def _tables_with_rows(connection: Connection) -> frozenset[int]:
-    """Tables that are there before the migration, and so may hold rows where it will be run."""
+    """Return the tables that exist before the migration, and so may hold rows where it will be run."""
     with source_errors("listing the tables"):
         return frozenset(oid for (oid,) in rows(connection, _TABLES))
 
 
 def _with_had_rows(connection: Connection, relation: Relation, holders: frozenset[int]) -> Relation:
-    """With what is to be thought of its partitions: a copy need not hold the rows that the source has."""
+    """Return the relation with `had_rows` for each partition that existed before the migration or has rows.
+
+    A copy of the database need not hold the rows that the source has.
+    """
     with source_errors("looking into the partitions"):
         return replace(
             relation,
@@ -127,7 +132,8 @@ def _with_had_rows(connection: Connection, relation: Relation, holders: frozense
 
 
 def _new_tables(connection: Connection, pipeline: Pipeline, before: list[Relation]) -> tuple[str, ...]:
-    """Tables that a pattern matches, and that neither were there before nor are those that were, renamed."""
+    """Return the tables that a pattern matches, without those that existed before, also under another
+    name."""
     if pipeline.new_tables == "ignore":
         return ()
     selected = select_tables(connection, pipeline, RequestedTables())

@@ -1,4 +1,4 @@
-"""DriftReport: what a check for drift found, small enough for XCom, and in words."""
+"""The report of a check for drift, small enough for XCom, and its text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NEW_TABLES = {
 
 @dataclass(frozen=True)
 class TableDrift:
-    """A table that is not what its lake table was built for.
+    """A table that differs from what its lake table was built for.
 
-    `kind`: `safe` (the lake table follows with the next row) or `unsafe`. `state`: that in which the check
-    found it; empty where none is known. `marked_errored`: whether this check has marked it errored.
+    `kind`: `safe` (the lake table follows with the next row) or `unsafe`. `state`: the table's state when the
+    check found it; empty if it is not known. `marked_errored`: True if this check has marked it errored.
     """
 
     table: str
@@ -48,10 +48,10 @@ class TableDrift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """The findings of a check. `tables` are those that changed, of `checked` that were looked at.
+    """The findings of a check. `tables`: those that changed, of `checked` tables.
 
-    `problems` are of the pipeline as a whole; so are `warnings`, of what may be meant to be so. `new_tables`
-    are those that its patterns match and that it does not have, unless it is to ignore them.
+    `problems` and `warnings` concern the pipeline as a whole; what a warning reports may be intended.
+    `new_tables`: tables that the pipeline's patterns match and that it does not have, unless it ignores them.
     """
 
     pipeline: str
@@ -68,7 +68,7 @@ class DriftReport:
 
     @property
     def is_unsafe(self) -> bool:
-        """Whether something stops, or is not as the pipeline's policies want it."""
+        """Return True if something stops, or does not conform to the pipeline's policies."""
         refused = bool(self.new_tables) and self.new_tables_policy == "error"
         return bool(self.unsafe or self.problems or refused)
 
@@ -77,7 +77,7 @@ class DriftReport:
         return bool(self.tables or self.new_tables or self.problems)
 
     def to_dict(self) -> dict[str, Any]:
-        """Of JSON's types only."""
+        """Return the report in JSON types only."""
         fields = asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
@@ -88,7 +88,7 @@ class DriftReport:
         return cls(**{**fields, "tables": tables, **named})
 
     def to_text(self) -> str:
-        """For people: a line for each table, and what to do about it."""
+        """Return text for people: a line for each table, and its remedy."""
         lines = [f"pipeline {self.pipeline}: {self._summary()}", *self.problems, *self.warnings]
         lines += [table.to_text() for table in self.tables]
         if self.new_tables:

@@ -1,1 +1,1 @@
-"""Operations on a pipeline: pause, retry and remove tables, skip a transaction, tear all down."""
+"""Operations on a pipeline: pause, retry and remove tables, skip a transaction, tear the pipeline down."""

@@ -1,4 +1,5 @@
-"""A pipeline goes on by choice without what is lost: tokens of the source, or own tables of the lake."""
+"""Acceptance of a loss: the pipeline continues without tokens of the source, or without own tables of the
+lake."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
-    """Go on without those of the lake's own tables that are out of sight; what is lost, in sentences.
+    """Continue without those of the lake's own tables that are missing. Return the losses as sentences.
 
-    A new one begins with the next thing that is written. Raises BusyError while an app of the pipeline runs,
-    LakeError where another table is in the place of one, and what contradicts that source, lake and state
-    are the pipeline's.
+    A lost table is created again by the next write to it. With `dry_run` nothing is changed. Raises BusyError
+    while an app of the pipeline runs, LakeError if another table is in the place of one, and contradictions
+    to source, lake and state being the pipeline's.
     """
     pipeline = access.pipeline
     with access.source("accept missing") as source, access.store("accept missing") as store:
@@ -41,12 +42,13 @@ def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
 
 
 def accept_source(access: Access, name: str) -> bool:
-    """Take the connected server for the source that the lake was written from, though it lacks the token.
+    """Accept the connected server as the source that the lake was written from, although it lacks the token.
 
-    `name`: of that source, as the error without it says. Everything else must agree, as at the start of the
-    replication app: identity, lake, state, timeline, WAL position, slot and publication. Returns False, and
-    changes nothing, if the source has the token. Raises BusyError while an app of the pipeline runs,
-    ConfigError for another name, and what contradicts.
+    Everything else must agree, as at the start of the replication app: identity, lake, state, timeline, WAL
+    position, slot and publication. Returns False, and changes nothing, if the source has the token. Raises
+    BusyError while an app of the pipeline runs, ConfigError for another name, and every other contradiction.
+
+    :param name: the name of that source, which the ConfigError for another name contains
     """
     pipeline = access.pipeline
     with access.source("accept source") as source, access.store("accept source") as store:

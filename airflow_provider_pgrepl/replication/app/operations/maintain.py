@@ -1,7 +1,7 @@
-"""Maintenance by hand: what the replication app does by itself every ten minutes, and more thoroughly.
+"""Maintenance on request: does what the replication app does every ten minutes, and more thoroughly.
 
-It may run while that app does, and holds no lock. What only the app can know it is left to then: up to where
-the changelog has been read, and what of it may go.
+It may run while that app runs, and holds no lock. Then it leaves to the app what only the app knows: up to
+where the changelog has been read, and which of its hours may be dropped.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _COPIED = {state for state in TableState if state.needs_changes or state is Tabl
 _JOINED_AT_A_TIME = 256 << 20
 log = logging.getLogger(__name__)
 Wait = Callable[[float], bool]
-"""Waits for so many seconds, or until the process is asked to end; whether it is."""
+"""Waits for a number of seconds, or until the process is asked to end. Returns True if it was asked."""
 
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """A lake table, or a history, by its name in consistent points."""
+    """The result for a lake table, or a history, by its name in consistent points."""
 
     table: str
     compaction: Compaction | None = None
@@ -55,11 +55,11 @@ class MaintainedTable:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its writer was faster each time."""
+        """Return True if the table's writer committed first in every attempt."""
         return self.compaction is not None and self.compaction.is_busy
 
     def to_text(self) -> str:
-        """One line, and one more with the hint of what failed."""
+        """Return the result as one line, or as the error with its hint."""
         if self.compaction is None:
             return f"{self.table}: failed: {self.failed}"
         before, after = self.compaction.before, self.compaction.after
@@ -72,7 +72,7 @@ class MaintainedTable:
         return f"{self.table}: {show_count(before.files, 'file')} of {show_bytes(before.bytes)}{now}{why}"
 
     def to_report(self) -> dict[str, object]:
-        """The same for programs."""
+        """Return the result in JSON types."""
         if self.compaction is None:
             return {"table": self.table, "error": str(self.failed)}
         before, after = self.compaction.before, self.compaction.after
@@ -91,8 +91,11 @@ class MaintainedTable:
 
 @dataclass
 class Maintained:
-    """Of a pipeline. `rest`: what was done besides compacting, None when pgrepl was asked to end before;
-    `joined_files`: of the changelog, before that."""
+    """The result of the maintenance of a pipeline.
+
+    `joined_files`: changelog files that were compacted before the last step. `rest`: the result of the last
+    step, None if pgrepl was asked to end before it.
+    """
 
     pipeline: str
     tables: list[MaintainedTable] = field(default_factory=list)
@@ -103,19 +106,22 @@ class Maintained:
 
     @property
     def failures(self) -> dict[str, PgReplError]:
-        """By table or place."""
+        """Return the errors, by table or path."""
         own = {table.table: table.failed for table in self.tables if table.failed is not None}
         return {**own, **(self.rest.failed if self.rest is not None else {})}
 
     @property
     def exit_code(self) -> int:
-        """75 also when a table was too busy, or pgrepl was asked to end."""
+        """Return the highest exit code of the errors.
+
+        It is 75 too if a table was too busy or pgrepl was asked to end.
+        """
         is_unfinished = self.is_stopped or any(table.is_busy for table in self.tables)
         codes = {process.exit_code(error) for error in self.failures.values()}
         return max(codes | {process.RETRY_MAY_HELP if is_unfinished else process.DONE})
 
     def to_text(self) -> str:
-        """What was done besides compacting tables."""
+        """Return lines about everything that was done besides compacting tables."""
         if self.rest is None:
             return f"the changelog: {self.joined_files} files joined\nasked to end: the rest was not begun"
         rest = self.rest
@@ -131,7 +137,7 @@ class Maintained:
         return "\n".join(lines)
 
     def to_report(self) -> dict[str, object]:
-        """All of it for programs."""
+        """Return all results in JSON types."""
         rest = self.rest or MaintenanceResult()
         return {
             "pipeline": self.pipeline,
@@ -159,12 +165,16 @@ def maintain(
     wait: Wait,
     tell: Tell = lambda _: None,
 ) -> Maintained:
-    """Compact lake tables (`tables`, or all), join closed hours of the changelog, then thin points and take
-    away what nobody needs. Ends between two commits when `wait` says so; `tell` is called after each table.
+    """Compact lake tables (`tables`, or all) and closed hours of the changelog, then delete what is not
+    needed.
 
-    What fails at one table, or one place, is in the result. Raises ConfigError for unknown tables,
-    StateError, SourceConnectionError, NoChangelogError, LakeError when the lake is another pipeline's or not
-    there.
+    That is old consistent points, expired changelog hours, files and log entries. Ends between two commits
+    when `wait` returns True. An error of one table or one path is in the result. Raises ConfigError for
+    unknown tables, StateError, SourceConnectionError, NoChangelogError, LakeError if the lake is another
+    pipeline's or is missing.
+
+    :param limit_s: seconds after which no further compaction begins
+    :param tell: called with the result of each table
     """
     with access.store("maintain") as store:
         evidence.check(access.pipeline, store, access.dsn, needs_source=False)
@@ -186,7 +196,10 @@ def maintain(
 
 @dataclass(frozen=True)
 class _Run:
-    """Of one pipeline, up to a moment of the monotonic clock."""
+    """The maintenance of one pipeline.
+
+    `ends_at`: the time of the monotonic clock after which no compaction begins.
+    """
 
     access: Access
     store: Store
@@ -195,12 +208,12 @@ class _Run:
     wait: Wait
 
     def compacted(self, records: Iterable[TableRecord]) -> Iterator[MaintainedTable]:
-        """What became of each table that has been copied, and of its history."""
+        """Compact each table that has been copied, and its history, and yield the results."""
         if not self.access.pipeline.has_lake_tables:
             return
         root, name = self.access.pipeline.lake_root, self.access.pipeline.name
         for table in [record.table for record in records]:
-            # Anew each time: it may be copied again by now, and the copy is to be committed.
+            # Read the record again: the table may be being copied again, and its copy must be able to commit.
             record = self.store.read_tables(name).get(table)
             if record is None or record.relation is None or record.state not in _COPIED:
                 continue
@@ -208,12 +221,13 @@ class _Run:
             cluster_by = chosen or [column.name for column in record.relation.key_columns]
             yield self._compact(str(table), f"{root}/{table.path}", cluster_by)
             uri = history_uri(root, table)
-            # The app appends to a history first, and takes a commit in between for another app's.
+            # Leave histories to a running app: it appends to a history first, and takes a commit in between
+            # for another app's.
             if has_delta(uri) and not self._app_runs():
                 yield self._compact(history_key(table), uri, cluster_by)
 
     def join_hours(self) -> int:
-        """How many files of the changelog went into others."""
+        """Compact closed hours of the changelog, and return the number of files that were replaced."""
         files = 0
         while not self._is_time_to_end():
             try:
@@ -221,7 +235,7 @@ class _Run:
                     self.access.pipeline.lake_root, self.store.now(), _JOINED_AT_A_TIME
                 )
             except PgReplError as error:
-                # What comes after this tries it again, and tells of it.
+                # The last step tries this again, and reports the error.
                 log.info("hours of the changelog are not joined now: %s", error.message)
                 break
             if not joined.files:
@@ -230,9 +244,9 @@ class _Run:
         return files
 
     def take_away(self) -> tuple[bool, MaintenanceResult]:
-        """Whether the app runs, and what went."""
+        """Delete what is not needed. Return True if the replication app runs, and the result."""
         pipeline = self.access.pipeline
-        # An app that starts from here on begins at this version of the changelog or a later one.
+        # An app that starts after this begins at this version of the changelog or a later one.
         version = int(open_changelog(changelog_uri(pipeline.lake_root)).version())
         app_runs = self._app_runs()
         kept = None if app_runs else self._retention()
@@ -252,7 +266,8 @@ class _Run:
             return MaintainedTable(name, failed=error)
 
     def _retention(self) -> Retention | None:
-        """As the app has it; None, so that nothing goes, while it cannot be known what is needed."""
+        """Return the retention as the app determines it; None, so that nothing is deleted, while it is not
+        known."""
         pipeline = self.access.pipeline
         records = self.store.read_tables(pipeline.name).values()
         try:

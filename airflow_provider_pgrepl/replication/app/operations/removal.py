@@ -1,4 +1,4 @@
-"""remove_tables: tables leave a pipeline."""
+"""Removal of tables from a pipeline."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def remove_tables(
     drop_lake_tables: bool = False,
     timeout_s: float = 60.0,
 ) -> None:
-    """Take tables out of the pipeline, and out of its publication when that is its own.
+    """Remove tables from the pipeline, and from its publication if the pipeline owns it.
 
-    Their lake tables stay as they are, or are dropped with their histories; points that name them cannot be
-    read for them any more then. The apps may run meanwhile. A table that was removed before is removed again
-    as far as anything is left of it, so that what was interrupted can be run again.
+    With `drop_lake_tables` their lake tables are dropped with their histories, and consistent points that
+    name them can no longer be used to read them. Otherwise the lake tables stay unchanged. The apps may keep
+    running. For a table that was removed before, the remaining steps are done, so that an interrupted run can
+    be repeated.
 
-    Raises ConfigError for names that are not among the pipeline's tables, and for the last tables of all;
-    BusyError when somebody copies or applies them for longer than the timeout, or holds a lock at the
-    source: run it again then; LakeError for a lake table that the pipeline has not written; PrivilegeError.
+    Raises ConfigError for names that are not among the pipeline's tables, and for the last tables of the
+    pipeline. Raises BusyError, so that a later run may succeed, if a process copies or applies the tables for
+    longer than `timeout_s` seconds or holds a lock at the source. Raises LakeError for a lake table that the
+    pipeline has not written; PrivilegeError.
     """
     name = access.pipeline.name
     deadline = selection.Deadline(timeout_s)
@@ -50,7 +52,8 @@ def remove_tables(
             selection.lock(store, name, "snapshot", deadline)
         if drop_lake_tables:
             check_no_foreign_receiver(store, access.pipeline)
-        # A snapshot that takes a table again waits for this, or has taken it before the states are read.
+        # A snapshot that copies a table again waits for this lock, or has set the state before the states are
+        # read.
         with store.locked(name, "publication", timeout_s):
             records = _removable(access, store, chosen, drop_lake_tables)
             if _being_copied(records):
@@ -62,7 +65,7 @@ def remove_tables(
 
 
 def check_removable(access: Access, tables: Iterable[TableName | str], *, drop_lake_tables: bool) -> None:
-    """Whether these could be removed, as far as can be told beforehand. Raises what `remove_tables` does."""
+    """Raise what `remove_tables` would raise, as far as it is known beforehand."""
     with access.store("remove") as store:
         evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
         _removable(access, store, tables, drop_lake_tables)
@@ -135,7 +138,7 @@ def _unpublish(access: Access, store: Store, records: Sequence[TableRecord]) -> 
 
 
 def _publication_oid(access: Access) -> int | None:
-    """The oid of the epoch's publication; None without a changelog."""
+    """Return the OID of the epoch's publication; None without a changelog."""
     try:
         return read_epoch(changelog_uri(access.pipeline.lake_root)).publication_oid
     except NoChangelogError:
@@ -145,7 +148,7 @@ def _publication_oid(access: Access) -> int | None:
 def _renamed(
     source: Connection, records: Iterable[TableRecord], others: Sequence[TableRecord]
 ) -> set[TableName]:
-    """What these tables are called now; without those that the pipeline has under their new names."""
+    """Return the present names of these tables, without names that other tables of the pipeline have now."""
     oids = {record.relation.oid for record in records if record.relation is not None}
     oids -= {record.relation.oid for record in others if record.relation is not None}
     return table_names(source, oids) - {record.table for record in others}
@@ -153,7 +156,7 @@ def _renamed(
 
 def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: selection.Deadline) -> None:
     root, since = access.pipeline.lake_root, store.now()
-    # Whether there are changes or not, a batch begins that knows the new states.
+    # Make a batch begin that knows the new states, even if there are no changes.
     writer.mark(changelog_uri(root))
     try:
         selection.wait_until_let_go(store, access.pipeline.name, since, deadline)
@@ -163,7 +166,7 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: s
             f" batch in time ({busy.message})",
             "run the same again: it goes on where it stopped",
         ) from None
-    # Again: another program may have written there while the batch was awaited.
+    # Check again: another program may have written there during the wait for the batch.
     _check_droppable(access, store, tables)
     for path in drop.files_of_others(root, tables):
         log.warning("%s was not written by this pipeline, and is kept", path)

@@ -1,4 +1,4 @@
-"""The tables that a command names, and the wait until nobody is at work on them."""
+"""Selection of the tables that a command names, and waits for locks and running batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 Refusal = Callable[[TableRecord], PgReplError | None]
-"""Why a table cannot be had as it is now; None when it can."""
+"""Returns the error that keeps a table from being changed as it is now, or None."""
 
 _ATTEMPTS = 5
 _POLL_S = 0.1
@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 
 
 def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> list[TableRecord]:
-    """The records of these tables, each once.
+    """Return the records of these tables, each once.
 
-    Raises ConfigError, which lists all names that are none of the pipeline's tables; StateError when the
+    Raises ConfigError, which lists all names that are not among the pipeline's tables, and StateError if the
     pipeline is not recorded.
     """
     known = recorded(store, pipeline)
@@ -44,7 +44,7 @@ def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> li
 
 
 def recorded(store: Store, pipeline: str) -> dict[TableName, TableRecord]:
-    """All tables of a pipeline. Raises StateError when it is not recorded."""
+    """Return all tables of a pipeline. Raises StateError if the pipeline is not recorded."""
     if store.read_pipeline(pipeline) is None:
         raise not_recorded(pipeline)
     return store.read_tables(pipeline)
@@ -60,7 +60,7 @@ def _parse(table: TableName | str) -> TableName:
 
 
 def raise_all(problems: Sequence[PgReplError]) -> None:
-    """Raise one error of the first problem's kind that says them all; nothing when there is none."""
+    """Raise one error with all problems, of the first problem's class. Do nothing if there are none."""
     if not problems:
         return
     if len(problems) == 1:
@@ -76,10 +76,10 @@ def change(
     refusal: Refusal,
     make: Callable[[TableRecord], bool],
 ) -> None:
-    """Check all, then change each by `make`, which says False when somebody else was quicker.
+    """Check all tables, then change each by `make`, which returns False if another process changed it first.
 
-    Then that table is read and checked anew. Raises what `refusal` gives; StateError when a table changes
-    again and again.
+    That table is then read and checked again. Raises the errors that `refusal` returns; StateError if a table
+    changes again and again.
     """
     raise_all([problem for record in records if (problem := refusal(record)) is not None])
     for seen in records:
@@ -96,13 +96,16 @@ def change(
 
 
 class Deadline:
-    """A moment up to which busy things are tried again."""
+    """A point in time until which an operation is retried while another process holds a lock."""
 
     def __init__(self, timeout_s: float) -> None:
         self._end = time.monotonic() + timeout_s
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
-        """Try until `attempt` raises BusyError no more; return what it gives. In the end raise that error."""
+        """Call `attempt` until it raises no BusyError, and return its result.
+
+        After the deadline raise the error.
+        """
         while True:
             try:
                 return attempt()
@@ -113,7 +116,10 @@ class Deadline:
 
 
 def lock(store: Store, pipeline: str, purpose: Purpose, deadline: Deadline) -> None:
-    """Take the pipeline's lock for this purpose. Raises BusyError, which names who holds it."""
+    """Take the pipeline's lock for this purpose.
+
+    Raises BusyError, which names the holder, after the deadline.
+    """
     deadline.retry(lambda: store.lock(pipeline, purpose))
 
 
@@ -136,7 +142,7 @@ def wait_until_unlocked(
                 store.check_unlocked(access.pipeline.name, purpose)
             return
         except StateError:
-            return  # a schema of another version, which the application brings to its own, or refuses
+            return  # a schema of another version, which the application migrates or rejects
         except BusyError as error:
             now = time.monotonic()
             if now >= deadline:
@@ -150,21 +156,21 @@ def wait_until_unlocked(
 def lock_all(store: Store, pipeline: str, deadline: Deadline) -> None:
     """Take the pipeline's locks for every purpose: those of its apps, and of each publisher that runs.
 
-    Raises BusyError, which names who holds one.
+    Raises BusyError, which names a holder, after the deadline.
     """
     for purpose in ("replicate", "snapshot"):
         lock(store, pipeline, purpose, deadline)
-    # A publisher that starts meanwhile finds its pipeline gone, or holds a lock by the next look.
+    # A publisher that starts at the same time finds its pipeline gone, or holds a lock when this looks again.
     while held := store.held_by_others(pipeline):
         for purpose in held:
             lock(store, pipeline, purpose, deadline)
 
 
 def wait_until_let_go(store: Store, pipeline: str, since: datetime, deadline: Deadline) -> None:
-    """Wait until the replication app works by the states that were set before `since`, by the clock of the
-    state database: a batch has begun later, so that none of before is running, or no app is.
+    """Wait until the replication app works with the states that were set before `since`, or no app runs.
 
-    Raises BusyError.
+    `since` is a time of the state database's clock. The app works with these states once a batch has begun
+    after `since`. If no app runs, takes the replication lock. Raises BusyError after the deadline.
     """
 
     def attempt() -> None:

@@ -1,7 +1,8 @@
-"""Going on without a transaction that the server itself cannot send: never by itself, and never unsaid.
+"""Skipping of a transaction that the server cannot send. This happens only on request, and is always
+recorded.
 
-The gap is in the changelog before the slot is told. Every table that the transaction may have changed stops
-there, and has to be resnapshotted; what is read as of a moment across the gap is refused.
+The gap is in the changelog before the slot is advanced. Every table that the transaction may have changed
+stops there, and must be resnapshotted. Reads as of a point in time across the gap are rejected.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _POLL_S = 0.1
 class Skipped:
     """A transaction that is left out.
 
-    `touched`: tables of the pipeline that it may have changed, errored until they are resnapshotted.
-    `named`: untouched ones, as the operator says; `seen`: as the WAL shows.
+    `touched`: the pipeline's tables that it may have changed, errored until they are resnapshotted. `named`:
+    tables that it did not change according to the operator. `seen`: tables that it did not change according
+    to the WAL.
     """
 
     lsn: LSN
@@ -51,7 +53,7 @@ class Skipped:
     seen: tuple[TableName, ...]
 
     def to_text(self) -> str:
-        """The costs of the skip, for people."""
+        """Return the consequences of the skip as text for people."""
         lines = [
             f"the transaction at {self.lsn} (xid {self.xid}) is left out for good",
             "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
@@ -66,12 +68,14 @@ class Skipped:
 def skip_transaction(
     access: Access, lsn: LSN | str, untouched: Iterable[TableName | str] = (), *, dry_run: bool = False
 ) -> Skipped:
-    """Move the slot past the one transaction at a commit LSN, once all before it is durable; or only say what
-    that costs. Of what is due before, the changelog gets all in either case.
+    """Advance the slot past the transaction that commits at an LSN, once everything before it is durable.
 
-    `untouched`: tables that it has surely not changed. Run again after it died, it finishes. Raises
-    BusyError while an app of the pipeline runs, ConfigError when that is not the transaction that the
-    server cannot send, SlotError when there is none such, and what receiving raises.
+    With `dry_run`, only return the consequences. In either case the changes before the transaction are
+    received into the changelog. Can be repeated after an interruption. Raises BusyError while an app of the
+    pipeline runs, ConfigError if that is not the transaction that the server cannot send, SlotError if the
+    server can send all, and what receiving raises.
+
+    :param untouched: tables that the transaction has surely not changed
     """
     wanted = _parse(lsn)
     name = access.pipeline.name
@@ -106,7 +110,7 @@ def _parse(lsn: LSN | str) -> LSN:
 
 
 def _done(access: Access, lsn: LSN) -> Gap | None:
-    """The gap, if an earlier run has got as far as to record it."""
+    """Return the gap if an earlier run has recorded it, else None."""
     changelog = open_changelog(changelog_uri(access.pipeline.lake_root))
     record = EpochRecord.from_json(changelog.metadata().description)
     check_owner(access.pipeline, record)
@@ -129,7 +133,12 @@ def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: lis
 
 
 def _receive(access: Access, source: Connection, wanted: LSN) -> Receiver:
-    """Have all that committed before it in the changelog; the receiver that has ended at it."""
+    """Receive every transaction that commits before `wanted`, and return the receiver that failed at
+    `wanted`.
+
+    Raises SlotError if the server sends everything without failing, ConfigError if it fails at another
+    transaction, and any other error of the receiver.
+    """
     target = wal_lsn(source)
     receiver = Receiver(access.dsn, access.pipeline)
     try:
@@ -162,7 +171,7 @@ def _find(
     records: Mapping[TableName, TableRecord],
     named: list[TableName],
 ) -> tuple[Gap, frozenset[int]]:
-    """The gap, and the tables that the WAL shows to be unchanged."""
+    """Return the gap, and the OIDs of the tables that the WAL shows to be unchanged."""
     begun, slot = receiver.unfinished, read_slot(source, access.pipeline.slot)
     assert begun is not None
     every = _oids(access, records)
@@ -170,14 +179,14 @@ def _find(
     oids = {oid for found in every.values() for oid in found} - spared
     seen = frozenset[int]()
     if slot is not None and slot.restart_lsn is not None:
-        with access.source("skip, WAL of") as wal:  # which may take too long, and is given up then
+        with access.source("skip, WAL of") as wal:  # if this takes too long, its connection is given up
             seen = untouched_tables(wal, oids, slot.restart_lsn, LSN(begun.commit_lsn), begun.xid)
     why = receiver.error.message if isinstance(receiver.error, PgReplError) else ""
     return Gap(begun, frozenset(oids - seen), why), seen
 
 
 def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[TableName, set[int]]:
-    """By name, every oid that a table has had, as far as state and lake know."""
+    """Return every OID that a table has had, by table name, as far as state and lake record them."""
     found: dict[TableName, set[int]] = {}
     for record in records.values():
         if record.relation is not None:
@@ -189,7 +198,8 @@ def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[Tabl
 
 
 def _mark_errored(store: Store, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap) -> None:
-    """What the replication app would do when it comes to the gap."""
+    """Mark tables errored that may have changes in the gap, as the replication app does when it reaches the
+    gap."""
     for record in records.values():
         if not record.state.needs_changes or not _may_lack(record, gap):
             continue
@@ -198,7 +208,7 @@ def _mark_errored(store: Store, pipeline: str, records: Mapping[TableName, Table
 
 
 def _may_lack(record: TableRecord, gap: Gap) -> bool:
-    """Whether a copy from before the gap lacks what may have been in it."""
+    """Return True if the table was copied before the gap, and the gap may hold changes of it."""
     if record.relation is None or record.position_lsn is None:
         return False
     return record.relation.oid in gap.relations and record.position_lsn < gap.lsn

@@ -1,7 +1,7 @@
-"""Operations on single tables of a pipeline, whether its apps run or not: pause, resume, retry, remove.
+"""Operations on single tables of a pipeline, also while its apps run: pause, resume, retry, remove.
 
-All tables are checked before any is changed. The others, the slot and the apps go on meanwhile: the
-replication app looks at the states before each batch.
+All tables are checked before any is changed. The other tables, the slot and the apps continue: the
+replication app reads the states before each batch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ _INSTEAD = {
 
 @dataclass
 class Continuation:
-    """What source and lake have for tables that are to go on. One look at the changelog serves them all."""
+    """The check that errored tables can continue with what source, lake and changelog hold.
+
+    The changelog is opened once for all tables.
+    """
 
     source: Connection
     pipeline: Pipeline
@@ -77,10 +80,15 @@ class Continuation:
 
     @classmethod
     def open(cls, source: Connection, pipeline: Pipeline) -> Continuation:
-        """Raises ChangelogError, LakeError; PublicationError when the publication has a gap."""
+        """Open the lake for the checks.
+
+        Raises ChangelogError, LakeError, and PublicationError if the publication no longer exists, was
+        created again or publishes less.
+        """
         points = Points(pipeline.lake_root)
         if pipeline.has_lake_tables:
-            # Before the changelog, which then has all that they know of: an app that runs makes more.
+            # Check the points before opening the changelog, which then covers all of them: a running app
+            # appends more.
             points.check_lake()
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
         own_tables.check(pipeline.lake_root)
@@ -89,11 +97,12 @@ class Continuation:
         return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog, points)
 
     def check(self, record: TableRecord) -> Relation:
-        """What the lake table is for now.
+        """Return the relation that the lake table is for now.
 
-        Raises LakeTableError without a copy of this epoch, ChangelogError when changes that it needs are no
-        longer kept, GapError when a transaction among them was skipped, DriftError when it is not what the
-        source has, or was sent what it cannot follow, PrivilegeError when the source cannot be read.
+        Raises LakeTableError without a copy of this epoch, ChangelogError if changes that the table needs are
+        no longer kept, GapError if a transaction among them was skipped. Raises DriftError if the lake table
+        does not fit the source's table, or was sent a change that it cannot follow, and PrivilegeError if the
+        source's table cannot be read.
         """
         relation = self._relation_in_lake(record)
         publication = self.epoch.publication
@@ -109,7 +118,7 @@ class Continuation:
             raise DriftError(f"{record.table}: {verdict.reason}", hint, remedy)
         if _needs_copy(record):
             raise DriftError(f"{record.table}: {record.reason}", record.hint, record.remedy)
-        assert current is not None  # a table that is gone is unsafe
+        assert current is not None  # a missing table is unsafe
         raise_all(list(right_problems(self.source, [current])))
         return relation
 
@@ -133,7 +142,10 @@ class Continuation:
         return received.catalog if received and received.catalog else record.relation
 
     def _relation_in_changelog(self, record: TableRecord, relation: Relation, position: LSN) -> Relation:
-        """What the watch goes on with."""
+        """Return the relation with which the check of definitions continues.
+
+        Raises ChangelogError, GapError.
+        """
         if position < self.floor:
             raise ChangelogError(
                 f"{record.table}: changes after {position} are no longer kept",
@@ -143,7 +155,7 @@ class Continuation:
         return relation
 
     def choices(self, record: TableRecord, relation: Relation) -> str | None:
-        """The pipeline file as it is now, if the table is one that it would have made; else None."""
+        """Return the present pipeline file if it would have created the same lake table; else None."""
         if record.config is None:
             return None
         now = self.pipeline.choices(relation.table)
@@ -161,24 +173,27 @@ class Continuation:
 
 
 def _needs_copy(known: TableRecord | Verdict) -> bool:
-    """Whether nothing else helps. It may have stopped at what the stream has sent, which is there still,
-    whatever the catalog shows."""
+    """Return True if only a new copy helps.
+
+    The table may have stopped at a change from the stream. The changelog still holds that change, whatever
+    the catalog shows.
+    """
     return known.remedy is not None and not known.remedy.allows_retry
 
 
 @dataclass(frozen=True)
 class Retried:
-    """What became of a table that was tried again; `refused` says why it stays errored."""
+    """The result of retrying a table. `refused`: the reason why it stays errored."""
 
     table: TableName
     refused: PgReplError | None = None
 
 
 def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
-    """Let these tables stand still; their changes are kept in the changelog as long as they are paused.
+    """Set tables to `paused`. Their changes stay in the changelog as long as they are paused.
 
-    A batch that runs is finished. Tables that are paused stay so. Raises ConfigError for names that are not
-    among the pipeline's tables, StateError for tables that nothing is applied to.
+    A running batch is finished. Paused tables stay paused. Raises ConfigError for names that are not among
+    the pipeline's tables, StateError for tables to which no changes are applied.
     """
     refuse_without_lake(
         access.pipeline,
@@ -198,7 +213,7 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
 
 
 def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
-    """Have paused tables catch up with the others. Tables that are applied to already stay as they are.
+    """Set paused tables to `catching_up`. Tables to which changes are applied already stay as they are.
 
     Raises ConfigError for names that are not among the pipeline's tables, StateError for tables that cannot
     be resumed.
@@ -218,21 +233,24 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
 
 
 def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None) -> tuple[Retried, ...]:
-    """Have errored tables catch up from where they stand, without a new copy; None: all errored ones.
+    """Set errored tables to `catching_up`, so that they continue from their position without a new copy.
 
-    Whether the cause is gone is looked at as far as source, lake and changelog tell; a cause that is still
-    there marks the table errored again. Where the pipeline file has other choices now, and the lake table
-    looks the same under them, they hold from here on.
+    The cause is checked as far as source, lake and changelog show it. A cause that persists marks the table
+    errored again. If the pipeline file has other settings now under which the lake table looks the same,
+    these apply from here on.
 
-    Tables that were named are tried again all or none: raises what the first of them is refused for, naming
-    all (LakeTableError without a copy, ChangelogError when changes are no longer kept, DriftError,
-    PrivilegeError, StateError when it is not errored). Otherwise the result says it of each. Raises also
-    what concerns all: StateError, ChangelogError, PublicationError, ConfigError for unknown names.
+    If tables are named, either all of them are retried or none. Then raises one error of the first problem's
+    class that names all tables that cannot continue: LakeTableError without a copy, ChangelogError if changes
+    are no longer kept, DriftError, PrivilegeError, StateError if a table is not errored. Otherwise the result
+    holds the error of each table. Also raises errors that concern all tables: StateError, ChangelogError,
+    PublicationError, ConfigError for unknown names.
+
+    :param tables: None to retry all errored tables
     """
     name = access.pipeline.name
     with access.store("retry") as store:
         evidence.check(access.pipeline, store, access.dsn)
-        # The file would be recorded as that by which they were taken.
+        # Otherwise the present file would be recorded as the one by which the tables were copied.
         check_lake_choice(access.pipeline, recorded(store, name))
         if tables is None:
             errored = [r for r in recorded(store, name).values() if r.state is _S.ERRORED]
@@ -258,7 +276,8 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
 
 
 def _check_place(access: Access, store: Store) -> None:
-    """For what changes the state alone: what cannot be reached is not compared."""
+    """Check source, lake and state for a command that changes only the state: leave out what is
+    unreachable."""
     evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True, needs_source=False)
 
 
@@ -290,8 +309,10 @@ def _must_be(record: TableRecord, done: str, states: tuple[TableState, ...]) -> 
 
 
 def _wake(access: Access) -> None:
-    """Have a replication app that waits for changes look at its tables. It does so with the next change, too,
-    which is why what fails here stops nothing."""
+    """Wake a replication app that waits for changes, so that it reads the states of its tables.
+
+    An error is only logged: the next change wakes the app too.
+    """
     try:
         writer.mark(changelog_uri(access.pipeline.lake_root))
     except Exception as error:  # noqa: BLE001 - deltalake raises many kinds

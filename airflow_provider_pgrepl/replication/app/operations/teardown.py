@@ -1,4 +1,4 @@
-"""teardown: a pipeline is given up; of what it made at its source, nothing is left."""
+"""Teardown of a pipeline: removes everything that the pipeline created at its source."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TornDown:
-    """What was dropped, or would be, and what stays: in words."""
+    """The result of `teardown`: a phrase for each object that was dropped or kept.
+
+    With `dry_run`, the objects that would be dropped.
+    """
 
     dropped: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -61,17 +64,19 @@ def teardown(
     dry_run: bool = False,
     give_up: Collection[str] = (),
 ) -> TornDown:
-    """Drop the pipeline's slot, publication, event trigger, temporary slots, and what is recorded of it; with
-    `drop_lake` also its lake tables and changelog. What was not made by the pipeline stays.
+    """Drop the pipeline's slot, publication, event trigger, temporary slots and records.
 
-    Nothing that runs is ended: while an app holds the pipeline's locks, or the slot is read, it waits, and
-    gives up after `timeout_s`. What is recorded goes last, so that what was interrupted can be run again;
-    what is gone already is as good as dropped. `dry_run` only says what would be done. `give_up`: the name of
-    a source that has another history than the lake, as after a restore, and is torn down all the same.
+    With `drop_lake` also its lake tables and changelog. Objects that the pipeline did not create are kept.
+    Running processes are not ended: while an app holds the pipeline's locks, or the slot is being read, this
+    waits, for `timeout_s` seconds at most. The records are deleted last, so that an interrupted teardown can
+    be repeated; objects that no longer exist are skipped. With `dry_run`, nothing is changed.
 
-    Raises BusyError (run it again), SourceConnectionError, PrivilegeError; with nothing dropped, what
-    `ownership.differences` finds: StateError, RewoundError, ConfigError or LakeError for another source,
+    Raises BusyError (run it again), SourceConnectionError, PrivilegeError. Before anything is dropped, raises
+    what `ownership.differences` finds: StateError, RewoundError, ConfigError or LakeError for another source,
     state or lake than the pipeline's.
+
+    :param give_up: the name of a source to tear down although it has another history than the lake, as after
+        a restore
     """
     pipeline = access.pipeline
     with access.source("teardown") as source, Store(access.state_dsn, f"teardown {pipeline.name}") as store:
@@ -92,7 +97,8 @@ class _Teardown:
     _unmarked: str = ""
 
     def run(self, *, dry_run: bool) -> TornDown:
-        # Before the locks: those of another state database keep no app of this pipeline out.
+        # Check before taking the locks: locks in another state database do not stop the apps of this
+        # pipeline.
         self._check_place()
         if not dry_run:
             selection.lock_all(self.store, self.pipeline.name, self.deadline)
@@ -112,7 +118,10 @@ class _Teardown:
         return self.result
 
     def _check_place(self) -> None:
-        """Without a lake that can be read, what is recorded has to do, where the lake is to stay."""
+        """Check that source, lake and state are the pipeline's, and keep what they record.
+
+        If the lake is to stay and cannot be read, the state's record has to do.
+        """
         evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
         check_teardown(evidence, self.give_up)
         if self.drop_lake:
@@ -126,7 +135,7 @@ class _Teardown:
             self._check_lake()
 
     def _check_lake(self) -> None:
-        """Raise LakeError when there is no evidence that the lake, or a table in it, is this pipeline's."""
+        """Raise LakeError if there is no evidence that the lake, or a table in it, is this pipeline's."""
         root, name = self.pipeline.lake_root, self.pipeline.name
         if self._epoch is not None:
             check_droppable(root, self._tables(), name, self._copied() | self._named())
@@ -154,14 +163,17 @@ class _Teardown:
     def _reason_to_keep(self, found: Slot) -> str | None:
         reason = slot.reason_to_keep(self.source, found)
         if reason is None and self._slot_has_begun:
-            # Made anew under the name, if it was not moved.
+            # The slot was advanced, or created again under the same name.
             moved = slot_error(found, self._durable_lsn)
             reason = None if moved is None else moved.message
         return reason
 
     def _mark(self, dry_run: bool) -> None:
-        """Have the lake say that its epoch was given up. Without its slot, the source looks like a copy of
-        itself: to a teardown that is run again, and to a snapshot into the lake that stays."""
+        """Mark the epoch in the lake as given up.
+
+        Without its slot the source looks like a copy of itself, to a repeated teardown and to a snapshot into
+        the lake that stays.
+        """
         if self._epoch is None or dry_run:
             return
         try:
@@ -220,7 +232,8 @@ class _Teardown:
         return self._recorded.slot if self._recorded else self.pipeline.slot
 
     def _is_ours(self, name: str, what: str) -> bool:
-        """By what is recorded, or where nothing is any more, by the lake."""
+        """Return True if the state records the object as the pipeline's own or, without a record, the lake
+        names it."""
         if self._recorded is not None:
             return bool(getattr(self._recorded, f"{what}_owned"))
         return self._epoch is not None and getattr(self._epoch, what) == name
@@ -242,12 +255,13 @@ class _Teardown:
                 self.result.kept.append(f"the lake {root}: {begins}")
             return
         if self._epoch is None:
-            return  # Nothing in it is shown to be this pipeline's.
+            return  # Nothing shows that its content is this pipeline's.
         tables = present_tables(root, self._tables())
         others = files_of_others(root, tables)
         if not dry_run:
             drop_lake_tables(root, tables)
-            # So that a repetition does not take a lake that is dropped for one that is not mounted.
+            # Delete the tables' records, so that a repeated teardown does not take the dropped lake for one
+            # that is not mounted.
             for table in self.store.read_tables(self.pipeline.name) if self._recorded else ():
                 self.store.remove_table(self.pipeline.name, table)
             drop_system_folder(root)
@@ -257,7 +271,7 @@ class _Teardown:
         self.result.kept += [f"{path}, which this pipeline has not written" for path in others]
 
     def _tables(self) -> set[TableName]:
-        """All that the pipeline ever had in the lake, as far as state or points remember."""
+        """Return all tables that the pipeline ever had in the lake, as far as state or points record them."""
         known = set(self.store.read_tables(self.pipeline.name)) if self._recorded else set()
         return known | self._named()
 
@@ -273,7 +287,8 @@ class _Teardown:
         if not dry_run:
             if self._recorded is not None:
                 self.store.forget_pipeline(self.pipeline.name)
-            # Last, because what was interrupted is run again with a source that still has its token.
+            # Delete the tokens last: an interrupted teardown is repeated, and then needs a source that still
+            # has its token.
             name = self._slot_name
             has_tokens = self._recorded is not None or self._is_ours(name, "slot")
             if has_tokens and not read_server(self.source).in_recovery:

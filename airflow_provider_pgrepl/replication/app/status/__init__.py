@@ -1,1 +1,1 @@
-"""How a pipeline is doing: read, summed up, written out."""
+"""The status of a pipeline, its periodic summary, and their texts."""

@@ -1,4 +1,4 @@
-"""The status of a pipeline, whether its apps run or not: gathered from source, state and lake."""
+"""The status of a pipeline, also while its apps do not run: gathered from source, state and lake."""
 
 from __future__ import annotations
 
@@ -50,8 +50,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PublisherStatus:
-    """A publisher of events, as it last wrote down. All that was committed at or before `position` is
-    published, but for `stopped` tables; `lag_bytes` is the source's WAL after it. `error`: what ended it."""
+    """The state of a publisher of events, as it last saved it.
+
+    Everything that committed at or before `position` is published, except for `stopped` tables. `lag_bytes`:
+    the source's WAL after it. `error`: the error that ended the publisher.
+    """
 
     name: str
     target: str
@@ -68,7 +71,11 @@ class PublisherStatus:
 
 
 def read_publisher(pipeline: Pipeline, name: str, end: LSN) -> PublisherStatus:
-    """Of a publisher of the pipeline file; `end`: of the source's WAL. What cannot be read is its error."""
+    """Return the status of a publisher of the pipeline file. If it cannot be read, the status holds the
+    error.
+
+    :param end: the end of the source's WAL
+    """
     target = pipeline.publisher(name).target
     try:
         record = read_record(pipeline.lake_root, name)
@@ -95,8 +102,11 @@ def read_publisher(pipeline: Pipeline, name: str, end: LSN) -> PublisherStatus:
 
 @dataclass(frozen=True)
 class ChangelogStatus:
-    """`bytes` of `files` that hold changes, as they lie in the storage; `since`: the oldest hour of them.
-    `slowest`: the table whose position is the lowest, None without one, and the bytes of files it needs."""
+    """The changelog's files that hold changes.
+
+    `bytes`: their size in the storage. `since`: their oldest hour. `slowest`: the table whose position is the
+    lowest, None without one. `needed_bytes`: the size of the files that this table needs.
+    """
 
     files: int
     bytes: int
@@ -106,7 +116,10 @@ class ChangelogStatus:
 
 
 def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, LSN]) -> ChangelogStatus:
-    """`positions`: by table up to where it is whole, in this epoch."""
+    """Return the status of the changelog.
+
+    :param positions: for each table, the LSN of this epoch up to which it is whole
+    """
     files = pa.table(changelog.get_add_actions(flatten=True))
     if files.num_rows == 0:
         return ChangelogStatus(0, 0)
@@ -123,7 +136,7 @@ def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, 
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """The source as it answered: where it is, its version, and how far its WAL has come."""
+    """The source as it answered: its address, its version, and the end of its WAL."""
 
     address: str
     server_version_num: int
@@ -132,7 +145,7 @@ class SourceStatus:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """The slot; `held_bytes` is the WAL that the server keeps for it."""
+    """The state of the slot. `held_bytes`: bytes of WAL that the server keeps for it."""
 
     name: str
     active: bool
@@ -144,7 +157,7 @@ class SlotStatus:
 
 @dataclass(frozen=True)
 class AppStatus:
-    """The last words of the replicate app about itself."""
+    """The last report of the replication app about itself."""
 
     holder: str
     reported_at: datetime | None
@@ -153,7 +166,8 @@ class AppStatus:
 
 @dataclass(frozen=True)
 class Step:
-    """How far one step of the way is, and how many bytes of WAL lie between it and the source's end."""
+    """The LSN that one step of replication has reached, and the bytes of WAL from there to the source's
+    end."""
 
     lsn: LSN | None
     lag_bytes: int | None
@@ -161,10 +175,13 @@ class Step:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """A table. All that was committed at or before `position_lsn` is in the lake, and at or before
-    `whole_lsn`, the last consistent point where that is later and holds the table; `lag_bytes` is the
-    source's WAL after it. `error`: the class of its error, `error_lsn` where it happened. `trace`: lines with
-    classes and frames of the unexpected exception that was its cause."""
+    """The status of a table.
+
+    Everything that committed at or before `position_lsn` is in the lake. So is everything at or before
+    `whole_lsn`: the last consistent point, if that is later and holds the table. `lag_bytes`: the source's
+    WAL after `whole_lsn`. `error`: the class of its error, `error_lsn`: where it happened. `trace`: lines
+    with classes and frames of the unexpected exception that was the cause.
+    """
 
     table: str
     state: TableState
@@ -184,11 +201,12 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """`problems` says what could not be looked at. `steps`: received, durable, confirmed, applied. `tables`:
-    without those that were removed.
+    """The status of a pipeline.
 
-    `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
-    `is_ours`: source, lake and state do not contradict each other; else `problems` says what is where.
+    `problems`: sentences about what is wrong or could not be read. `steps`: received, durable, confirmed,
+    applied. `tables`: without removed ones. `recorded`: the state database records the pipeline, which it
+    does not after a teardown that kept the lake. `is_ours`: source, lake and state do not contradict each
+    other; otherwise `problems` has the contradictions.
     """
 
     pipeline: str
@@ -212,7 +230,7 @@ class PipelineStatus:
 
 @dataclass(frozen=True)
 class _Lake:
-    """What the lake itself knows, which is the truth about positions."""
+    """The state of the lake as the lake records it, which is authoritative for positions."""
 
     epoch: EpochRecord | None = None
     durable_lsn: LSN | None = None
@@ -222,9 +240,9 @@ class _Lake:
 
 
 def read_status(pipeline: Pipeline) -> PipelineStatus:
-    """Ask source, state database (both named by the environment) and lake.
+    """Read the status from source and state database, which the environment names, and from the lake.
 
-    Raises ConfigError, SourceConnectionError, PrivilegeError. What else cannot be looked at is a problem in
+    Raises ConfigError, SourceConnectionError, PrivilegeError. Whatever else cannot be read is a problem in
     the result.
     """
     dsn = process.source_dsn()
@@ -282,7 +300,10 @@ def _lake_choice(pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str
 
 
 def _applied(pipeline: Pipeline, lake: _Lake, progress: Progress | None) -> LSN | None:
-    """Without lake tables: up to where it is known that the changelog has all of each table's changes."""
+    """Return the LSN up to which changes are applied: that of the last consistent point.
+
+    Without lake tables: the LSN up to which the changelog is known to have all changes of each table.
+    """
     if not pipeline.has_lake_tables:
         return progress.applied_lsn if progress else None
     return LSN(lake.point.lsn) if lake.point else None
@@ -306,7 +327,7 @@ def _source_problems(
 def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:
     with Store(process.state_dsn(), f"status {pipeline.name}") as store:
         if not store.is_set_up():
-            return False, None, [], ()  # Its schema is made by the first snapshot.
+            return False, None, [], ()  # The first snapshot creates its schema.
         try:
             if store.read_pipeline(pipeline.name) is None:
                 return False, None, [], ()
@@ -317,7 +338,7 @@ def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRe
 
 
 def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
-    """Tables that a snapshot app left `snapshotting` when it was killed."""
+    """Return a sentence about tables that a killed snapshot app left `snapshotting`."""
     left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
     if not left or store.is_locked(pipeline.name, "snapshot"):
         return ()
@@ -325,12 +346,12 @@ def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]
 
 
 def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:
-    """What says that source, lake or state is not this pipeline's."""
+    """Return the contradictions to source, lake and state being this pipeline's, as sentences."""
     with Store(process.state_dsn(), f"status {pipeline.name}") as store:
         try:
             found = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
         except StateError:
-            return ()  # An older version's, which reading the state has said.
+            return ()  # A schema of an older version, which _read_state reports.
     return tuple(_sentence(each.error) for each in differences(found))
 
 
@@ -413,12 +434,12 @@ def _slot(slot: Slot, end: LSN) -> SlotStatus:
 
 
 def _step(lsn: LSN | None, end: LSN) -> Step:
-    """Of an LSN before which all is done."""
+    """Return the step of an LSN before which everything is done. The LSN itself is not included."""
     return Step(lsn or None, max(0, end - lsn) if lsn else None)
 
 
 def _lag(position: LSN | None, end: LSN) -> int | None:
-    """Of a position, at which, too, all is done: the end of the WAL is not."""
+    """Return the bytes of WAL after a position, which is included. The end of the WAL is not included."""
     return None if position is None else max(0, end - position - 1)
 
 

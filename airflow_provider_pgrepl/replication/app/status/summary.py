@@ -1,4 +1,4 @@
-"""SummaryLog: once a minute how a replication stands, for who reads its log, and as data."""
+"""A summary of a replication once a minute, as a log line and as data."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ _ANSWER_S, _POLL_S = 5.0, 0.1
 
 @dataclass(frozen=True)
 class Summary:
-    """What is told. `changes` were received since the last time, `applied` since the start. There is no lag
-    while the lake has no consistent point; what the source could not be asked for is None."""
+    """The state of a replication.
+
+    `changes`: changes received since the last summary. `applied`: rows applied since the start. There is no
+    lag while the lake has no consistent point. Values for which the source could not be asked are None.
+    """
 
     states: Mapping[TableState, int]
     errored: tuple[str, ...]
@@ -54,7 +57,7 @@ class Summary:
         return "; ".join([self._tables(), self._changes(), self._lag()])
 
     def to_dict(self) -> dict[str, Any]:
-        """The same of JSON's types, small enough for XCom."""
+        """Return the summary in JSON types, small enough for XCom."""
         return {
             "tables": sum(self.states.values()),
             "rows": self.applied,
@@ -96,9 +99,9 @@ class Summary:
 
 
 class SummaryLog:
-    """Logs a summary every minute from `start` to `stop`, by connections of its own.
+    """A thread that logs a summary every minute from `start` to `stop`, with connections of its own.
 
-    It is for people: when it cannot be made, that is all that happens.
+    A summary that cannot be read stops nothing: only its error is logged.
     """
 
     def __init__(
@@ -124,15 +127,15 @@ class SummaryLog:
         self._ends: deque[tuple[float, LSN]] = deque(maxlen=_SAMPLES)
 
     def start(self) -> None:
-        """Begin; the first line comes after a minute."""
+        """Start the thread. The first line comes after a minute."""
         threading.Thread(target=self._run, name="pgrepl-summary", daemon=True).start()
 
     def stop(self) -> None:
-        """No more lines; one that waits for an answer is not waited for."""
+        """Log no more lines. Does not wait for a summary that is being read."""
         self._stopping.set()
 
     def leave(self) -> None:
-        """Leave how it stands at the end as the run's result, unless it cannot be read just now."""
+        """Write the state at the end as the run's result, unless it cannot be read."""
         with suppress(PgReplError):
             leave_result(self.read().to_dict())
 
@@ -148,7 +151,7 @@ class SummaryLog:
                 log.info("%s", text)
 
     def read(self) -> Summary:
-        """How it stands now, and what came since the last time. Raises PgReplError."""
+        """Return the present state, with the changes since the last call. Raises PgReplError."""
         role = f"summary {self._pipeline.name}"
         with Store(self._state_dsn, role) as store:
             records = list(store.read_tables(self._pipeline.name).values())
@@ -173,7 +176,8 @@ class SummaryLog:
         return summary
 
     def _behind(self, role: str) -> tuple[float | None, int | None, int | None]:
-        """How far the lake is behind the source, in seconds and bytes, and how many bytes the slot holds."""
+        """Return the lag of the lake in seconds and in bytes of WAL, and the bytes of WAL that the slot
+        holds."""
         try:
             with closing(connect(self._dsn, role)) as connection:
                 asked, end = time.monotonic(), wal_lsn(connection)
@@ -190,16 +194,19 @@ class SummaryLog:
         return age if seconds is None else seconds, behind, held
 
     def _shown(self) -> LSN:
-        """The lake shows all that committed before it; also where nothing was committed since for its tables,
-        so that there is no consistent point of it."""
+        """Return the LSN before which the lake shows everything that committed.
+
+        It advances also without a new consistent point, if nothing was committed for the lake's tables.
+        """
         seen, version = self._received().seen_lsn, self._received().changelog_version
         applied = self._applied()
-        # All that committed at the applied LSN is in: the WAL's end is the byte behind it.
+        # The applied LSN is inclusive: the WAL's end is the byte after it.
         points = LSN(applied.applied_lsn + 1)
         return max(points, seen) if applied.caught_up and applied.version >= version else points
 
     def _until_shown(self, asked: float, end: LSN) -> float | None:
-        """How long it took from asking for the WAL's end until the lake showed it; None when that is long."""
+        """Return the seconds from reading the WAL's end until the lake shows it; None after 5 s, or when
+        stopping."""
         self._request_keepalive()
         while self._shown() < end:
             if time.monotonic() - asked > _ANSWER_S or self._stopping.wait(_POLL_S):
@@ -207,8 +214,11 @@ class SummaryLog:
         return time.monotonic() - asked
 
     def _age(self, applied: ApplierProgress) -> float | None:
-        """The age of the last transaction in the lake; less, when the source has written none since then:
-        the time since its WAL ended at or before what the lake shows."""
+        """Return the age in seconds of the last transaction in the lake.
+
+        It is less if the source has written none since then: the time since its WAL ended at or before what
+        the lake shows.
+        """
         shown = self._shown()
         ages = [time.monotonic() - at for at, end in self._ends if end <= shown]
         if applied.commit_ts is not None:

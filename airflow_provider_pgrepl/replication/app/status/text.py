@@ -35,7 +35,7 @@ _WATCHED = "looked through: the changelog has all of each table's changes"
 
 
 def told(merges: TableMerges) -> str:
-    """For people: which budget, and why."""
+    """Return a sentence for people: the budget that a table's merges exceed, and why."""
     if merges.waits_for == "points_bytes":
         return "its merges replace more of the table than points_bytes has room for"
     share = merges.written / max(merges.changed, 1)
@@ -46,12 +46,15 @@ def told(merges: TableMerges) -> str:
 
 
 def to_json(status: PipelineStatus) -> str:
-    """One JSON object; LSNs as X/X, times in ISO 8601, lags in bytes of WAL behind the source."""
+    """Return the status as one JSON object.
+
+    LSNs are X/X, times are in ISO 8601, lags are bytes of WAL behind the source.
+    """
     return json.dumps(_plain(asdict(status)), indent=2)
 
 
 def to_text(status: PipelineStatus) -> str:
-    """Some lines that read well at 100 columns."""
+    """Return the status as lines for 100 columns."""
     if not status.set_up:
         return "\n".join([*_heading(status), *_problems(status), "", *_not_set_up(status)])
     parts = [
@@ -65,12 +68,12 @@ def to_text(status: PipelineStatus) -> str:
 
 
 def show_count(number: int, what: str) -> str:
-    """A number of things, of one of them their name: `1 file`, `2 files`."""
+    """Return a number with its noun, as `1 file` or `2 files`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def show_bytes(count: int | None) -> str:
-    """`0 B`, `12.3 MiB`; `-` when not known."""
+    """Return a size as `0 B` or `12.3 MiB`; `-` if it is not known."""
     if count is None:
         return "-"
     size, unit = float(count), "B"
@@ -82,7 +85,8 @@ def show_bytes(count: int | None) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """`0.4 s`, `2 min`, `3 h`, `5 days`: one unit is enough to see what is wrong."""
+    """Return a duration in one unit, as `0.4 s`, `2 min`, `3 h` or `5 days`: that suffices to see what is
+    wrong."""
     for limit, unit, divisor in ((60, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if seconds < limit:
             return f"{seconds / divisor:.1f} s" if unit == "s" else f"{seconds / divisor:.0f} {unit}"
@@ -142,7 +146,7 @@ def _slot(status: PipelineStatus) -> list[str]:
 
 
 def is_recent(reported_at: datetime | None) -> bool:
-    """Whether an app that runs can have reported last at that time; it reports every two seconds."""
+    """Return True if the last report is less than 15 s old: an app that runs reports every 2 s."""
     return reported_at is not None and (datetime.now(UTC) - reported_at).total_seconds() < _RECENT_S
 
 
@@ -247,7 +251,8 @@ def _publisher_notes(publisher: PublisherStatus) -> list[str]:
 
 
 def _bytes(table: TableStatus) -> tuple[str, str, str]:
-    """What it takes in storage: its newest version; beside that, for points and readers; written so far."""
+    """Return the bytes that a table takes: its newest version, files kept for points and readers, all written
+    so far."""
     if table.bytes is None:
         return "-", "-", "-"
     return show_bytes(table.bytes.live), show_bytes(table.bytes.kept), show_bytes(table.bytes.written)
@@ -273,7 +278,7 @@ def _note(table: TableStatus) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Names are not cut, and lines of a text stay lines."""
+    """Wrap each line of a text to 100 columns, without breaking names at hyphens."""
     return [
         line
         for part in text.splitlines()

@@ -1,1 +1,1 @@
-"""What a message says: JSON, Debezium, Avro."""
+"""The formats of a message: JSON, Debezium and Avro."""

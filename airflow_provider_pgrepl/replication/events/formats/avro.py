@@ -1,4 +1,4 @@
-"""Rows of the changelog → events whose bodies are Avro, and whose keys are JSON as in other formats."""
+"""Conversion of changelog rows to events with Avro bodies, and JSON keys like those of other formats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 NOTHING, RECORD = b"\x00", b"\x02"
-"""The branches of `["null", record]`."""
+"""The encoded branches of the union `["null", record]`."""
 
 
 def avro_column(
@@ -46,7 +46,7 @@ def avro_column(
     *,
     is_of_identity: bool,
 ) -> CreekColumn:
-    """The column that a target gets. `identity`: the table's replica identity, as pg_class has it."""
+    """Return the column of the target. `identity`: the table's replica identity, as in pg_class."""
     column, choice = published.column, published.choice(choices)
     return creek_column(column, choice, published.hide, table, identity, is_of_identity=is_of_identity)
 
@@ -54,7 +54,7 @@ def avro_column(
 def avro_columns(
     record: RelationRecord, published: Mapping[int, PublishedColumn], choices: TableChoices
 ) -> dict[int, CreekColumn]:
-    """Those of a relation, by place in the stream."""
+    """Return the columns of a relation, by position in the stream."""
     identity, sent = record.message.replica_identity, record.message.columns
     return {
         index: avro_column(column, record.name, choices, identity, is_of_identity=sent[index].is_identity)
@@ -64,8 +64,10 @@ def avro_columns(
 
 @dataclass(frozen=True)
 class ChangeSchema:
-    """Of one version of a relation, whose columns are these, by place in the stream. `source`: what consumers
-    call the source."""
+    """The Avro schema of one version of a relation.
+
+    `source`: the name of the source for consumers. `columns`: by position in the stream.
+    """
 
     source: str
     table: TableName
@@ -77,17 +79,17 @@ class ChangeSchema:
 
     @property
     def name(self) -> str:
-        """The record's full name."""
+        """Return the full name of the record."""
         return f"{self.namespace}.Change"
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """Of each column the name of its field."""
+        """Return the field name of each column."""
         return dict(zip(self.columns, avro_names(self.columns.values()), strict=True))
 
     @cached_property
     def text(self) -> str:
-        """As a registry gets it."""
+        """Return the schema as JSON, in the form that is registered."""
         row = [(self.names[index], column) for index, column in self.columns.items()]
         old = [(name, column) for name, column in row if column.is_key]
         fields = [
@@ -102,23 +104,29 @@ class ChangeSchema:
         return to_text(whole)
 
     def _record(self, name: str, named: list[tuple[str, CreekColumn]]) -> dict[str, Any]:
-        # Of their own namespaces: both may define the enum of infinities.
+        # Each row record has its own namespace: both may define the enum of infinities.
         namespace = f"{self.namespace}.{name}"
         fields = [_with_default(field) for field in fields_of(named, namespace)]
         return {"type": "record", "name": name, "namespace": namespace, "fields": fields}
 
 
 def _with_default(field: dict[str, Any]) -> dict[str, Any]:
-    """A column that may be NULL can come and go: readers of other versions have NULL for it."""
+    """Return the field with a default of NULL, if it may be NULL.
+
+    Such a column can be added or removed: readers with another version of the schema get NULL.
+    """
     kind = field["type"]
     return {**field, "default": None} if isinstance(kind, list) and kind[0] == "null" else field
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Of each change the row after it, that before it as far as it was sent, and the key of that after it:
-    each as its record in a union with null, or empty where there is none. `missing`: by number of the change,
-    columns that nobody sent; they are NULL in `after`."""
+    """The encoded rows of some changes.
+
+    For each change: the row after it, the row before as far as it was sent, and the key of the row after.
+    Each is encoded as the record branch of a union with null, or empty if there is none. `missing`: the
+    columns that were not sent, by the change's index; they are NULL in `after`.
+    """
 
     after: list[bytes]
     before: list[bytes]
@@ -129,7 +137,7 @@ class EncodedRows:
     def of(
         cls, rows: pa.Table, columns: Mapping[int, CreekColumn], width: int, table: TableName
     ) -> EncodedRows:
-        """`columns`: by place in the stream, of `width` columns. Raises ValueRangeError."""
+        """Encode rows of `width` columns. `columns`: by position in the stream. Raises ValueRangeError."""
         keys = {index: column for index, column in columns.items() if column.is_key}
         ops, unchanged = rows["op"].to_pylist(), rows["unchanged"].to_pylist()
         # A TRUNCATE has no row on either side.
@@ -144,7 +152,7 @@ class EncodedRows:
 
 
 class _Side:
-    """The rows before, or after, of some changes; each by the number of its change."""
+    """The rows before, or after, some changes, by the index of their change."""
 
     def __init__(self, tuples: Tuples, numbers: Ints, count: int) -> None:
         self._tuples = tuples
@@ -156,8 +164,10 @@ class _Side:
     def fill(
         self, unchanged: Sequence[Sequence[int] | None], old: _Side, keys: Collection[int]
     ) -> dict[int, list[int]]:
-        """Give values that updates did not send as the old row has them; of each change, by number, those
-        columns that nobody has."""
+        """Fill in values that updates did not send from the old rows.
+
+        Returns the columns that the old rows lack too, by the index of the change.
+        """
         missing: dict[int, list[int]] = {}
         olds = {index: dict(zip(old.numbers, old.texts(index).to_pylist(), strict=True)) for index in keys}
         for number in self.numbers:
@@ -169,7 +179,7 @@ class _Side:
         return missing
 
     def texts(self, index: int) -> pa.Array:
-        """Of one column."""
+        """Return the text values of one column."""
         texts = self._tuples.column(index)
         if index not in self._filled:
             return texts
@@ -180,7 +190,7 @@ class _Side:
         return pa.array(found, texts.type)
 
     def records(self, columns: Mapping[int, CreekColumn]) -> list[bytes]:
-        """Of each change's row these columns, as the record in its union; empty where there is no row."""
+        """Return these columns of each row, as the record branch of a union; empty where there is no row."""
         found = [b""] * self._count
         if not self.numbers:
             return found
@@ -202,13 +212,13 @@ class _Side:
 
 @dataclass(slots=True, kw_only=True)
 class AvroEvent(Event):
-    """`schema`: of the body, and of what `left` holds."""
+    """An event with an Avro body. `schema`: the schema of the body, and of the body in `left`."""
 
     schema: ChangeSchema
 
 
 class AvroEvents(ByRelation[AvroEvent]):
-    """`source`: what consumers call the source."""
+    """Makes events with Avro bodies. `source`: the name of the source for consumers."""
 
     def __init__(
         self,
@@ -230,7 +240,7 @@ class AvroEvents(ByRelation[AvroEvent]):
 
 @dataclass(frozen=True)
 class _Shape:
-    """`keyed`: makes the events without bodies."""
+    """The conversion of a relation's rows. `keyed`: makes the events without bodies."""
 
     schema: ChangeSchema
     width: int
@@ -250,7 +260,8 @@ class _Shape:
             body = [start, string(event.op.encode()), place, after]
             left = None
             if event.left is not None:
-                # What the old key's partition must know is all in one of the two, as in other formats.
+                # As in other formats, the deletion in the old key's partition carries the old row, and the
+                # insertion has none.
                 gone = [start, string(b"delete"), place, NOTHING, before, NOTHING]
                 left, before = (event.left[0], b"".join(gone)), NOTHING
             yield AvroEvent(
@@ -274,7 +285,7 @@ class _Shape:
 
 
 class _Keys(KeyedEvents):
-    """Events that have keys alone."""
+    """Makes events with keys and empty bodies."""
 
     def enveloped(self, record: RelationRecord) -> tuple[TypedShape, Envelope]:
         choices, keys = self.choices_of(record.name), set(self.keys_of(record))

@@ -1,4 +1,4 @@
-"""DebeziumEnvelope: before, after, source and op of a change, as Debezium's PostgreSQL connector has them."""
+"""The Debezium envelope: before, after, source and op of a change, as in Debezium's PostgreSQL connector."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _TRANSACTION = [
 
 
 def envelope_schema(table: str, columns: Sequence[Schema]) -> Schema:
-    """Of a message. `table`: name of the source, schema and table, with dots between."""
+    """Return the schema of a message. `table`: `source.schema.table`."""
     row = {"type": "struct", "fields": list(columns), "optional": True, "name": f"{table}.Value"}
     source = {"type": "struct", "fields": _SOURCE, "optional": False, "version": 1, "field": "source"}
     fields = [
@@ -97,13 +97,16 @@ def envelope_schema(table: str, columns: Sequence[Schema]) -> Schema:
 
 
 def key_schema(table: str, columns: Sequence[Schema]) -> Schema:
-    """Of a message's key."""
+    """Return the schema of a message's key."""
     return {"type": "struct", "fields": list(columns), "optional": False, "name": f"{table}.Key"}
 
 
 class DebeziumFormat:
-    """What relations' changes are put into. `source`: by which consumers know it (`topic.prefix`);
-    `database`: its database. `with_schemas`: each message carries its schema."""
+    """Makes the typed shape and the envelope of relations.
+
+    `source`: the name of the source for consumers (`topic.prefix`). `database`: its database. `with_schemas`:
+    each message contains its schema.
+    """
 
     def __init__(self, source: str, database: str, *, with_schemas: bool) -> None:
         self._source, self._database, self._with_schemas = source, database, with_schemas
@@ -117,10 +120,10 @@ class DebeziumFormat:
 
 
 class DebeziumEnvelope:
-    """Of one relation, whose columns are typed as their JSON.
+    """The envelope of one relation, whose values are typed as their JSON.
 
-    Debezium says of each change where it stands in the WAL. The changelog does not know that: `lsn` is that
-    of the commit, and `sequence` the commit's and the change's ordinal, by which changes are in order.
+    Debezium sends the WAL position of each change. The changelog does not record it: `lsn` is the LSN of the
+    commit, and `sequence` holds the commit LSN and the ordinal of the change, which order changes.
     """
 
     def __init__(self, source: str, database: str, changes: TypedShape, with_schemas: bool) -> None:
@@ -178,17 +181,17 @@ class DebeziumEnvelope:
     # --- parts ---
 
     def _source_of(self, lsn: int, xid: int, microseconds: int) -> str:
-        """All up to the change's ordinal."""
+        """Return the source object up to, and without, the ordinal of the change."""
         at = f'"ts_ms":{microseconds // 1_000},"ts_us":{microseconds},"ts_ns":{microseconds * 1_000}'
         return f',"source":{self._source},{at},"txId":{xid},"lsn":{lsn},"sequence":"[\\"{lsn}\\",\\"'
 
     def _tail(self) -> str:
-        """When this was made, which orders nothing."""
+        """Return the end of a message with the current time, which does not order changes."""
         now = time.time_ns()
         return f',"ts_ms":{now // 1_000_000},"ts_us":{now // 1_000},"ts_ns":{now}{self._end}'
 
     def _whole(self, before: Side[pa.Array]) -> Side[pa.Array]:
-        """With the columns that the server did not send."""
+        """Return the old rows with the columns that the server did not send."""
         if not len(before.numbers):
             return before
         values = dict(zip(self._identity, before.values, strict=True))

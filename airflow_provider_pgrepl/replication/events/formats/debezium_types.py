@@ -1,7 +1,7 @@
-"""Texts as PostgreSQL writes them → JSON as Debezium's JSON converter writes the same values.
+"""Conversion of PostgreSQL's text values to JSON, as Debezium's JSON converter writes the same values.
 
-Each encoder takes texts and gives as many `large_string`, null where they are, and raises Unholdable for a
-value that has no such form. What Debezium does is said at
+Each encoder takes texts and returns the same number of `large_string` values, null for null. It raises
+Unholdable for a value that has no such form. The types are documented at
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types
 """
 
@@ -37,11 +37,11 @@ Encode = Callable[[pa.Array], pa.Array]
 
 _DAY_US, _MILLI = 86_400_000_000, 1_000
 _MONTH_US = 2_629_800_000_000
-"""Of an interval's months, as Debezium counts them: a twelfth of 365.25 days (MicroDuration)."""
+"""A month of an interval in microseconds, as Debezium counts it: a twelfth of 365.25 days (MicroDuration)."""
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _INFINITIES = ("infinity", "-infinity")
 _INFINITE_MOMENTS = {"infinity": 9_223_372_036_825_200_000, "-infinity": -9_223_372_036_832_400_000}
-"""What stands for them, in microseconds: PGStatement.DATE_POSITIVE_INFINITY of pgjdbc."""
+"""Their values in microseconds: PGStatement.DATE_POSITIVE_INFINITY of pgjdbc."""
 _INTERVAL = re.compile(
     r"(?:(?P<years>[+-]?\d+) years? ?)?(?:(?P<months>[+-]?\d+) mons? ?)?(?:(?P<days>[+-]?\d+) days? ?)?"
     r"(?:(?P<sign>[+-])?(?P<hours>\d+):(?P<minutes>\d\d):(?P<seconds>\d\d)(?:\.(?P<fraction>\d{1,6}))?)?"
@@ -51,14 +51,14 @@ _POINT = re.compile(r"\(([^,]+),([^,]+)\)")
 _NAN = "a number that is none, which Debezium sends as NULL"
 _HINT = "let the column be a text (text_columns), or skip the event (on_error: skip_and_record)"
 _DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
-"""So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
+"""The lengths of `2024-05-01` and of `2024-05-01 12:00:00`."""
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""Microseconds of the years 1 to 9999."""
+"""The years 1 to 9999 in microseconds since 1970."""
 Schema = dict[str, Any]
 UNAVAILABLE = "__debezium_unavailable_value"
 _INTEGERS = ("int16", "int32", "int64")
 _VECTORS = (22, 30)
-"""int2vector and oidvector, which pg_type calls arrays and does not write as such."""
+"""int2vector and oidvector: pg_type lists them as arrays, but their text form is not that of an array."""
 _ZEROS = {
     "org.apache.kafka.connect.data.Decimal": '"AA=="',
     "io.debezium.data.VariableScaleDecimal": '{"scale":0,"value":"AA=="}',
@@ -72,9 +72,9 @@ _ZEROS = {
     "bytes": '""',
     "array": "[]",
 }
-"""By the name of a schema, or its type; all others are integers."""
+"""Zero values by the name of a schema, or by its type. All other types are integers."""
 _SHORT = 3
-"""Digits of a second up to which milliseconds are enough."""
+"""Up to this number of fractional digits, milliseconds are exact."""
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _POINT_FIELDS = [
     {"type": "double", "optional": False, "field": "x"},
@@ -85,17 +85,17 @@ _POINT_FIELDS = [
 
 
 def booleans(texts: pa.Array) -> pa.Array:
-    """`t` and `f`."""
+    """Encode `t` and `f` as booleans."""
     return pc.if_else(pc.equal(texts, "t"), pa.scalar("true", TEXT), pa.scalar("false", TEXT))
 
 
 def integers(texts: pa.Array) -> pa.Array:
-    """As they are, once they are known to be some: others would be no JSON."""
+    """Encode integers unchanged. Raises Unholdable for other text, which would not be JSON."""
     return _checked(texts, pa.int64())
 
 
 def floats(texts: pa.Array) -> pa.Array:
-    """As they are; NaN and Infinity are strings."""
+    """Encode floats unchanged, and NaN and infinities as strings."""
     odd = pc.is_in(texts, pa.array(_NO_NUMBERS, texts.type))
     numbers = pc.if_else(odd, pa.scalar("0", texts.type), texts) if pc.any(odd).as_py() else texts
     return pc.if_else(odd, strings(texts), _checked(numbers, pa.float64()))
@@ -110,22 +110,25 @@ def _checked(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def strings(texts: pa.Array) -> pa.Array:
-    """The texts themselves."""
+    """Encode texts as strings."""
     return json_texts(texts, is_json=False)
 
 
 def binaries(texts: pa.Array) -> pa.Array:
-    """In base64."""
+    """Encode bytea in base64."""
     return json_texts(_parsed(oids.BYTEA, texts), is_json=False)
 
 
 def dates(texts: pa.Array) -> pa.Array:
-    """Days since 1970."""
+    """Encode dates as days since 1970."""
     return _parsed(oids.DATE, texts).cast(pa.int32()).cast(TEXT)
 
 
 def moments(precision: int) -> Encode:
-    """Microseconds since 1970, milliseconds where there are no more than three digits of a second."""
+    """Encode timestamps as microseconds since 1970.
+
+    For a precision of at most 3 digits, they are milliseconds.
+    """
 
     def encode(texts: pa.Array) -> pa.Array:
         infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
@@ -141,7 +144,7 @@ def moments(precision: int) -> Encode:
 
 
 def zoned_moments(precision: int) -> Encode:
-    """ISO 8601 in UTC, with as many digits of a second as the type has."""
+    """Encode timestamps in ISO 8601 in UTC, with the type's number of fractional digits."""
 
     def encode(texts: pa.Array) -> pa.Array:
         infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
@@ -163,7 +166,7 @@ def zoned_moments(precision: int) -> Encode:
 
 
 def _near_moments(counts: pa.Array, precision: int) -> pa.Array:
-    """Those of years 1 to 9999, which Arrow writes as `2024-02-03 10:34:56.123456`."""
+    """Encode timestamps of the years 1 to 9999, which Arrow writes as `2024-02-03 10:34:56.123456`."""
     digits = 6 if precision < 0 else precision
     texts = counts.view(pa.timestamp("us")).cast(TEXT)
     texts = pc.binary_replace_slice(texts, _DATE_CHARACTERS, _DATE_CHARACTERS + 1, "T")
@@ -174,7 +177,7 @@ def _near_moments(counts: pa.Array, precision: int) -> pa.Array:
 
 
 def times(precision: int) -> Encode:
-    """Since midnight, in the unit of `moments`."""
+    """Encode times as the time since midnight, in the unit of `moments`."""
     return _each(lambda text: str(_time_us(text) // (_MILLI if _is_short(precision) else 1)))
 
 
@@ -205,12 +208,12 @@ def _interval(text: str) -> str:
 
 
 def decimals(scale: int) -> Encode:
-    """The unscaled number in base64."""
+    """Encode decimals as their unscaled integers in base64."""
     return _each(lambda text: f'"{_unscaled(text, scale)}"')
 
 
 def _free_decimal(text: str) -> str:
-    """Zeros at the end of a fraction are not kept."""
+    """Encode a decimal with its own scale, without trailing zeros of the fraction."""
     short = text.rstrip("0").removesuffix(".") if "." in text else text
     scale = len(short.partition(".")[2])
     return f'{{"scale":{scale},"value":"{_unscaled(short, scale)}"}}'
@@ -231,7 +234,7 @@ def _money(text: str) -> str:
 
 
 def _bits(text: str) -> str:
-    """As many bytes as there are up to the highest bit that is set, the lowest first."""
+    """Encode bits in base64, lowest byte first, without leading zero bytes of the number."""
     number = int(text or "0", 2)
     return f'"{base64.b64encode(number.to_bytes((number.bit_length() + 7) // 8, "little")).decode()}"'
 
@@ -260,7 +263,7 @@ def _hstore(texts: pa.Array, pg_type: PgType) -> pa.Array:
 
 
 def arrays(encode: Encode, delimiter: str) -> Encode:
-    """Of one dimension."""
+    """Encode arrays of one dimension."""
 
     def encode_arrays(texts: pa.Array) -> pa.Array:
         parts = split_array(texts, delimiter)
@@ -287,7 +290,7 @@ zoned_times, intervals, free_decimals, money, bits, points = map(
 
 
 def hstores(pg_type: PgType) -> Encode:
-    """An object's text."""
+    """Encode hstores as strings that contain JSON objects."""
     return lambda texts: _hstore(texts, pg_type)
 
 
@@ -321,7 +324,7 @@ def _zoned(count: int, precision: int) -> str:
 
 
 def _far_moment(count: int) -> str:
-    """Of a year that has no four digits: the calendar repeats every 400 years."""
+    """Return date and time of a year outside of 1 to 9999. The calendar repeats every 400 years."""
     cycle_us = 146_097 * _DAY_US
     cycles, rest = divmod(count - _FIRST, cycle_us)
     moment = datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=rest)
@@ -338,10 +341,13 @@ class _Type:
 
 @dataclass(frozen=True)
 class DebeziumColumn(TypedColumn):
-    """A column whose values are their JSON."""
+    """A column whose values are typed as their JSON."""
 
     def parse(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Raises ValueRangeError, which names column and table, never the value."""
+        """Return the values as JSON.
+
+        Raises ValueRangeError, which names the column and the table, but never the value.
+        """
         try:
             return self.parser.parse(texts)
         except Unholdable as unholdable:
@@ -355,9 +361,12 @@ class DebeziumColumn(TypedColumn):
 
 @dataclass(frozen=True)
 class DebeziumParser:
-    """Stands where a column's values would be typed: its values are their JSON. `unavailable`: what is sent
-    of a large value that an update left as it was; None where Debezium has nothing to say so. `unsent`: what
-    is sent before a change of a column that is not of the replica identity; None for null."""
+    """The parser of a column whose values are typed as their JSON.
+
+    `unavailable`: sent instead of a large value that an update did not change; None if Debezium has no
+    placeholder for the type. `unsent`: sent in `before` for a column outside of the replica identity; None
+    means null.
+    """
 
     schema: Schema
     encode: Encode
@@ -373,7 +382,7 @@ class DebeziumParser:
 def debezium_column(
     published: PublishedColumn, table: TableName, choices: TableChoices, index: int
 ) -> DebeziumColumn:
-    """Its `parser` is a DebeziumParser."""
+    """Return the column of the target. Its `parser` is a DebeziumParser."""
     column, hide, choice = published.column, published.hide, published.choice(choices)
     is_text = choice.lake_type is not None and choice.lake_type.name == "string"
     found = _STRING if is_text else _type_of(column.pg_type, column.typmod)
@@ -386,13 +395,13 @@ def debezium_column(
 
 
 def _zero_of(schema: Schema) -> str:
-    """What Debezium sends where the schema allows no null, and there is no value."""
+    """Return the value that Debezium sends for a missing value if the schema does not allow null."""
     return _ZEROS.get(schema.get("name", ""), _ZEROS.get(schema["type"], "0"))
 
 
 def _type_of(kind: PgType, typmod: int) -> _Type:
     if kind.kind == "d":
-        # A domain has its base type's modifier as its own.
+        # The modifier of a domain's base type is stored with the domain.
         kind = kind.without_domain
         typmod = kind.typmod
     if kind.kind == "e":
@@ -407,7 +416,7 @@ def _type_of(kind: PgType, typmod: int) -> _Type:
 
 def _array_of(kind: PgType, typmod: int) -> _Type:
     element = _type_of(kind.only_part, typmod)
-    # Only labels are said to be always there.
+    # Only the elements of arrays of enums are declared as not optional.
     items = {"type": element.schema["type"], "optional": kind.only_part.kind != "e", **element.schema}
     return _Type({"type": "array", "items": items}, arrays(element.encode, kind.only_part.delimiter))
 
@@ -505,7 +514,7 @@ _PLAIN = {
     oids.TSVECTOR: _named("string", "io.debezium.data.Tsvector", strings),
     oids.JSONB: _named("string", "io.debezium.data.Json", strings),
 }
-"""By pg_type.oid. What is in none of these tables is a string."""
+"""The types by pg_type.oid. A type that is in none of these tables is a string."""
 _OF_TYPMOD: dict[int, Callable[[int], _Type]] = {
     oids.TIME: _time,
     oids.TIMESTAMP: _timestamp,
@@ -517,7 +526,7 @@ _OF_TYPMOD: dict[int, Callable[[int], _Type]] = {
 
 
 def _unavailable(schema: Schema) -> str | None:
-    """Debezium's placeholder, as far as its schema can hold it."""
+    """Return Debezium's placeholder for a large value, or None if the schema cannot hold it."""
     if schema["type"] == "string":
         return json.dumps(UNAVAILABLE)
     if schema["type"] == "bytes" and "name" not in schema:

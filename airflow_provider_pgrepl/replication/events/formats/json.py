@@ -1,4 +1,4 @@
-"""Rows of the changelog → events whose bodies are JSON, made from columns."""
+"""Conversion of changelog rows to events with JSON bodies, by columns."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ _TRANSACTION = ("epoch", "commit_lsn", "xid", "commit_ts")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OLD, _ID = (pa.scalar(text, TEXT) for text in (',"old":', ',"id":"'))
 _FEW = 32
-"""A call of Arrow takes its time however few rows it is given: fewer than these are sooner made alone."""
+"""Below this number of rows, converting them one by one is faster: each Arrow call has a fixed cost."""
 
 
 @dataclass(frozen=True)
 class Transactions:
-    """The transactions of some changes, and of each change which of them it is of, by `number`.
+    """The transactions of some changes. `number`: the index of each change's transaction.
 
-    `places` and `moments`: what Event says of them; `id_starts`: the ids up to their ordinals. `xids`, and
-    `microseconds` since 1970 at which they committed.
+    The other fields have one entry per transaction. `places`: epoch and commit LSN. `moments`,
+    `microseconds`: the commit time, the latter since 1970. `id_starts`: the ids of changes up to the ordinal.
+    `xids`: transaction ids.
     """
 
     number: Ints
@@ -79,13 +80,13 @@ class Transactions:
         return cls(number, places, moments, starts, xids, microseconds)
 
     def spread(self, texts: Sequence[str]) -> pa.Array:
-        """Of each change the text of its transaction."""
+        """Return, for each change, the text of its transaction."""
         return pa.array(texts, TEXT).take(pa.array(self.number))
 
 
 @dataclass(frozen=True)
 class RelationRows:
-    """Changes of one relation, in order; `after` and `before`: their rows' columns as JSON."""
+    """Changes of one relation, in order. `after` and `before`: the columns of their rows as JSON."""
 
     ops: pa.Array
     ordinals: pa.Array
@@ -102,31 +103,31 @@ class RelationRows:
         return cls(array_of(rows, "op", pa.string()), ordinals, ids, of, after, before)
 
     def objects(self, made: JsonRows, side: Side[pa.Array]) -> pa.Array:
-        """Of each change its row of one side; null where it has none."""
+        """Return, for each change, its row on one side as a JSON object; null if it has none."""
         return of_all(made, side, len(self.ops))
 
 
 class Envelope(Protocol):
-    """How a relation's changes are put into bodies of events, and keys of rows into messages'."""
+    """Makes the bodies of a relation's events, and the keys of their messages."""
 
     def texts(self, column: TypedColumn, typed: pa.Array) -> pa.Array:
-        """A typed column as JSON."""
+        """Return a typed column as JSON."""
 
     def bodies(self, rows: RelationRows) -> pa.Array:
-        """Of each change, as texts."""
+        """Return the bodies of all changes, as text."""
 
     def body(self, change: Change) -> bytes:
-        """Of one."""
+        """Return the body of one change."""
 
     def key_frame(self, names: Sequence[str]) -> tuple[str, str]:
-        """What stands before and after the object of a key, whose members have these names."""
+        """Return the text before and after a key's object. `names`: the names of the object's members."""
 
     def key(self, change: Change, values: Row) -> str:
-        """The object of one change's key."""
+        """Return the object of one change's key."""
 
 
 def of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
-    """Of each change its row of one side; null where it has none."""
+    """Return, for each change, its row on one side as a JSON object; null if it has none."""
     made = objects.of(side.values, len(side.numbers))
     if len(made) == count:
         return made
@@ -136,7 +137,7 @@ def of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
 
 
 class PlainEnvelope:
-    """Of one relation."""
+    """The envelope of one relation in the format of `to_json`."""
 
     def __init__(self, changes: TypedShape) -> None:
         self._json_columns = changes.json_columns
@@ -181,11 +182,14 @@ class PlainEnvelope:
 Enveloped = Callable[
     [RelationRecord, Mapping[int, PublishedColumn], TableChoices], tuple[TypedShape, Envelope]
 ]
-"""What a format makes of a relation, given its columns."""
+"""Returns the typed shape and the envelope of a relation, given its columns."""
 
 
 class JsonEvents(ByRelation[Event]):
-    """Events whose bodies are JSON. `few`: fewer changes of a relation than that are made one by one."""
+    """Makes events with JSON bodies.
+
+    `few`: fewer changes of a relation than this are converted one by one.
+    """
 
     def __init__(
         self,
@@ -203,7 +207,7 @@ class JsonEvents(ByRelation[Event]):
         return JsonShape(*self.enveloped(record), self.few)
 
     def enveloped(self, record: RelationRecord) -> tuple[TypedShape, Envelope]:
-        """A relation's changes, and what they are put into."""
+        """Return the typed shape and the envelope of a relation."""
         return self._enveloped(record, self.columns_of(record), self.choices_of(record.name))
 
 
@@ -216,7 +220,7 @@ def _plain(
 
 
 class JsonShape:
-    """A relation, and how its rows become events."""
+    """A relation, and the conversion of its rows to events."""
 
     def __init__(self, changes: TypedShape, envelope: Envelope, few: int) -> None:
         self.changes, self.envelope, self.few = changes, envelope, few
@@ -224,7 +228,7 @@ class JsonShape:
     def make(self, rows: pa.Table) -> Iterator[Event]:
         if rows.num_rows < self.few:
             return self.one_by_one(rows)
-        # Which columns such a row has is said by the row alone.
+        # Rows that lack values have different columns, so they are converted one by one.
         lacks_values = _lacks_values(rows)
         if not lacks_values.any():
             return self._events(rows)
@@ -233,15 +237,15 @@ class JsonShape:
         return (next(others if lacks else whole) for lacks in lacks_values.tolist())
 
     def key_of(self, change: Change) -> bytes | None:  # noqa: ARG002 - of those that have keys
-        """By which a change's events are kept in order, where the target does that."""
+        """Return the key by which a target keeps the order of a change's events, or None."""
         return None
 
     def one_by_one(self, rows: pa.Table) -> Iterator[Event]:
-        """By way of Changes."""
+        """Yield the events of rows, converted to Changes one by one."""
         return map(self.event_of, self.changes.make(rows))
 
     def event_of(self, change: Change) -> Event:
-        """Of one change."""
+        """Return the event of one change."""
         return Event(
             change.position,
             change.id,
@@ -253,7 +257,7 @@ class JsonShape:
         )
 
     def together(self, rows: RelationRows) -> Iterator[Event]:
-        """By columns."""
+        """Yield the events of changes that are converted by columns."""
         bodies = self.envelope.bodies(rows).cast(pa.large_binary()).to_pylist()
         oid, table, of = self.changes.oid, str(self.changes.table), rows.transactions
         places, moments = of.places, of.moments
@@ -270,7 +274,7 @@ class JsonShape:
             yield Event(position, name, oid, table, OPERATIONS[op], moments[number], body)
 
     def events_of(self, rows: pa.Table, made: RelationRows) -> Iterator[Event]:  # noqa: ARG002 - of others
-        """By columns; `rows`: the same as they were."""
+        """Yield the events of changes that are converted by columns. `rows`: the unconverted rows."""
         return self.together(made)
 
     def _events(self, rows: pa.Table) -> Iterator[Event]:
@@ -279,20 +283,20 @@ class JsonShape:
 
 
 def _lacks_values(rows: pa.Table) -> Bools:
-    """Which updates left values out."""
+    """Return a mask of the updates that lack values."""
     counts = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0)
     found: Bools = pc.greater(counts, 0).to_numpy()
     return found
 
 
 class KeyedEvents(JsonEvents):
-    """Events whose bodies and keys are JSON."""
+    """Makes events with JSON bodies and JSON keys."""
 
     def shape_of(self, record: RelationRecord) -> JsonShape:
         return _KeyedShape(*self.enveloped(record), self.few, self.keys_of(record))
 
     def keys_of(self, record: RelationRecord) -> list[int]:
-        """The columns of its rows' keys, by place in the stream."""
+        """Return the columns of the row key, by position in the stream."""
         whole = record.message.replica_identity == "f"
         sent = record.message.columns
         return [
@@ -341,7 +345,7 @@ class _KeyedShape(JsonShape):
         )
 
     def _keys_of(self, side: Side[pa.Array], columns: Mapping[int, TypedColumn], count: int) -> pa.Array:
-        """Of each change the key of one side's row; null where it has none."""
+        """Return, for each change, the key of its row on one side; null if it has no row there."""
         places = {index: place for place, index in enumerate(columns)}
         values = [side.values[places[index]] for index in self._keys] if side.values else []
         return of_all(self._objects, Side(side.numbers, values), count)
@@ -360,7 +364,7 @@ class _KeyedShape(JsonShape):
     def _key(self, row: Mapping[str, Any] | None, change: Change) -> bytes | None:
         if row is None or not self._keys:
             return None
-        # A large value of a key that an update did not touch is in the old row, if anywhere.
+        # A large key value that an update did not send can only be in the old row.
         old = change.old or {}
         key = {name: row[name] if name in row else old.get(name) for name in self._names}
         start, end = self._frame

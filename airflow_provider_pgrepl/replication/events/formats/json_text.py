@@ -1,7 +1,7 @@
-"""Typed columns → JSON, a column at a time: the same texts as `json_format` makes of a change's values.
+"""Conversion of typed columns to JSON, a column at a time.
 
-Texts are `large_string`: a row's JSON may be several times as long as the row. NULL stays null until rows are
-made of them.
+The results equal the texts that `to_json` makes of a change's values. They are `large_string`, because the
+JSON of a row may be several times as long as the row. NULL stays null until rows are joined from them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.events.changes import Change, python_values
 
 json_string: Callable[[str], str] = json.encoder.encode_basestring
-"""A text in quotes. Whoever puts it into a line gives that to `on_one_line`."""
+"""Returns a string as JSON. Pass the result to `on_one_line` before writing it as part of a line."""
 _BREAKS = str.maketrans("\r\n", "  ")
 _LINES = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
-"""What some readers take for the end of a line; in JSON it stands within strings only."""
+"""Characters that some readers take for a line end, and their escapes. In JSON they occur in strings only."""
 TEXT = pa.large_string()
 _QUOTE, _NOTHING = pa.scalar('"', TEXT), pa.scalar("", TEXT)
 _TRUE, _FALSE = pa.scalar("true", TEXT), pa.scalar("false", TEXT)
@@ -33,22 +33,24 @@ _LINE_ENDS = r"\x{85}\x{2028}\x{2029}"
 _TO_ESCAPE = rf'["\\\x00-\x1f{_LINE_ENDS}]'
 _TO_EMBED = rf"[\r\n{_LINE_ENDS}]"
 _LARGEST_PLAIN_SCALE = 6
-"""Above it Arrow writes numbers near 0 with an exponent (Decimal128::ToString), as Java does."""
+"""Above this scale Arrow writes numbers near 0 with an exponent (Decimal128::ToString), like Java."""
 _DAYS = (-719_162, 2_932_896)
-"""Of Python's first and last date, 0001-01-01 and 9999-12-31."""
+"""Python's first and last date, 0001-01-01 and 9999-12-31, in days since 1970."""
 _DAY_US = 86_400_000_000
 _MICROSECONDS = (_DAYS[0] * _DAY_US, (_DAYS[1] + 1) * _DAY_US - 1)
 _DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
-"""So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
+"""The lengths of `2024-05-01` and of `2024-05-01 12:00:00`."""
 
 
 def to_json(change: Change) -> str:
-    """One line: `{"table", "op", "data", "old", "id", "commit_lsn", "commit_ts", "xid"}`, and `unchanged`
-    when an update left large values out.
+    """Return a change as one line of JSON.
 
-    Integers and finite floats are numbers; `numeric`, and NaN and infinities of floats, are strings; bytea is
-    base64; moments are ISO 8601, in UTC with `Z`; json and jsonb are what they say; arrays are arrays, and
-    what has fields is an object.
+    The keys are `table`, `op`, `data`, `old`, `id`, `commit_lsn`, `commit_ts` and `xid`, and `unchanged` if
+    an update left out large values.
+
+    Integers and finite floats are numbers. `numeric`, and NaN and infinite floats, are strings. bytea is
+    base64. Timestamps are ISO 8601, with time zone in UTC with `Z`. json and jsonb are embedded. Arrays are
+    arrays, and values with fields are objects.
     """
     row, json_columns = change.data, change.json_columns
     unchanged = f',"unchanged":{json_value(change.unchanged)}' if change.unchanged else ""
@@ -61,12 +63,12 @@ def to_json(change: Change) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """JSON whose strings hold nothing that some readers take for the end of a line."""
+    """Return JSON with the characters escaped that some readers take for a line end."""
     return text if text.isascii() else text.translate(_LINES)
 
 
 def to_json_object(row: Mapping[str, Any], json_columns: Collection[str] = ()) -> str:
-    """Some columns of a row, as in `data`."""
+    """Return some columns of a row as a JSON object, as in `data`."""
     text = _row(row, json_columns)
     return text if text.isascii() else text.translate(_LINES)
 
@@ -85,7 +87,10 @@ def _row(row: Mapping[str, Any] | None, json_columns: Collection[str]) -> str:
 
 
 def embedded(text: str) -> str:
-    """JSON that PostgreSQL has checked. A line break, which type json keeps, is a space between its parts."""
+    """Return JSON that PostgreSQL has validated, with line breaks replaced by spaces.
+
+    Type json keeps line breaks, which can only occur between tokens.
+    """
     return text.translate(_BREAKS)
 
 
@@ -95,13 +100,13 @@ def _object(fields: Mapping[str, Any]) -> str:
 
 
 def json_value(value: Any) -> str:
-    """Any value of a change."""
+    """Return any value of a change as JSON."""
     write = _WRITERS.get(type(value))
     return _other(value) if write is None else write(value)
 
 
 def _float(value: float) -> str:
-    """What is not finite is a text, as PostgreSQL writes it."""
+    """Return a float as JSON. NaN and infinities become strings as PostgreSQL writes them."""
     if math.isfinite(value):
         return repr(value)
     return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
@@ -115,7 +120,7 @@ def _moment(value: datetime) -> str:
 
 @lru_cache(1_000)
 def _commit_ts(value: datetime) -> str:
-    """All changes of a transaction have it."""
+    """Return a commit time as JSON. It is cached, because all changes of a transaction share it."""
     return _moment(value)
 
 
@@ -134,7 +139,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
 
 
 def _other(value: Any) -> str:
-    """An array, something with fields, or a subclass of what values are made of."""
+    """Return an array, a value with fields, or a subclass of a known type, as JSON."""
     if isinstance(value, Mapping):
         return _object({str(name): one for name, one in value.items()})
     for kind, write in _WRITERS.items():
@@ -144,9 +149,9 @@ def _other(value: Any) -> str:
 
 
 def json_texts(values: pa.Array, *, is_json: bool) -> pa.Array:
-    """Each value of a typed column as JSON. `is_json`: they are texts that are JSON.
+    """Return each value of a typed column as JSON. `is_json`: the values are strings that contain JSON.
 
-    Raises ValueError or OverflowError for a value that Python has not, as `to_pylist` does.
+    Raises ValueError or OverflowError for a value that Python cannot represent, like `to_pylist`.
     """
     kind = values.type
     if is_json:
@@ -167,7 +172,7 @@ def json_texts(values: pa.Array, *, is_json: bool) -> pa.Array:
 
 
 class JsonRows:
-    """Objects, one a row, whose fields have these names."""
+    """Makes a JSON object of each row, with these names as keys."""
 
     def __init__(self, names: Iterable[str]) -> None:
         keys = [f"{on_one_line(json_string(name))}:" for name in names]
@@ -176,7 +181,7 @@ class JsonRows:
         self._end = pa.scalar("}", TEXT)
 
     def of(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
-        """Of `count` rows, whose columns are JSON texts."""
+        """Return the objects of `count` rows. `columns`: the values as JSON."""
         if not columns:
             return pa.array(["{}"] * count, TEXT)
         fields = [one for pair in zip(self._befores, columns, strict=True) for one in pair]
@@ -184,7 +189,7 @@ class JsonRows:
 
 
 def joined(*texts: pa.Array | pa.Scalar) -> pa.Array:
-    """Texts one after the other; one that is null is JSON's null."""
+    """Concatenate texts element by element. A null element becomes JSON's null."""
     return pc.binary_join_element_wise(*texts, _NOTHING, null_handling="replace", null_replacement="null")
 
 
@@ -196,16 +201,21 @@ def _strings(values: pa.Array) -> pa.Array:
 
 
 def _checked(values: pa.Array) -> pa.Array:
-    """As `large_string`. Raises ArrowInvalid, which is a ValueError, for what is not UTF-8: a database of
-    encoding SQL_ASCII has any bytes."""
+    """Return the texts as `large_string`.
+
+    Raises ArrowInvalid, which is a ValueError, for text that is not UTF-8: a database with encoding SQL_ASCII
+    may contain any bytes.
+    """
     return values.cast(pa.large_binary()).cast(TEXT)
 
 
 def _rewritten(
     texts: pa.Array, pattern: str, write: Callable[[str], str], *, quoted: bool = False
 ) -> pa.Array:
-    """Those in which a pattern is found as `write` has them, on one line; all others as they are, or in
-    quotes."""
+    """Return the texts, with those that match `pattern` replaced by the result of `write`, on one line.
+
+    Other texts are unchanged, or quoted with `quoted`.
+    """
     odd = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
     plain = _quoted(texts) if quoted else texts
     if not pc.any(odd).as_py():
@@ -239,7 +249,7 @@ def _dates(values: pa.Array) -> pa.Array:
 
 
 def _moments(values: pa.Array) -> pa.Array:
-    """As `isoformat` writes them: six digits of a second, or none where they are all 0."""
+    """Return timestamps like `isoformat`: with six fractional digits, or with none if they are all 0."""
     _check_range(values.view(pa.int64()), _MICROSECONDS)
     texts = values.view(pa.timestamp("us")).cast(TEXT)
     texts = pc.binary_replace_slice(texts, _DATE_CHARACTERS, _DATE_CHARACTERS + 1, "T")

@@ -51,10 +51,10 @@ def serve_metrics(
     progress: Callable[[], PublisherProgress],
     *more: Collector,
 ) -> Iterator[int]:
-    """Serve `/metrics` at host and port while the block runs; its port. `labels`: pipeline and publisher;
-    `more`: collectors beside the publisher's own.
+    """Serve `/metrics` at host and port while the block runs, and yield the port.
 
-    Raises ConfigError when the address cannot be had.
+    `labels`: the names of pipeline and publisher. `more`: further collectors. Raises ConfigError if the
+    address is not available.
     """
     registry = CollectorRegistry()
     for collector in (_Collector(labels, progress), *more):

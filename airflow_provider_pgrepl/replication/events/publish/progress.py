@@ -1,4 +1,4 @@
-"""PublisherProgress: what a publisher has done since it began, for its log and for metrics."""
+"""The counters of a publisher since it began, for its log and for metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 @dataclass
 class PublisherProgress:
-    """`published`, `resent`, `skipped`, `dropped`: events. `reconnects`: times that the target was lost.
-    `published_lsn`: all that committed at or before it is published, but for `stopped` tables."""
+    """The progress of a publisher.
+
+    `published`, `resent`, `skipped`, `dropped`: numbers of events. `reconnects`: how often the connection to
+    the target was lost. `published_lsn`: everything that committed at or before it is published, except for
+    `stopped` tables.
+    """
 
     published: int = 0
     resent: int = 0

@@ -1,4 +1,4 @@
-"""Publisher: from the changelog to a target, until it is stopped or has caught up."""
+"""The publisher: sends events from the changelog to a target until it is stopped or has caught up."""
 
 from __future__ import annotations
 
@@ -44,29 +44,32 @@ _LOOK_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 Wait = Callable[[float], bool]
-"""Wait so many seconds at most; whether it is time to end."""
+"""Waits at most a number of seconds. Returns True if the publisher must stop."""
 Then = Callable[[int, list[Refusal]], None]
-"""Called with how many events a target has settled, and those that it refused."""
+"""Called with the number of events that a target has settled, and with those that it refused."""
 Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
-"""Given what is read, makes events of changes."""
+"""Returns the converter from changes to events, given the relations, options and tables that are read."""
 _POLL_S = 0.25
 _SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
 _UNDER_WAY = 2
-"""Batches at once: while the target takes one, the next is read and encoded."""
+"""The number of concurrent batches: while the target takes one, the next is read and encoded."""
 _FINISH_S = 10.0
 
 
 class TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
-    """It is time to end, and what is under way may not have arrived."""
+    """The publisher must stop. Events that were sent may not have arrived."""
 
 
 class TransactionLost(Exception):  # noqa: N818 - nothing went wrong that cannot be done again
-    """What was sent since the last commit has to be read again, and sent."""
+    """All changes since the last commit must be read and sent again."""
 
 
 @dataclass
 class _Batch:
-    """Events under way; `settled` and `refusals` are of sendings before the present one."""
+    """Events that were sent and are not settled.
+
+    `settled` and `refusals` are those of earlier attempts to send them.
+    """
 
     sending: Sending
     then: Then
@@ -75,14 +78,17 @@ class _Batch:
 
 
 class Delivery:
-    """Batches under way. When the target is lost, all from the first event on that it has not acknowledged is
-    sent again, in order, as a new generation.
+    """The batches that were sent and are not settled.
 
-    `begin_generation` is called whenever the target was connected, before anything is sent: it raises
-    FencedError, or returns a number above all before it. Methods raise TimeToEnd, TargetError when the target
-    refuses for good, and what `begin_generation` and a batch's `then` raise. With a target that keeps
-    transactions nothing is sent again from here, where no transaction's events are all kept: TransactionLost
-    is raised instead, once the target is there again.
+    If the connection to the target is lost, all events from the first unacknowledged one on are sent again,
+    in order, as a new generation.
+
+    `begin_generation` is called after each connect, before anything is sent. It raises FencedError, or
+    returns a number above all earlier ones. Methods raise TimeToEnd, TargetError if the target refuses
+    permanently, and the errors of `begin_generation` and of a batch's `then`.
+
+    With a target that keeps transactions nothing is sent again from here, because not all events of a
+    transaction are kept. TransactionLost is raised instead, after the target is connected again.
     """
 
     def __init__(
@@ -95,7 +101,7 @@ class Delivery:
         self._pause_s = 0.0
 
     def connect(self) -> None:
-        """Until the target is there, with longer and longer pauses as long as it takes nothing."""
+        """Connect to the target, and retry with growing pauses while it is unavailable."""
         log.info("connecting to %s", self._target.address)
         while True:
             if self._pause_s and self._wait(self._pause_s):
@@ -113,7 +119,7 @@ class Delivery:
                 return
 
     def keep_connected(self) -> None:
-        """Connect again when nothing is under way and the target is known to be lost."""
+        """Connect again if the connection is lost and no batch is unsettled."""
         if not self._batches and not self._target.is_connected:
             log.warning("%s: the connection was lost", self._target.address)
             self._progress.reconnects += 1
@@ -121,12 +127,18 @@ class Delivery:
             self.connect()
 
     def send(self, events: Sequence[Event], then: Then, *, ends_transaction: bool = True) -> None:
-        """Begin to send; `then` is called by who settles, when the target has acknowledged or refused all."""
+        """Start to send events.
+
+        `then` is called from `settle_down_to` or `finish`, after the target has settled all of them.
+        """
         self._batches.append(_Batch(self._start(events, ends_transaction), then))
 
     def settle_down_to(self, count: int) -> None:
-        """Wait for the oldest batches until only so many are under way. Those of a transaction that has more
-        to come are not waited for, unless it is for all."""
+        """Wait for the oldest batches until at most `count` are unsettled.
+
+        Commits the transaction first if `count` is 0. Does not wait for a batch whose transaction is not
+        committed yet.
+        """
         if count == 0:
             self._target.commit()
         while len(self._batches) > count:
@@ -138,7 +150,10 @@ class Delivery:
             self._settle_oldest()
 
     def finish(self, seconds: float) -> None:
-        """Wait a little for what is under way, so that it need not be sent again."""
+        """Wait at most `seconds` for unsettled batches, so that they need not be sent again.
+
+        Commits first, if the last batch ends its transaction.
+        """
         if self._batches and self._batches[-1].sending.ends_transaction:
             self._target.commit()
         deadline = time.monotonic() + seconds
@@ -149,7 +164,7 @@ class Delivery:
             self._settle_oldest()
 
     def close(self) -> None:
-        """End the connection to the target."""
+        """Close the connection to the target."""
         self._target.close()
 
     def _start(self, events: Sequence[Event], ends_transaction: bool = True) -> Sending:
@@ -179,8 +194,8 @@ class Delivery:
             self._batches.clear()
             self.connect()
             raise TransactionLost
-        # All that stands after the first event that is not settled, settled or not: of those before it a
-        # consumer hears in a new generation, and would take what they say for the last word.
+        # Send all events after the first unsettled one again, including settled ones: a consumer receives the
+        # earlier events in a new generation and would otherwise take them for newer than the later ones.
         rests: list[Sequence[Event]] = []
         for batch in self._batches:
             settled = 0 if any(rests) else batch.sending.settled
@@ -196,10 +211,11 @@ class Delivery:
 
 
 class Publisher:
-    """One run. At least once: what is not known to have arrived is sent again, with the ids that it had.
+    """One run of a publisher.
 
-    A table whose event cannot be made, or is refused, stops alone; the next run begins with it where it
-    stopped, before it goes on with all.
+    Delivery is at least once: events that may not have arrived are sent again with the same ids. A table
+    whose event cannot be made, or is refused, stops alone. The next run first publishes that table from where
+    it stopped, and then all tables.
     """
 
     def __init__(
@@ -212,7 +228,7 @@ class Publisher:
         wait: Wait,
         make: Maker,
     ) -> None:
-        """`record`: as `publisher_log` has it. `make`: makes the events of what is read."""
+        """`record`: the record in `publisher_log`. `make`: returns the converter from changes to events."""
         self._pipeline, self._settings = pipeline, settings
         self._selection = TableSelection.parse(settings.tables, settings.messages)
         self._wait, self._target = wait, target
@@ -228,13 +244,14 @@ class Publisher:
 
     @property
     def record(self) -> PublisherRecord:
-        """How it stands now."""
+        """Return the current record."""
         return self._state.record
 
     def run(self, until: LSN | None = None) -> bool:
-        """Until it is time to end, or all at or before an LSN is published; whether it is.
+        """Publish until `wait` requests a stop, or everything at or before the LSN `until` is published.
 
-        Raises TargetError when the target refuses for good; FencedError; what a ChangeReader raises.
+        Returns True in the latter case. Raises TargetError if the target refuses permanently, FencedError,
+        and the errors of an OrderedReader.
         """
         try:
             reached = self._run(until)
@@ -272,10 +289,10 @@ class Publisher:
     # --- reading ---
 
     def _catch_up(self) -> None:
-        """Publish what stopped tables have missed, up to where all others are."""
+        """Publish the changes that stopped tables have missed, up to the position of the other tables."""
         end, waiting = self._state.position, self._kept()
         if waiting:
-            # What came right before one stopped may have been on its way when the last run ended.
+            # Events right before a table stopped may have been unacknowledged when the last run ended.
             begin = min([end, *waiting.values()])
             self._reader = reader = self._read_after(begin)
             for oid in waiting:
@@ -300,7 +317,11 @@ class Publisher:
         self._state.save()
 
     def _kept(self) -> dict[int, EventPosition]:
-        """Stopped tables whose changes are all there, and after which position these are."""
+        """Return the positions of the stopped tables whose later changes are all in the changelog, by oid.
+
+        A table with missing changes continues from the oldest retained change with `skip_and_record`;
+        otherwise it is marked as lost.
+        """
         changelog = open_changelog(changelog_uri(self._pipeline.lake_root))
         found = {}
         for oid, table in list(self._stopped.tables.items()):
@@ -346,7 +367,10 @@ class Publisher:
         )
 
     def _next(self, reader: OrderedReader[Event], end: EventPosition | None = None) -> list[Event] | None:
-        """What comes next; nothing where a table's fault was passed over; None: no more, or beyond `end`."""
+        """Return the next events. None if there are no more, or if the next fault is after `end`.
+
+        The list is empty after a fault that stops or skips a table.
+        """
         try:
             return reader.read_next()
         except PgReplError:
@@ -355,7 +379,7 @@ class Publisher:
         fault = reader.fault
         if end is not None and fault.position > end:
             return None
-        # What came before it is known to have arrived, or been refused, before anything is noted of it.
+        # Settle all earlier events before the fault is recorded.
         self._delivery.settle_down_to(0)
         if fault.is_of_all and self._settings.on_error == "stop_table":
             raise fault.error
@@ -409,8 +433,8 @@ class Publisher:
             self._state.add_skipped(skipped)
 
     def _stop(self, oid: int, after: EventPosition, why: PgReplError | Refusal) -> None:
-        """Stop a table alone, for the rest of this run."""
-        # Of a batch all of a table's events may be refused.
+        """Stop one table for the rest of this run."""
+        # The target may refuse all events of a table in a batch.
         if self._stopped.is_stopped_before(oid, after):
             return
         assert self._reader is not None

@@ -1,7 +1,7 @@
-"""PublisherLog: where a publisher is, in the lake beside the changelog.
+"""The log of a publisher: its position and its skipped events, in a Delta table next to the changelog.
 
-A Delta table of its own: a property of it is the record, its rows are events that were passed over. Commits
-count under one app id: a second publisher's makes every later commit of the first one fail.
+The record is a property of the table, its rows are the skipped events. All commits are counted under one app
+id: after a second publisher has committed, every commit of the first one fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _SMALLER = "leave the large column out (exclude_columns), or have the target tak
 _OTHERWISE = "have what makes the event give it another route, other headers or less content"
 PUBLISHER_APP = "pgrepl-publisher"
 LAYOUT, _WITH_COLUMNS = 1, 2
-"""Layouts of a record; a publisher of an earlier version would publish new columns in spite of the second."""
+"""Layouts of a record. An older version must not read the second: it would publish new columns all the
+same."""
 SKIPPED_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -61,7 +62,7 @@ _PROPERTIES = {
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "false",
 }
-# A table's description holds no more than 4,000 characters.
+# The description of a table is limited to 4,000 characters.
 _RECORD = "pgrepl.publisher"
 _DOING = "where the publisher is cannot be written"
 _ERROR = ("error", "reason", "hint")
@@ -71,8 +72,11 @@ _SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
 
 @dataclass(frozen=True)
 class StoppedTable:
-    """Its events, and those of whichever table has one of its names, wait after a position; the rest says
-    why."""
+    """A table whose events wait.
+
+    `after`: the position after which its events, and those of any table with one of its `names`, wait.
+    `error`, `reason` and `hint`: the cause.
+    """
 
     table: str
     names: tuple[str, ...]
@@ -83,7 +87,10 @@ class StoppedTable:
 
     @property
     def table_names(self) -> frozenset[TableName]:
-        """Those of its names that are a table's: one that nobody knows by name is known by its oid."""
+        """Return the valid table names among `names`.
+
+        Other entries describe a table that is known by its oid only.
+        """
         found = set()
         for name in self.names:
             with suppress(ValueError):
@@ -92,18 +99,18 @@ class StoppedTable:
 
     @property
     def is_lost(self) -> bool:
-        """Whether changes that it waits for are gone."""
+        """Return True if changes that the table waits for are gone from the changelog."""
         return self.error == ChangelogError.__name__
 
 
 def group_of(stopped: Mapping[int, StoppedTable]) -> TableGroup:
-    """Which tables' events wait. `stopped`: by oid."""
+    """Return the tables whose events wait. `stopped`: by oid."""
     names = frozenset[TableName]().union(*(table.table_names for table in stopped.values()))
     return TableGroup(frozenset(stopped), names)
 
 
 def stopped_by(names: Sequence[str], after: EventPosition, why: PgReplError | Refusal) -> StoppedTable:
-    """A table that stops by an error of its changes, or by a target's refusal."""
+    """Return a table that an error of its changes, or a refusal of the target, has stopped."""
     table = " or ".join(names)
     if isinstance(why, Refusal):
         said_otherwise = _SMALLER if why.event.business is None else _OTHERWISE
@@ -126,10 +133,15 @@ def _hint(error: PgReplError) -> str:
 
 @dataclass(frozen=True)
 class PublisherRecord:
-    """All up to `position` is published, but for what `stopped` holds, by oid. `generation`: that of the last
-    connection; `stamp`: as a target has it; `place`: where the events went. `columns`: the attnums that the
-    publisher began with, by oid, if new_columns is `stop`. `error`: what ended the publisher, if it was an
-    error; `holder`: who published last."""
+    """The state of a publisher.
+
+    Everything up to `position` is published, except for the tables in `stopped`, by oid. `generation`: of the
+    last connection. `stamp`: the target's highest stamp. `place`: the destination of the events. `holder`:
+    the last process that published.
+
+    `columns`: the attnums of each table, by oid, when the publisher began; set if new_columns is `stop`.
+    `error`, `reason`, `hint`: the error that ended the publisher, if any.
+    """
 
     position: EventPosition
     generation: int = 0
@@ -147,7 +159,7 @@ class PublisherRecord:
 
     @property
     def needed_after(self) -> EventPosition:
-        """After which position this publisher has a right to changes."""
+        """Return the position after which the changelog must keep changes for this publisher."""
         waiting = [table.after for table in self.stopped.values() if not table.is_lost]
         return min([self.position, *waiting])
 
@@ -171,7 +183,7 @@ class PublisherRecord:
 
     @classmethod
     def from_json(cls, text: str | None) -> PublisherRecord:
-        """Raises LakeError when it is not ours or of a newer layout."""
+        """Parse a record. Raises LakeError if it is not a publisher's record or has a newer layout."""
         try:
             fields = json.loads(text or "")
             if fields.pop("layout") > _WITH_COLUMNS:
@@ -202,40 +214,43 @@ class PublisherRecord:
 
 
 def _to_ranges(numbers: frozenset[int]) -> str:
-    """As `1-5 7`: the record is written every second."""
+    """Return the numbers as ranges, such as `1-5 7`: the record is written every second and must be small."""
     first = (one for one in sorted(numbers) if one - 1 not in numbers)
     last = (one for one in sorted(numbers) if one + 1 not in numbers)
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
 def _of_ranges(text: str) -> frozenset[int]:
-    """Raises ValueError."""
+    """Parse the text of `_to_ranges`. Raises ValueError."""
     pairs = (part.partition("-") for part in text.split())
     return frozenset(n for a, _, b in pairs for n in range(int(a), int(b or a) + 1))
 
 
 def publisher_uri(lake_root: str, name: str) -> str:
-    """The Delta table of one publisher."""
+    """Return the URI of a publisher's Delta table."""
     return f"{system_folder(lake_root)}/publishers/{name}"
 
 
 def read_record(lake_root: str, name: str) -> PublisherRecord | None:
-    """Where a publisher is; None when it never began. Raises LakeError, LakeUnavailableError."""
+    """Return the record of a publisher, or None if it never began. Raises LakeError, LakeUnavailableError."""
     table = _open(publisher_uri(lake_root, name))
     return None if table is None else _record(table)
 
 
 def read_columns(lake_root: str, name: str) -> Mapping[int, frozenset[int]] | None:
-    """The columns that a publisher began with, by relation; None if it sends new ones, or never began.
+    """Return the attnums that a publisher began with, by table oid.
 
-    Raises LakeError, LakeUnavailableError.
+    Returns None if it sends new columns, or never began. Raises LakeError, LakeUnavailableError.
     """
     record = read_record(lake_root, name)
     return None if record is None else record.columns
 
 
 def missed(error: ChangelogError, record: PublisherRecord, name: str) -> ChangelogError:
-    """Changes after the record's position are gone, or in another epoch: who reads the events has a gap."""
+    """Return the error for changes after the record's position that are gone, or in another epoch.
+
+    Consumers of the events have a gap then.
+    """
     return ChangelogError(
         f"{error.message}. Published is all up to {record.position}",
         "have consumers read the tables from the lake at a consistent point, which pgrepl status names, and"
@@ -244,7 +259,7 @@ def missed(error: ChangelogError, record: PublisherRecord, name: str) -> Changel
 
 
 class PublisherLog:
-    """For the one process that publishes: from `take` on, whoever did before cannot write any more."""
+    """The Delta table of the one process that publishes. After `take`, commits of an earlier process fail."""
 
     def __init__(self, lake_root: str, name: str) -> None:
         self._lake_root, self._uri = lake_root, publisher_uri(lake_root, name)
@@ -253,10 +268,11 @@ class PublisherLog:
         self._log: AppLog | None = None
 
     def take(self, begin: PublisherRecord, holder: str, *, is_anew: bool = False) -> PublisherRecord:
-        """The record as it stands; `begin` when there is none yet. `is_anew`: it does not matter what was.
+        """Take over the table, and return its record, or `begin` if it has none.
 
-        Raises FencedError when another takes it at the same time, LakeUnavailableError, LakeError, also when
-        the table that the publisher has had is out of sight.
+        `is_anew`: do not check whether the table is the one that the publisher had. Raises FencedError if
+        another process takes it at the same time, LakeUnavailableError, and LakeError, also if the
+        publisher's earlier table is missing or was replaced.
         """
         recovery.find_torn_by_crash(self._uri, PUBLISHER_APP).set_aside()
         if not is_anew:
@@ -276,12 +292,12 @@ class PublisherLog:
         return record
 
     def save(self, record: PublisherRecord) -> None:
-        """Write the record down, on the disk. Raises FencedError, LakeUnavailableError."""
+        """Commit the record durably. Raises FencedError, LakeUnavailableError."""
         assert self._table is not None
         self._commit("SET TBLPROPERTIES", [metadata_action(self._table, {_RECORD: record.to_json()})])
 
     def add_skipped(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write down events that are passed over, on the disk. Raises FencedError, LakeUnavailableError."""
+        """Commit skipped events durably. Raises FencedError, LakeUnavailableError."""
         try:
             file = write_file(self._uri, pa.Table.from_pylist(list(rows), SKIPPED_SCHEMA))
         except OSError as error:
@@ -326,21 +342,21 @@ def _open(uri: str) -> DeltaTable | None:
 
 
 class StoppedTables:
-    """By oid; `now`: those that stopped in this run, which are not tried again before the next."""
+    """The stopped tables, by oid. `now`: the oids that stopped in this run, which the next run retries."""
 
     def __init__(self, stopped: Mapping[int, StoppedTable]) -> None:
         self.tables = dict(stopped)
         self.now: set[int] = set()
 
     def is_stopped_before(self, oid: int, after: EventPosition) -> bool:
-        """Whether something went wrong with a table in this run earlier, or for good: that counts."""
+        """Return True if the table is lost, or stopped earlier in this run at or before `after`."""
         known = self.tables.get(oid)
         return known is not None and (known.is_lost or (oid in self.now and known.after <= after))
 
     def stop(
         self, oid: int, names: Collection[str], after: EventPosition, why: PgReplError | Refusal
     ) -> StoppedTable:
-        """A table stops in this run."""
+        """Stop a table in this run, and return it."""
         known = self.tables.get(oid)
         stopped = stopped_by(sorted({*names, *(known.names if known else ())}), after, why)
         self.now.add(oid)
@@ -348,31 +364,34 @@ class StoppedTables:
         return stopped
 
     def lose(self, oid: int, error: PgReplError) -> None:
-        """Changes for which a table waits are gone."""
+        """Mark a table as lost: changes that it waits for are gone from the changelog."""
         table = self.tables[oid]
         self.tables[oid] = stopped_by(table.names, table.after, error)
 
     def leave_out(self, selection: TableSelection) -> list[StoppedTable]:
-        """Those that are not wanted any more wait no more; they."""
+        """Remove and return the tables that the selection no longer includes."""
         unwanted = [oid for oid, one in self.tables.items() if not _is_wanted(oid, one, selection)]
         return [self.tables.pop(oid) for oid in unwanted]
 
     def learn_names(self, oid: int, names: Iterable[str]) -> None:
-        """Of one that was renamed since it stopped: whoever had its new name comes again, after it."""
+        """Add names to a table that was renamed after it stopped.
+
+        Events of another table that had the new name then wait too.
+        """
         table = self.tables[oid]
         self.tables[oid] = replace(table, names=tuple(sorted({*table.names, *names})))
 
     def has_caught_up_to(self, position: EventPosition, oids: Iterable[int]) -> None:
-        """Those that have not stopped again wait from there on."""
+        """Advance the positions of these tables, except for those that stopped again."""
         for oid in set(oids) - self.now:
             self.tables[oid] = replace(self.tables[oid], after=max(self.tables[oid].after, position))
 
     def go_on_with(self, oids: Iterable[int]) -> list[StoppedTable]:
-        """Those that have not stopped again wait no more; they."""
+        """Remove and return these tables, except for those that stopped again."""
         return [self.tables.pop(oid) for oid in sorted(set(oids) - self.now)]
 
     def group(self, oids: Iterable[int]) -> TableGroup:
-        """Who waits with these."""
+        """Return the group of these tables and of all their names."""
         return group_of({oid: self.tables[oid] for oid in oids})
 
 
@@ -384,12 +403,15 @@ def _is_wanted(oid: int, table: StoppedTable, selection: TableSelection) -> bool
 
 
 class KeptRecord:
-    """Of one run. Saving raises FencedError once another publisher has begun, LakeUnavailableError."""
+    """The record of one run.
+
+    Saving raises FencedError after another publisher has begun, LakeUnavailableError.
+    """
 
     def __init__(
         self, publisher_log: PublisherLog, record: PublisherRecord, stamp: Callable[[], int]
     ) -> None:
-        """`record`: as the log has it; `stamp`: gives that of the target."""
+        """`record`: the record in the log. `stamp`: returns the target's stamp."""
         self._log, self._stamp = publisher_log, stamp
         self.record = replace(record, error="", reason="", hint="")
         self.stopped = StoppedTables(record.stopped)
@@ -403,7 +425,7 @@ class KeptRecord:
         return self.record.position
 
     def advance(self, position: EventPosition) -> None:
-        """All up to there is published, but for what stopped."""
+        """Record that everything up to `position` is published, except for stopped tables."""
         self.record = replace(self.record, position=max(self.position, position))
         self.progress.published_lsn = self.position.commit_lsn
 
@@ -413,7 +435,7 @@ class KeptRecord:
         self.need_saving()
 
     def add_skipped(self, events: Collection[tuple[str, str, str]]) -> None:
-        """Events that are passed over, by id, table and reason: written down at once."""
+        """Commit skipped events at once, given as (id, table, reason)."""
         now = datetime.now(UTC)
         for event, table, reason in events:
             log.warning("skipped %s of %s: %s", event, table, reason)
@@ -427,9 +449,10 @@ class KeptRecord:
         self.need_saving()
 
     def begin_generation(self) -> int:
-        """Whoever has taken this publisher's place makes this fail, before anything is sent.
+        """Return a new generation, after saving it.
 
-        By the clock, so that it grows though the record, or the lake, was lost and begun again.
+        Raises FencedError if another process has taken over the publisher. The generation is at least the
+        current Unix time in seconds, so that it grows even if the record or the lake was lost.
         """
         generation = max(self.record.generation + 1, int(time.time()))
         self.record = replace(self.record, generation=generation)
@@ -437,15 +460,15 @@ class KeptRecord:
         return generation
 
     def note_failure(self, error: PgReplError) -> None:
-        """What ended the run."""
+        """Record the error that ended the run."""
         kind = type(error).__name__
         self.record = replace(self.record, error=kind, reason=error.message, hint=error.hint)
-        # What ended it is what counts, though it could not be written down.
+        # An error while saving must not hide the error that ended the run.
         with suppress(PgReplError):
             self.save()
 
     def need_saving(self) -> None:
-        """Soon, not with the next sign of life."""
+        """Save within one second instead of with the next idle save."""
         self._is_saved = False
 
     def save_when_due(self) -> None:

@@ -1,1 +1,1 @@
-"""Brokers: RabbitMQ, NATS, Kafka."""
+"""The targets of a publisher: RabbitMQ, NATS and Kafka."""

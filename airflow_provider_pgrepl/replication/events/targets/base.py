@@ -1,4 +1,4 @@
-"""Target: a broker, as the publisher sees it."""
+"""The interface of a target, the broker that a publisher sends events to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_provider_pgrepl.replication.events.event import Event
 
 @dataclass(frozen=True)
 class Refusal:
-    """An event that the target does not take for what it is: too large, or wanted by nobody.
+    """An event that the target permanently refuses, for example because it is too large or has no recipient.
 
-    `is_unrouted`: it went to the target, which had nobody to give it to.
+    `is_unrouted`: True if the target accepted the event but had no queue for it.
     """
 
     event: Event
@@ -25,10 +25,12 @@ class Refusal:
 
 
 class Sending:
-    """Some events on their way. Done when the target has acknowledged or refused each, or has failed.
+    """Events that were passed to a target.
 
-    `ends_transaction`: whether no event of the last one's transaction comes after them. A target that keeps
-    transactions together says at once that they wait for its `commit`; then they are not done before it.
+    The sending is done when the target has acknowledged or refused each, or has failed.
+
+    `ends_transaction`: True if the last event ends its transaction. A target that keeps transactions together
+    sets `waits_for_commit` at once; the sending is then not done before the target's `commit`.
     """
 
     def __init__(self, events: Sequence[Event], *, ends_transaction: bool = True) -> None:
@@ -44,7 +46,7 @@ class Sending:
             self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait a while; whether it is done."""
+        """Wait at most `seconds`. Return True if the sending is done."""
         return self._done.wait(seconds)
 
     @property
@@ -52,42 +54,45 @@ class Sending:
         return self._done.is_set()
 
     def settle(self, index: int, refusal: Refusal | None = None) -> None:
-        """The target has taken the event with that index, or refused it."""
+        """Record that the target has acknowledged, or refused, the event with this index."""
         if refusal is not None:
             self._refusals[index] = refusal
         self._is_settled[index] = True
         self._left -= 1
         if self._left == 0 and self.waits_for_commit:
-            # A transaction may have any number of them.
+            # Free the events: a transaction may have any number of them.
             self.events, self._is_settled = (), []
         elif self._left == 0:
             self._done.set()
 
     def commit(self) -> None:
-        """The target keeps them, all of which are settled."""
+        """Mark the sending as done: the target has committed its events, all of which are settled."""
         assert self._left == 0
         self.waits_for_commit = False
         self._done.set()
 
     @property
     def is_held(self) -> bool:
-        """Whether they are part of a transaction that is neither committed nor lost."""
+        """Return True if the events are part of a transaction that is neither committed nor lost."""
         return self.waits_for_commit and not self.is_done
 
     def fail(self, error: PgReplError) -> None:
-        """What is not settled is not known."""
+        """Mark the sending as failed: it is unknown whether the unsettled events have arrived."""
         if not self._done.is_set():
             self.error = error
             self._done.set()
 
     @property
     def settled(self) -> int:
-        """How many events from the first on are settled: those after that have to be sent again."""
+        """Return the number of settled events before the first unsettled one.
+
+        Later events must be sent again.
+        """
         return next((i for i, settled in enumerate(self._is_settled) if not settled), self.count)
 
     @property
     def refusals(self) -> list[Refusal]:
-        """Of the settled events, in their order."""
+        """Return the refusals of the settled events, in order."""
         settled = self.settled
         return [self._refusals[index] for index in sorted(self._refusals) if index < settled]
 
@@ -112,20 +117,20 @@ class Link(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is known that ended it."""
+        """Return True if no error has ended the connection."""
 
     def send(self, sending: Sending) -> None:
-        """Begin to send."""
+        """Start to send."""
 
     def stop(self) -> None:
-        """What is not acknowledged fails."""
+        """Close the connection; unacknowledged events fail."""
 
 
 OfLink = TypeVar("OfLink", bound=Link)
 
 
 class Linked(Generic[OfLink]):
-    """What all targets have that make a link whenever they are connected."""
+    """The common part of targets that create a new link for each connection."""
 
     stamp = 0
     keeps_transactions = False
@@ -136,7 +141,7 @@ class Linked(Generic[OfLink]):
 
     @property
     def link(self) -> OfLink:
-        """The present one."""
+        """Return the current link."""
         assert self._link is not None
         return self._link
 
@@ -148,7 +153,7 @@ class Linked(Generic[OfLink]):
         self.link.send(sending)
 
     def commit(self) -> None:
-        """All that was sent is with the consumers as soon as it has arrived."""
+        """Do nothing: consumers receive events without a commit."""
 
     def close(self) -> None:
         if self._link is not None:
@@ -157,7 +162,7 @@ class Linked(Generic[OfLink]):
 
 
 def certificate_refused(where: str, error: ssl.SSLCertVerificationError) -> TargetError:
-    """Of a target whose certificate is checked by those of the machine."""
+    """Return the error for a target whose certificate the host's certificate authorities do not verify."""
     return TargetError(
         f"{where}: its certificate was refused: {error.verify_message}",
         "name the host as its certificate does, and give the authority's certificate in a file that"
@@ -166,13 +171,14 @@ def certificate_refused(where: str, error: ssl.SSLCertVerificationError) -> Targ
 
 
 class Target(Protocol):
-    """Keeps the order of what it is sent. Its methods are called by one thread.
+    """A broker that keeps the order of the events it is sent. One thread calls its methods.
 
-    `address`: as people are told of it, without credentials. `stamp`: the highest number that any event was
-    sent with, by whichever publisher of this name, where events have such numbers; it is given when the
-    target is made, and again kept when it has grown.
-    `keeps_transactions`: whether consumers see what a transaction of the source changed at once, or not at
-    all. What of it was sent when such a target is lost has to be read again, from the last commit on.
+    `address`: for messages, without credentials. `stamp`: the highest stamp of all events that publishers of
+    this name have sent, if events have stamps. It is set when the target is created, and saved again as it
+    grows.
+
+    `keeps_transactions`: True if consumers see all changes of a source transaction at once or none of them.
+    If the connection to such a target is lost, everything since the last commit must be read again.
     """
 
     address: str
@@ -181,16 +187,16 @@ class Target(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether nothing is known that ended the connection."""
+        """Return True if no error has ended the connection."""
 
     def connect(self) -> None:
-        """Connect, again if need be. Raises TargetUnavailableError, TargetError."""
+        """Connect, or connect again. Raises TargetUnavailableError, TargetError."""
 
     def send(self, sending: Sending) -> None:
-        """Begin to send; at most a few of these are under way at once, but for a transaction."""
+        """Start to send. Except within a transaction, only a few sendings are unsettled at the same time."""
 
     def commit(self) -> None:
-        """Let consumers have what was sent. Of targets that keep transactions."""
+        """Make the sent events visible to consumers, if the target keeps transactions."""
 
     def close(self) -> None:
-        """End the connection; what is not acknowledged fails."""
+        """Close the connection; unacknowledged events fail."""

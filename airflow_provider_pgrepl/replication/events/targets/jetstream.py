@@ -1,4 +1,4 @@
-"""NATS JetStream: events that the server acknowledges one by one, as JSON unless told otherwise."""
+"""The target NATS JetStream, which acknowledges each event. Events are JSON unless `messages` is replaced."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SCHEMES = ("nats", "tls")
 
 
 class JetStream(Linked[JetStreamLink]):
-    """A connection, served by a thread of its own. `uri`: `nats://user:password@host:port`, or `tls://…`,
-    several with commas between; never shown.
+    """A connection to NATS, served by its own thread.
 
-    Raises TargetError for a URI that is none.
+    `uri`: `nats://user:password@host:port`, or `tls://…`; several are separated by commas. It is never
+    logged. Raises TargetError for an invalid URI.
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
@@ -38,7 +38,7 @@ class JetStream(Linked[JetStreamLink]):
         self._settings, self.stamps = settings, Stamps()
         self.sent = Sent()
         self.messages: Callable[[], Messages] = lambda: PlainMessages(settings)
-        """Makes, for each connection, what turns events into messages."""
+        """Returns, for each connection, the converter from events to messages."""
 
     @property
     def stamp(self) -> int:
@@ -49,7 +49,7 @@ class JetStream(Linked[JetStreamLink]):
         self.stamps.last = stamp
 
     def connect(self) -> None:
-        """Raises TargetUnavailableError; TargetError when login or a right is refused."""
+        """Connect. Raises TargetUnavailableError, and TargetError if the login or a permission is refused."""
         self.close()
         link = JetStreamLink(self.servers, self._settings, self.messages(), self.sent)
         link.start()
@@ -59,7 +59,7 @@ class JetStream(Linked[JetStreamLink]):
 def _is_readable(server: str) -> bool:
     try:
         parts = urlsplit(server)
-        # The port is read when it is asked for.
+        # Reading the port checks it: an invalid one raises ValueError.
         return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0 and not parts.fragment
     except ValueError:
         return False

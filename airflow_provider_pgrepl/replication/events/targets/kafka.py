@@ -1,4 +1,4 @@
-"""Kafka as a target: a producer, and the messages of events."""
+"""The target Kafka: a producer, and the conversion of events to messages."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from airflow_provider_pgrepl.trace import log_unexpected
 
 Headers = list[tuple[str, str | bytes | None]]
 _NEW_KEY, _OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
-"""By which consumers of Debezium know that a deletion and an insertion are a change of one row's key.
+"""The headers by which consumers of Debezium join a deletion and an insertion to a change of a row's key.
 
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-primary-key-updates
 """
 _BY_ITS_KEY = -1
-"""librdkafka's RD_KAFKA_PARTITION_UA."""
+"""The constant RD_KAFKA_PARTITION_UA of librdkafka."""
 log = logging.getLogger("confluent_kafka")
 _CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
 _Delivered = Callable[[KafkaError | None, Any], None]
 
 
 class Message(NamedTuple):
-    """One message, to the partition of its key unless another is said."""
+    """One message. Its key determines the partition, unless `partition` is set."""
 
     key: bytes | None
     body: bytes | None
@@ -69,13 +69,15 @@ def messages_of(
     partitions: Callable[[], Sequence[int]],
     prefix: bytes = b"",
 ) -> list[Message]:
-    """All of an event's: the one, but for a key that changes, a TRUNCATE, and tombstones. `partitions`: gives
-    those of its topic; `prefix`: of each body."""
+    """Return the messages of an event: one, or more for a changed key, a TRUNCATE, or tombstones.
+
+    `partitions`: returns the partitions of the topic. `prefix`: put before each body.
+    """
     one = Message(event.key or table_key(event.table), prefix + event.body, _headers(event, settings))
     if event.business is not None:
         return [one]
     if event.key is None and FORMATS[settings.format].has_debezium_keys:
-        # Whose sinks take no key that has no schema; one partition keeps the order.
+        # Debezium's sinks reject a key without a schema. Using a single partition keeps the order.
         one = one._replace(key=None, partition=0)
     if event.op == "truncate":
         return [one._replace(partition=number) for number in partitions()]
@@ -94,12 +96,12 @@ def messages_of(
 
 @lru_cache(10_000)
 def table_key(table: str) -> bytes:
-    """The key of all messages of a table whose rows have none."""
+    """Return the key of all messages of a table whose rows have no key."""
     return to_json_object({"table": table}).encode()
 
 
 def _headers(event: Event, settings: PublisherSettings) -> Headers:
-    """Those of the event's own message."""
+    """Return the headers of the event's main message."""
     found: Headers = [("id", event.id), ("generation", str(event.generation))]
     said = event.business
     if said is None:
@@ -114,7 +116,7 @@ def _headers(event: Event, settings: PublisherSettings) -> Headers:
 
 
 class _All:
-    """Of the messages of one event: tells of them when all have arrived, or one was not taken."""
+    """Calls `tell` once for all messages of an event: after all were delivered, or after one failed."""
 
     def __init__(self, count: int, tell: _Delivered) -> None:
         self._left, self._tell = count, tell
@@ -131,7 +133,10 @@ class _All:
 
 
 class KafkaLink:
-    """The publisher's thread calls `send`; what becomes of messages is heard in a thread of its own."""
+    """A producer's connection.
+
+    The publisher's thread calls `send`; another thread polls for delivery reports.
+    """
 
     def __init__(
         self,
@@ -142,14 +147,14 @@ class KafkaLink:
         *,
         one_by_one: bool,
     ) -> None:
-        """`refused`: by id, why events are not taken, for which a transaction had to be begun again."""
+        """`refused`: the reasons of refused events, by id, whose transaction had to be restarted."""
         self._settings, self._refused, self._registry = settings, refused, registry
         self._properties = of_producer(properties, settings, one_by_one=one_by_one)
         self._reasons = KafkaReasons(self._properties)
         self._transactions: KafkaTransactions | None = None
         self.is_one_by_one = one_by_one
         self.met_large = False
-        """Whether a batch was refused, in which there may be one message that is to blame."""
+        """True if a batch was rejected, possibly because of a single message in it."""
         self._has_found = False
         self._error: PgReplError | None = None
         self._is_stopping = False
@@ -157,8 +162,11 @@ class KafkaLink:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Raises TargetUnavailableError when no broker answers; TargetError when the login is refused, and
-        for a property that librdkafka does not take."""
+        """Connect, and start the polling thread.
+
+        Raises TargetUnavailableError if no broker answers, and TargetError if the login is refused or
+        librdkafka rejects a property.
+        """
         try:
             self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
             admin = AdminClient(of_admin(self._properties), logger=log)
@@ -184,7 +192,7 @@ class KafkaLink:
                 self._producer.list_topics(timeout=_TRY_S)
                 return
             except KafkaException as error:
-                # What is heard here says more than that none has answered.
+                # The error callback, called by poll, has a more specific reason than the timeout.
                 self._producer.poll(0)
                 if self._error is not None or time.monotonic() > deadline:
                     raise self._error or self._reasons.error_of(error.args[0]) from None
@@ -194,7 +202,7 @@ class KafkaLink:
         return self._error is None
 
     def stop(self) -> None:
-        """What is not acknowledged fails."""
+        """Abort the open transaction and close the connection; unacknowledged events fail."""
         if self._transactions is not None and self._error is None:
             self._transactions.abort()
         self._is_stopping = True
@@ -202,14 +210,14 @@ class KafkaLink:
         self._release()
 
     def _release(self) -> None:
-        """The producer knows this link, and this link the producer: its threads would stay for a while."""
+        """Delete the references between producer and link: they would keep the producer's threads alive."""
         del self._producer, self._topics
         self._transactions = None
 
     # --- the publisher's thread ---
 
     def send(self, sending: Sending) -> None:
-        """Hand over its events; waits while the client's buffer is full."""
+        """Pass the events to the client. Blocks while its buffer is full."""
         with self._lock:
             if sending.events and self._error is None:
                 self._sendings[id(sending)] = sending
@@ -231,7 +239,7 @@ class KafkaLink:
             sending.fail(self._error)
 
     def commit(self) -> None:
-        """End the transaction, if there is one, once all of it has arrived."""
+        """Commit the open transaction, if any, after all of its messages are delivered."""
         transactions = self._transactions
         if transactions is not None and transactions.is_open and self._error is None:
             try:
@@ -267,7 +275,7 @@ class KafkaLink:
             self._produce(name, message, timestamp, delivered)
 
     def _prefix(self, event: Event, topic: str) -> bytes:
-        """By which consumers know how to read the body."""
+        """Return the bytes before the body that identify its schema for consumers."""
         if self._registry is None or not isinstance(event, AvroEvent):
             return b""
         return self._registry.prefix(event.schema, topic)
@@ -281,7 +289,7 @@ class KafkaLink:
                 )
                 return
             except BufferError:
-                # The other thread hears what has arrived.
+                # The other thread polls for delivery reports, which empties the buffer.
                 time.sleep(_FULL_S)
             except KafkaException as error:
                 delivered(error.args[0], None)
@@ -295,7 +303,7 @@ class KafkaLink:
             while self._error is None and not self._is_stopping:
                 producer.poll(_POLL_S)
         except KafkaException as error:
-            # A fatal one.
+            # The error is fatal.
             self._fail(self._reason(error.args[0]))
         except Exception as error:
             log_unexpected(log, "hearing from Kafka", error)
@@ -314,7 +322,7 @@ class KafkaLink:
                 self._fail(self._reason(error))
                 return
             if self._transactions is not None:
-                # A message that fails ends its transaction.
+                # A failed message ends its transaction.
                 self._refused[event.id] = reason
                 self._fail(
                     self._reasons.away("what was not taken is left out, and its transaction sent again")
@@ -324,7 +332,10 @@ class KafkaLink:
         self._settle(sending, index, refusal)
 
     def _settle(self, sending: Sending, index: int, refusal: Refusal | None) -> None:
-        """Both threads do. Once the producer has failed nothing is settled any more: it is sent again."""
+        """Settle an event; both threads call this.
+
+        After the producer has failed, events are not settled but sent again.
+        """
         with self._lock:
             if self._error is None:
                 sending.settle(index, refusal)
@@ -334,17 +345,20 @@ class KafkaLink:
     def _reason_to_refuse(self, error: KafkaError, topic: str) -> str:
         is_too_large = error.code() in TOO_LARGE
         if (is_too_large or error.code() in OF_ANOTHER) and not self.is_one_by_one:
-            # The broker refuses whole batches: which message it was shows when they come one by one.
+            # The broker rejects whole batches. The message at fault is found by sending each one alone.
             self.met_large = True
             return ""
-        # Those after it can come in batches again.
+        # Later messages can be sent in batches again.
         self._has_found = self.is_one_by_one
         if is_too_large:
             return f"topic {topic}: the event is larger than it takes (max.message.bytes)"
         return reason_of_topic(error, topic)
 
     def _said(self, error: KafkaError) -> None:
-        """Called in `poll`. Single brokers may be away; the client sees to that."""
+        """Handle an error that the client reports in `poll`.
+
+        Ignores unavailable brokers, to which the client reconnects.
+        """
         found = self._reason(error)
         if error.fatal() or not isinstance(found, TargetUnavailableError):
             self._fail(found)
@@ -354,7 +368,7 @@ class KafkaLink:
         return self._reasons.error_of(error) if transactions is None else transactions.reason_of(error)
 
     def _fail(self, error: PgReplError) -> None:
-        """The first reason is the one that is told."""
+        """Fail all sendings. Only the first error is kept and reported."""
         with self._lock:
             self._error = self._error or error
             lost = [*self._sendings.values()]
@@ -364,10 +378,10 @@ class KafkaLink:
 
 
 class Kafka(Linked[KafkaLink]):
-    """A producer. `uri`: `kafka://user:password@host:port,host:port?property=value`, or `kafkas://` with TLS;
-    properties are librdkafka's; never shown.
+    """A producer.
 
-    Raises TargetError for a URI that is none.
+    `uri`: `kafka://user:password@host:port,host:port?property=value`, or `kafkas://` with TLS. The properties
+    are those of librdkafka. It is never logged. Raises TargetError for an invalid URI.
     """
 
     def __init__(self, uri: str, settings: PublisherSettings, registry: str = "") -> None:
@@ -380,7 +394,10 @@ class Kafka(Linked[KafkaLink]):
         self._one_by_one = False
 
     def connect(self) -> None:
-        """Raises TargetUnavailableError; TargetError when the login or a certificate is refused."""
+        """Connect, or connect again.
+
+        Raises TargetUnavailableError, and TargetError if the login or a certificate is refused.
+        """
         if self._link is not None:
             self._one_by_one = self._link.met_large
         self.close()

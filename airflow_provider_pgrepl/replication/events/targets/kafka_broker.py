@@ -1,4 +1,4 @@
-"""Kafka's brokers: topics, transactions, properties of the client, and what its errors mean."""
+"""Kafka's brokers: topics, transactions, client properties, and the errors for what the client reports."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _OF_A_TOPIC = {
 }
 TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 OF_ANOTHER = frozenset({KafkaError._INVALID_DIFFERENT_RECORD})
-"""A batch was refused for another message in it."""
+"""The broker rejected the batch because of another message in it."""
 _HINT = "are its brokers there? Events wait in the changelog meanwhile"
 _LONGEST = 249
 _MOST_ROUTES = 10_000
-"""Of business events; what they are called is data."""
+"""The highest number of cached topics of business events, whose names depend on data."""
 _BY_TABLE = "{table}"
 _ANSWER_S = 30.0
 _CLUSTERS_DEFAULT = -1
 Properties = dict[str, Any]
 TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 LONGEST_TRANSACTION_MS = 900_000
-"""What brokers allow by default, transaction.max.timeout.ms."""
+"""The brokers' default limit, transaction.max.timeout.ms."""
 _PROTOCOLS = {
     ("kafka", False): "plaintext",
     ("kafka", True): "sasl_plaintext",
@@ -57,14 +57,14 @@ _PROTOCOLS = {
     ("kafkas", True): "sasl_ssl",
 }
 _ANSWER_MS = 60_000
-"""How long a message may take, all of the client's own attempts included."""
+"""The time limit to deliver a message, including all retries by the client."""
 _GIVEN: Properties = {
-    # In order, each once, for as long as the producer lives; and counted when all replicas in sync have it.
+    # In order and without duplicates while the producer lives; acknowledged by all in-sync replicas.
     "enable.idempotence": True,
     "acks": "all",
     "message.timeout.ms": _ANSWER_MS,
     "socket.timeout.ms": _ANSWER_MS // 3,
-    # Where Kafka's own clients put a key.
+    # Use the same partition for a key as Kafka's own clients.
     "partitioner": "murmur2_random",
     "queue.buffering.max.messages": 200_000,
     "queue.buffering.max.kbytes": 64 << 10,
@@ -72,13 +72,13 @@ _GIVEN: Properties = {
 _LINGER = {"linger.ms": 5}
 _OF_CODE = ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "default.topic.config")
 _NOT_CHOSEN = {"bootstrap.servers", "transactional.id", "delivery.report.only.error", *_OF_CODE, *_GIVEN}
-"""Properties that a URI may not set: order and delivery depend on them, or they run something."""
+"""Properties that a URI cannot set: order and delivery depend on them, or they run code."""
 _OF_THE_PRODUCER = (
     {"message.max.bytes", "batch.num.messages", "transactional.id", TRANSACTION_TIMEOUT, "linger.ms"}
     | _GIVEN.keys()
 ) - {"socket.timeout.ms"}
 _OVERHEAD = 1024
-"""Of a message, beside its body: key, headers, and what Kafka adds."""
+"""The bytes of a message in addition to its body: key, headers and fields of Kafka."""
 _URI_HINT = (
     "give it as kafka://host:9092,host:9092, or kafkas://user:password@host:9093?sasl.mechanism=SCRAM-SHA-512;"
     " what is special in a password is percent-encoded"
@@ -88,18 +88,18 @@ _FENCED = frozenset(
     {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
     | {KafkaError.INVALID_TXN_STATE, KafkaError.INVALID_PRODUCER_ID_MAPPING}
 )
-"""Also when the brokers have ended a transaction that took too long."""
+"""Also reported after the brokers have aborted a transaction that took too long."""
 
 
 class KafkaReasons:
-    """Of one connection. Messages of librdkafka name brokers, and hold neither credentials nor rows."""
+    """The errors of one connection. Messages of librdkafka name brokers, but neither credentials nor rows."""
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._user = properties.get("sasl.username", "")
         self.where = f"Kafka at {properties['bootstrap.servers']}"
 
     def error_of(self, error: KafkaError) -> PgReplError:
-        """What ends the connection."""
+        """Return the error with which a client error ends the connection."""
         if error.code() in _REFUSED:
             return self.refused(
                 f"the login{f' of {self._user}' if self._user else ''} was refused",
@@ -113,16 +113,19 @@ class KafkaReasons:
         return self.away(error.str())
 
     def away(self, what: str) -> TargetUnavailableError:
-        """The cluster takes nothing just now."""
+        """Return the error for a temporarily unavailable cluster."""
         return TargetUnavailableError(f"{self.where}: {what}", _HINT)
 
     def refused(self, what: str, hint: str) -> TargetError:
-        """The cluster takes nothing before somebody has changed something."""
+        """Return the error for a cluster that accepts nothing until an administrator changes something."""
         return TargetError(f"{self.where}: {what}", hint)
 
 
 def property_error(error: Exception, given: Iterable[str]) -> TargetError:
-    """Of properties of which the client does not take one. Its message may hold the value."""
+    """Return the error for properties of which the client rejects one.
+
+    The client's message may hold the value.
+    """
     named = [name for name in given if f'"{name}"' in str(error)]
     what = ", ".join(named) or "one of the connection's"
     return TargetError(
@@ -132,17 +135,17 @@ def property_error(error: Exception, given: Iterable[str]) -> TargetError:
 
 
 def reason_of_topic(error: KafkaError, topic: str) -> str:
-    """Why a topic takes no event of its table; empty when the topic is not to blame."""
+    """Return the reason why a topic accepts no event of its table; empty if the topic is not the cause."""
     found = _OF_A_TOPIC.get(error.code())
     return f"topic {topic}: {found}" if found else ""
 
 
 class UnusableTopicError(Exception):
-    """Why events cannot go there, for a person to mend."""
+    """Events cannot be sent to a topic until a person fixes the cause. The text says why."""
 
 
 class Topics:
-    """Those of one connection. Topics that are missing are made with the cluster's defaults."""
+    """The topics of one connection. Missing topics are created with the cluster's defaults."""
 
     def __init__(
         self, settings: PublisherSettings, producer: Producer, admin: AdminClient, reasons: KafkaReasons
@@ -154,8 +157,10 @@ class Topics:
         self._table_of: dict[str, str] = {}
 
     def find(self, event: Event) -> str:
-        """An event's topic, seen to be there. Raises UnusableTopicError, and what KafkaReasons makes of other
-        errors."""
+        """Return the topic of an event, after checking that it exists.
+
+        Raises UnusableTopicError, and for other errors those of KafkaReasons.
+        """
         if event.business is None:
             return self._find(event.table)
         name = topic(event, self._settings)
@@ -177,7 +182,7 @@ class Topics:
         return name
 
     def partitions(self, topic: str) -> list[int]:
-        """All that it has now."""
+        """Return all current partitions of a topic."""
         try:
             found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
         except KafkaException as error:
@@ -187,7 +192,7 @@ class Topics:
         return sorted(found.partitions)
 
     def _reason_against(self, topic: str, table: str) -> str:
-        # By one key in one topic two rows would be one.
+        # Rows of two tables with the same key would be one row in a shared topic.
         owner = self._table_of.setdefault(topic, table)
         if owner != table and _BY_TABLE in self._template:
             return f"topic {topic}: {owner} has it already"
@@ -209,7 +214,7 @@ class Topics:
         raise self._reasons.error_of(error)
 
     def _make(self, topic: str) -> KafkaError | None:
-        """With the cluster's number of partitions and replicas."""
+        """Create a topic with the cluster's default number of partitions and replicas."""
         wanted = NewTopic(topic, _CLUSTERS_DEFAULT, _CLUSTERS_DEFAULT)
         try:
             self._admin.create_topics([wanted], request_timeout=_ANSWER_S)[topic].result()
@@ -220,7 +225,10 @@ class Topics:
 
 
 def properties_of(uri: str) -> Properties:
-    """librdkafka's properties. Raises TargetError, which shows nothing of the URI but names of properties."""
+    """Return librdkafka's properties.
+
+    Raises TargetError, which shows only names of properties from the URI.
+    """
     try:
         parts = urlsplit(uri)
         chosen = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
@@ -250,13 +258,13 @@ def properties_of(uri: str) -> Properties:
 
 
 def of_producer(given: Mapping[str, Any], settings: PublisherSettings, *, one_by_one: bool) -> Properties:
-    """Of a publisher's producer. `one_by_one`: no two messages in one batch."""
+    """Return the properties of a publisher's producer. `one_by_one`: every batch has a single message."""
     largest = settings.max_event_bytes + _OVERHEAD
     found = {**_LINGER, **given, **_GIVEN, "message.max.bytes": max(largest, 1_000_000)}
     if settings.transactions:
         timeout_ms = int(found.setdefault(TRANSACTION_TIMEOUT, LONGEST_TRANSACTION_MS))
         found["transactional.id"] = f"pgrepl.{settings.source}.{settings.name}"
-        # The client does not take a transaction that ends before its messages.
+        # The client rejects a transaction timeout that is shorter than the timeout of messages.
         for name in ("message.timeout.ms", "socket.timeout.ms"):
             found[name] = min(_GIVEN[name], timeout_ms)
     if one_by_one:
@@ -265,7 +273,7 @@ def of_producer(given: Mapping[str, Any], settings: PublisherSettings, *, one_by
 
 
 def of_admin(producers: Mapping[str, Any]) -> Properties:
-    """Of the client that makes topics, beside a producer."""
+    """Return the properties of the admin client, which creates topics, from those of a producer."""
     return {name: value for name, value in producers.items() if name not in _OF_THE_PRODUCER}
 
 
@@ -282,9 +290,10 @@ def _unreadable() -> TargetError:
 
 
 class KafkaTransactions:
-    """Of one producer. Called by the publisher's thread alone; another hears of messages meanwhile.
+    """The transactions of one producer.
 
-    `is_whole`: whether the open one may be committed.
+    Only the publisher's thread calls the methods; another thread polls for delivery reports at the same time.
+    `is_whole`: True if the open transaction may be committed.
     """
 
     def __init__(self, producer: Producer, timeout_ms: int, reasons: KafkaReasons) -> None:
@@ -294,9 +303,10 @@ class KafkaTransactions:
         self._began_at = 0.0
 
     def begin(self) -> None:
-        """Once, before all else: a producer of the same name is shut out, and what it left open is undone.
+        """Fence an earlier producer of the same name, and abort its open transaction.
 
-        Raises what KafkaReasons makes of errors; TargetError when the cluster is against it for good.
+        Call once, before all other methods. Raises the errors of KafkaReasons, and TargetError if the cluster
+        permanently rejects transactions.
         """
         try:
             self._producer.init_transactions(_CONNECT_S)
@@ -304,7 +314,7 @@ class KafkaTransactions:
             raise self._error_of(error.args[0]) from None
 
     def take(self, sending: Sending) -> None:
-        """Events that are sent next are part of the open transaction, or of a new one."""
+        """Add the events that are sent next to the open transaction, or begin one."""
         self.is_whole = sending.ends_transaction
         if not sending.count:
             return
@@ -318,7 +328,10 @@ class KafkaTransactions:
         self._open.append(sending)
 
     def commit(self) -> None:
-        """Raises what KafkaReasons makes of errors: then nobody knows whether it is committed."""
+        """Commit the open transaction.
+
+        After an error of KafkaReasons it is unknown whether it is committed.
+        """
         deadline = time.monotonic() + _COMMIT_S
         while True:
             try:
@@ -335,21 +348,21 @@ class KafkaTransactions:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything was sent since the last one was committed."""
+        """Return True if events were sent since the last commit."""
         return bool(self._open)
 
     def abort(self) -> None:
-        """Whoever reads what is committed waits for the end of a transaction that is left open."""
+        """Abort the open transaction, because consumers of committed messages wait for its end."""
         if self._open:
             self._open = []
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException:
-                # The next producer of this name does it.
+                # The next producer of this name aborts it.
                 return
 
     def reason_of(self, error: KafkaError) -> PgReplError:
-        """What ends a connection."""
+        """Return the error with which a client error ends the connection."""
         took_s = time.monotonic() - self._began_at if self._open else 0.0
         if error.code() in _FENCED and took_s >= self._timeout_s:
             return self._reasons.refused(

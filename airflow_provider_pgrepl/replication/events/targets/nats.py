@@ -1,4 +1,4 @@
-"""NATS JetStream as a target: a connection, the messages of events, and what its errors mean."""
+"""The target NATS JetStream: a connection, the conversion of events to messages, and errors."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 _API_S = 20.0
 _LONGEST_SUBJECT = 1_024
-"""A server ends a connection whose commands are longer than 4,096 bytes (max_control_line)."""
+"""In bytes. A server closes a connection with commands of more than 4,096 bytes (max_control_line)."""
 _NAME = re.compile(r"[!-9;-~]+")
-"""Of a header: printable ASCII but for the colon, as in HTTP."""
+"""The name of a header: printable ASCII without the colon, as in HTTP."""
 _NATS = "nats-"
-"""What JetStream takes for orders (Nats-Rollup, Nats-TTL, …)."""
+"""The prefix of headers that JetStream interprets (Nats-Rollup, Nats-TTL, …)."""
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 log = logging.getLogger(__name__)
 _DENIED = "permissions violation"
 _TOO_LARGE = 10054
-"""JetStream's error code for a message larger than the stream takes."""
+"""JetStream's error code for a message that is larger than the stream accepts."""
 _SAID: dict[type[BaseException], str] = {
     TimeoutError: "it does not answer in time",
     nats.errors.TimeoutError: "it does not answer in time",
@@ -66,19 +66,22 @@ _HINT = (
 )
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
 _ANSWER_S = 60.0
-"""How long the server may take to acknowledge; one that stalls is found by its pings before."""
+"""The time limit for an acknowledgment. The pings detect a stalled server earlier."""
 _LOOK_S = 1.0
 _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
-"""How much may be on the way, unacknowledged."""
+"""The limits of unacknowledged messages and of their bytes."""
 
 
 class UnsendableError(Exception):
-    """Why an event cannot be sent, for a person to mend."""
+    """An event cannot be sent until a person fixes the cause. The text says why."""
 
 
 class Message(NamedTuple):
-    """One event's. `size`: bytes of its body, which limits count. `has_small_headers`: whether nobody but the
-    publisher says what is in them."""
+    """The message of one event.
+
+    `size`: the bytes of the body, which limits apply to. `has_small_headers`: True if only the publisher
+    determines the headers.
+    """
 
     subject: str
     payload: bytes
@@ -88,23 +91,29 @@ class Message(NamedTuple):
 
 
 class Messages(Protocol):
-    """Of one connection; all but `of` raises what the client raises."""
+    """The conversion from events to messages, for one connection.
+
+    All methods except `of` raise the client's errors.
+    """
 
     stream: str
-    """That has to acknowledge them."""
+    """The stream that must acknowledge the messages."""
 
     async def begin(self, client: Any) -> None:
-        """Have the streams there."""
+        """Create the missing streams."""
 
     async def of(self, event: Event) -> Message:
-        """An event's. Raises UnsendableError."""
+        """Return the message of an event. Raises UnsendableError."""
 
     async def end(self) -> None:
-        """The connection is over."""
+        """Clean up after the connection has ended."""
 
 
 class PlainMessages:
-    """Bodies as they are, into one stream, which takes the subjects below its name unless it is there."""
+    """Sends bodies unchanged to one stream.
+
+    A missing stream is created with all subjects below its name.
+    """
 
     def __init__(self, settings: PublisherSettings) -> None:
         self._settings, self.stream = settings, settings.stream
@@ -125,7 +134,7 @@ class PlainMessages:
         return Message(place, event.body, self._headers(event), len(event.body), event.business is None)
 
     async def end(self) -> None:
-        """Nothing is left."""
+        """Do nothing."""
 
     def _headers(self, event: Event) -> dict[str, str]:
         said = event.business
@@ -135,7 +144,7 @@ class PlainMessages:
                 "datacontenttype": "application/json" if said is None else said.content_type
             }
             found |= {f"{NATS_PREFIX}{name}": _encoded(value) for name, value in given.items()}
-        # What an event says by itself is last, so that nothing else is taken for it.
+        # The publisher's own headers come last, so that no other header can replace them.
         own = {"Pgrepl-Op": event.op, "Content-Type": "application/json"}
         if said is not None:
             own = _checked({"Pgrepl-Type": said.type, "Content-Type": said.content_type})
@@ -143,13 +152,17 @@ class PlainMessages:
 
 
 def identity(event: Event) -> dict[str, str]:
-    """By which an event is known. JetStream drops what has a message id that it had of late: of what is sent
-    again it must drop nothing, since it would drop what it has and take what was refused, out of order."""
+    """Return the headers that identify an event.
+
+    JetStream drops a message whose id it received recently. An event that is sent again must not be dropped:
+    JetStream would drop what it has, and accept what it refused before, out of order. The message id
+    therefore has the generation.
+    """
     return {"Nats-Msg-Id": f"{event.id}-{event.generation}", NATS_ID: event.id}
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
-    """Raises UnsendableError for those that NATS would change, or take for orders."""
+    """Return the headers. Raises UnsendableError for those that NATS would change or interpret."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
             raise UnsendableError(
@@ -162,21 +175,21 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
 
 @lru_cache(1_000)
 def _encoded(value: str) -> str:
-    """As the binding of CloudEvents to HTTP says (3.1.3.2), and that to NATS with it."""
+    """Percent-encode a value as the HTTP binding of CloudEvents (3.1.3.2) and its NATS binding do."""
     return quote(value, safe=_PRINTABLE)
 
 
 class JetStreamReasons:
-    """Of one connection. `servers`: their URIs, of which no credentials are shown."""
+    """The errors of one connection. `servers`: URIs, whose credentials are never shown."""
 
     def __init__(self, servers: Iterable[str]) -> None:
         parts = [urlsplit(server) for server in servers]
-        # A name alone is a token.
+        # A name without a password is a token.
         self._user = next((one.username for one in parts if one.username and one.password), "")
         self.where = f"NATS at {', '.join(one.netloc.rpartition('@')[2] for one in parts)}"
 
     def error_of(self, reason: BaseException) -> PgReplError:
-        """The error for what the client raised, without what may hold credentials."""
+        """Return the error for an exception of the client, without text that may hold credentials."""
         if isinstance(reason, PgReplError):
             return reason
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -194,19 +207,19 @@ class JetStreamReasons:
         return self.away(_text_of(reason))
 
     def log_unknown(self, doing: str, reason: BaseException) -> None:
-        """Log the trace of an exception that is none of the client's, nor of the network."""
+        """Log the trace of an exception that is neither the client's nor a network error."""
         if not isinstance(reason, nats.errors.Error | OSError | asyncio.CancelledError):
             log_unexpected(log, doing, reason)
 
     def away(self, what: str) -> TargetUnavailableError:
-        """The server takes nothing just now."""
+        """Return the error for a temporarily unavailable server."""
         return TargetUnavailableError(
             f"{self.where}: {what}",
             "is the server there, with JetStream, and has it room? Events wait in the changelog meanwhile",
         )
 
     def refused(self, what: str) -> TargetError:
-        """The server takes nothing before somebody has changed something."""
+        """Return the error for a server that accepts nothing until an administrator changes something."""
         return TargetError(f"{self.where}: {what}", _HINT)
 
 
@@ -222,7 +235,7 @@ def _text_of(reason: BaseException) -> str:
 
 
 def is_too_large(error: dict[str, Any]) -> bool:
-    """Whether JetStream does not take a message for its size."""
+    """Return True if JetStream rejected a message because of its size."""
     return error.get("err_code") == _TOO_LARGE
 
 
@@ -234,12 +247,12 @@ class _OnTheWire(NamedTuple):
 
 
 class JetStreamLink:
-    """All but `start`, `send` and `stop` runs in its thread."""
+    """One connection. All methods except `start`, `send` and `stop` run in its own thread."""
 
     def __init__(
         self, servers: list[str], settings: PublisherSettings, messages: Messages, sent: Sent
     ) -> None:
-        """`messages`: of this connection alone."""
+        """`messages`: the converter, for this connection only."""
         self._servers, self._settings, self._sent = servers, settings, sent
         self._reasons = JetStreamReasons(servers)
         self._messages = messages
@@ -276,7 +289,8 @@ class JetStreamLink:
             return
         with self._lock:
             if self._error is None:
-                # Here, so that who ends the connection knows of it, though its loop takes nothing any more.
+                # Register here, so that the sending fails if the connection ends before its loop accepts the
+                # call.
                 self._sendings[id(sending)] = sending
                 self._loop.call_soon_threadsafe(self._take, sending)
                 return
@@ -300,7 +314,8 @@ class JetStreamLink:
             self._error = self._error or self._reasons.away("the connection ended")
             lost = [*self._sendings.values()]
             self._sendings.clear()
-        # Before the loop is closed, which waits for tasks of the client: the publisher must not wait with it.
+        # Fail the sendings before closing the loop: closing waits for tasks of the client, and the publisher
+        # must not.
         for sending in lost:
             sending.fail(self._error)
         self._ready.set()
@@ -318,7 +333,8 @@ class JetStreamLink:
             disconnected_cb=self._disconnected,
             name=f"pgrepl {self._settings.name}",
         )
-        # Of several servers one may be away: what is said of it while others are tried is no reason to end.
+        # One of several servers may be unavailable: its error, while others are tried, must not end the
+        # connection.
         self._client = await asyncio.wait_for(connecting, _CONNECT_S * 0.8)
         try:
             self._is_connected = True
@@ -330,7 +346,7 @@ class JetStreamLink:
                 await self._send_waiting()
                 await self._wait()
         except BaseException as error:
-            # Before the connection is closed, which would be another reason.
+            # Record this error first: closing the connection would report another one.
             self._fail(self._reasons.error_of(error))
             raise
         finally:
@@ -347,7 +363,7 @@ class JetStreamLink:
         self._wake.clear()
 
     def _fail(self, error: PgReplError) -> None:
-        """The first reason is the one that is told."""
+        """End the connection. Only the first error is kept and reported."""
         with self._lock:
             self._error = self._error or error
         self._wake.set()
@@ -431,7 +447,7 @@ class JetStreamLink:
 
 
 def _answer(data: bytes) -> dict[str, Any]:
-    """Of JetStream; empty when it is nobody's who has the stream."""
+    """Parse an acknowledgment of JetStream. Returns an empty dictionary for an answer of another program."""
     try:
         found = json.loads(data)
         return found if isinstance(found, dict) else {}
@@ -440,7 +456,7 @@ def _answer(data: bytes) -> dict[str, Any]:
 
 
 async def _quietly(closing: Coroutine[Any, Any, None]) -> None:
-    """What ended the connection is known already."""
+    """Wait until the connection is closed, and only log errors: the cause of its end is known already."""
     try:
         await asyncio.wait_for(closing, _CLOSE_S / 2)
     except Exception as error:  # noqa: BLE001 - whatever the client raises

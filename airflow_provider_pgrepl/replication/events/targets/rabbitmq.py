@@ -1,4 +1,4 @@
-"""RabbitMQ as a target: a connection with one channel, and what its errors mean."""
+"""The target RabbitMQ: a connection with one channel, and errors."""
 
 from __future__ import annotations
 
@@ -42,18 +42,21 @@ _CHUNK_BYTES = 64 << 10
 # Reply codes of AMQP 0-9-1, 1.2.
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406, 530
 _HEADER_BYTES = 100_000
-"""A frame has 131,072 at RabbitMQ, unless configured; and there is more in it."""
+"""The limit of headers in bytes: a frame has 131,072 by default, with more than the headers in it."""
 log = logging.getLogger(__name__)
 _CONNECT_S, _CLOSE_S = 30.0, 10.0
 _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
-"""How much may be on the way, unconfirmed."""
+"""The limits of unconfirmed messages and of their bytes."""
 _HEARTBEAT_S = 20
 _SCHEMES = ("amqp://", "amqps://")
 
 
 class GatheringConnection(pika.SelectConnection):
-    """pika writes each of a message's three frames by a call of its own, and at each of these the thread lets
-    others run, which give the processor back milliseconds later."""
+    """A connection that joins small writes.
+
+    pika writes each of the three frames of a message by its own call. In each call the thread releases the
+    interpreter to other threads, and gets it back milliseconds later.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._gathered: list[bytes] | None = None
@@ -61,7 +64,7 @@ class GatheringConnection(pika.SelectConnection):
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """What is sent inside the block leaves in large pieces, at its end at the latest."""
+        """Join the data that is sent inside the block to large writes, the last of them at its end."""
         self._gathered, self._size = [], 0
         try:
             yield
@@ -70,7 +73,7 @@ class GatheringConnection(pika.SelectConnection):
             self._gathered = None
 
     def _adapter_emit_data(self, data: bytes) -> None:
-        """Overrides what each of pika's adapters has for sending bytes."""
+        """Send or buffer bytes. Overrides the method of pika's adapters."""
         if self._gathered is None:
             super()._adapter_emit_data(data)
             return
@@ -86,7 +89,7 @@ class GatheringConnection(pika.SelectConnection):
 
 
 class RabbitMQReasons:
-    """Of one connection."""
+    """The errors of one connection."""
 
     def __init__(self, parameters: pika.ConnectionParameters) -> None:
         self._host = parameters.virtual_host
@@ -94,9 +97,10 @@ class RabbitMQReasons:
         self.where = f"RabbitMQ at {parameters.host}:{parameters.port}"
 
     def ended_by(self, reason: Any) -> PgReplError:
-        """The error for what pika gives as the reason of a connection's end.
+        """Return the error for the reason that pika reports when a connection ends.
 
-        Who only lost the connection while it was being opened was not refused, whatever pika supposes.
+        pika's guess of refused access is used only with the broker's reply code: a connection that is lost
+        while it is opened was not refused.
         """
         said = str(reason.args[0]) if isinstance(reason, AMQPConnectionError) and reason.args else ""
         if isinstance(reason, ProbableAuthenticationError) and f"({ACCESS_REFUSED})" in said:
@@ -110,21 +114,21 @@ class RabbitMQReasons:
         return self.away(text_of(reason))
 
     def away(self, what: str) -> TargetUnavailableError:
-        """The broker takes nothing just now."""
+        """Return the error for a temporarily unavailable broker."""
         return TargetUnavailableError(
             f"{self.where}: {what}",
             "is the broker there, and has it room? Events wait in the changelog meanwhile",
         )
 
     def refused(self, what: str) -> TargetError:
-        """The broker takes nothing before somebody has changed something."""
+        """Return the error for a broker that accepts nothing until an administrator changes something."""
         return TargetError(
             f"{self.where}: {what}", "look at the connection's user, its rights and the exchange's settings"
         )
 
 
 def text_of(reason: Any) -> str:
-    """Of a broker's or pika's reason, which holds neither credentials nor rows."""
+    """Return the text of a reason of the broker or of pika, which holds neither credentials nor rows."""
     if getattr(reason, "reply_text", ""):
         return f"{reason.reply_code} {reason.reply_text}"
     cause = _cause(reason)
@@ -138,7 +142,7 @@ def text_of(reason: Any) -> str:
 
 
 def _cause(reason: Any) -> BaseException | None:
-    """The innermost of pika's exceptions, each of which holds others in its own way."""
+    """Return the innermost of pika's nested exceptions, each kind of which stores others in its own way."""
     inner = getattr(reason, "exception", None) or next(reversed(getattr(reason, "exceptions", ())), None)
     if inner is None and isinstance(reason, BaseException):
         inner = next((one for one in reason.args if isinstance(one, BaseException)), None)
@@ -148,7 +152,7 @@ def _cause(reason: Any) -> BaseException | None:
 
 
 def unfit(event: Event, settings: PublisherSettings) -> str:
-    """Why an event cannot be sent at all; empty when it can."""
+    """Return the reason why an event can never be sent; an empty string if it can."""
     if len(event.body) > settings.max_event_bytes:
         return f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
     said = event.business
@@ -163,8 +167,10 @@ def unfit(event: Event, settings: PublisherSettings) -> str:
 
 
 class RabbitMQLink:
-    """One connection, from when it is opened until it has ended; all but `start`, `send` and `stop` runs in
-    its thread."""
+    """One connection, from its opening to its end.
+
+    All methods except `start`, `send` and `stop` run in its own thread.
+    """
 
     def __init__(
         self,
@@ -173,8 +179,11 @@ class RabbitMQLink:
         refused: dict[str, str],
         suspects: set[str],
     ) -> None:
-        """Both are kept from one link to the next: `refused`, why the broker does not take events, by id;
-        `suspects`, ids of events of which one ended a channel."""
+        """`refused` and `suspects` are shared by successive links.
+
+        `refused`: the reasons why the broker refuses events, by id. `suspects`: the ids of events of which
+        one closed a channel.
+        """
         self._parameters, self._settings = parameters, settings
         self._reasons = RabbitMQReasons(parameters)
         self._refused, self._suspects = refused, suspects
@@ -241,7 +250,7 @@ class RabbitMQLink:
         connection.channel(on_open_callback=self._look_for_exchange)
 
     def _look_for_exchange(self, channel: Any) -> None:
-        """One that is there is taken as it is, of whichever type; to declare it takes a right more."""
+        """Use the exchange if it exists, whatever its type: declaring one needs an additional permission."""
         channel.add_on_close_callback(self._no_exchange)
         channel.exchange_declare(
             self._settings.exchange, passive=True, callback=lambda _: self._make_ready(channel)
@@ -293,7 +302,7 @@ class RabbitMQLink:
                 self._publish(one)
 
     def _has_room(self, event: Event) -> bool:
-        """One of which it is suspected that the broker does not take it goes alone."""
+        """Return True if an event can be sent now. A suspect is sent alone."""
         if self._suspects and len(self._on_the_way) == 1:
             (alone,) = self._on_the_way.values()
             if alone.event.id in self._suspects:
@@ -324,12 +333,13 @@ class RabbitMQLink:
         self._channel.basic_publish(self._settings.exchange, key, event.body, properties, mandatory=True)
 
     def _unrouted(self, _: Any, __: Any, properties: Any, ___: bytes) -> None:
-        """Comes before the confirmation."""
+        """Record a message without a queue. The broker returns it before it confirms it."""
         self._returned.add(properties.message_id)
 
     def _confirmed(self, frame: Any) -> None:
         if self._error is not None:
-            # After a refusal others are still confirmed, several at once, as if the refused were among them.
+            # After a refusal the broker still confirms other messages, several at once, as if they included
+            # the refused one.
             return
         if isinstance(frame.method, pika.spec.Basic.Nack):
             self._give_up(self._reasons.away("did not take a message: a queue is full, or failed"))
@@ -378,7 +388,7 @@ class RabbitMQLink:
             self._end(None)
 
     def _end(self, reason: Any) -> None:
-        """The connection is over: all that is not confirmed has failed."""
+        """Fail all unconfirmed sendings, after the connection has ended."""
         with self._lock:
             self._error = self._error or self._reasons.ended_by(reason)
             lost = {id(sending): sending for sending in self._handed_over}
@@ -400,11 +410,13 @@ class RabbitMQLink:
 
 
 class RabbitMQ(Linked[RabbitMQLink]):
-    """A connection with one channel, served by a thread of its own, so that heartbeats are answered however
-    long nothing is sent. `uri`: `amqp(s)://user:password@host:port/vhost`, never shown.
+    """A connection with one channel, served by its own thread.
 
-    A message that the broker does not take, as one that is too large, ends the channel, with all that is on
-    the way: those are then sent one at a time, so that it is known which was meant.
+    The thread answers heartbeats while nothing is sent. `uri`: `amqp(s)://user:password@host:port/vhost`; it
+    is never logged.
+
+    A message that the broker refuses, for example because it is too large, closes the channel, with all
+    unconfirmed messages. These are then sent one at a time, to find the refused one.
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
@@ -415,7 +427,10 @@ class RabbitMQ(Linked[RabbitMQLink]):
         self._suspects: set[str] = set()
 
     def connect(self) -> None:
-        """Raises TargetUnavailableError; TargetError when login, virtual host or exchange is refused."""
+        """Connect, or connect again.
+
+        Raises TargetUnavailableError, and TargetError if the login, virtual host or exchange is refused.
+        """
         self.close()
         link = RabbitMQLink(self._parameters, self._settings, self._refused, self._suspects)
         link.start()

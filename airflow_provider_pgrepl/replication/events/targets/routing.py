@@ -1,4 +1,4 @@
-"""Routes: to which topic, or with which routing key, an event goes."""
+"""The topics, routing keys and subjects of events, and their CloudEvents attributes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _PATTERN = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "*#%"})
-"""What stands for words in a binding."""
+"""The wildcards of a binding, and the percent sign."""
 _SPECIAL = {**_PATTERN, ord("."): "%2E"}
-"""What separates words, too."""
+"""The characters of `_PATTERN`, and the separator of words."""
 _OF_SUBJECTS = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
-"""What separates the words of a subject, or stands for words."""
+"""The separators and wildcards of a subject, and the characters that a subject cannot contain."""
 _PLACES = re.compile(r"\{(?:route|type|schema|table)\}")
 _NOT_OF_TOPICS = re.compile("[^a-zA-Z0-9._-]")
 KAFKA_PREFIX = "ce_"
-"""Of headers (Kafka protocol binding, 3.2.3)."""
+"""The prefix of headers (Kafka protocol binding, 3.2.3)."""
 RABBITMQ_PREFIX = "ce-"
-"""Of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
+"""The prefix of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
 NATS_PREFIX = "ce-"
-"""Of headers (NATS protocol binding, 3.1.3)."""
+"""The prefix of headers (NATS protocol binding, 3.1.3)."""
 NATS_ID = "Pgrepl-Id"
-"""Our header of an event's id, which it keeps whenever it is sent."""
+"""This package's header for the id of an event, which is the same each time the event is sent."""
 
 
 def routing_key(event: Event, settings: PublisherSettings) -> str:
-    """Of RabbitMQ: `schema.table.op`, as `public.orders.insert`, three words however a table is called: in a
-    name `.`, `*`, `#` and `%` are percent-encoded. A business event's is made by `route`, in whose parts a
-    `.` separates words."""
+    """Return the routing key of RabbitMQ: `schema.table.op`, for example `public.orders.insert`.
+
+    It always has three words: `.`, `*`, `#` and `%` in a name are percent-encoded. The key of a business
+    event is made by the setting `route`; a `.` in its parts separates words.
+    """
     said = event.business
     if said is not None:
         return _filled(settings.route, said.route.translate(_PATTERN), said.type.translate(_PATTERN))
@@ -40,8 +42,10 @@ def routing_key(event: Event, settings: PublisherSettings) -> str:
 
 
 def subject(event: Event, settings: PublisherSettings) -> str:
-    """Of NATS: the stream's name, then as a routing key; empty words, which a subject cannot have, are left
-    out."""
+    """Return the subject of NATS: the stream's name, then words as in a routing key.
+
+    Empty words are omitted, because a subject cannot contain them.
+    """
     said = event.business
     if said is None:
         return f"{settings.stream}.{words_of(event.table)}.{event.op}"
@@ -50,7 +54,7 @@ def subject(event: Event, settings: PublisherSettings) -> str:
 
 
 def topic(event: Event, settings: PublisherSettings) -> str:
-    """Of Kafka."""
+    """Return the topic of Kafka."""
     said = event.business
     if said is not None:
         return _NOT_OF_TOPICS.sub("_", _filled(settings.route, said.route, said.type))
@@ -59,7 +63,10 @@ def topic(event: Event, settings: PublisherSettings) -> str:
 
 @lru_cache(10_000)
 def topic_of(template: str, table: str) -> str:
-    """As the template says; what a topic's name may not hold becomes `_`, as with Debezium."""
+    """Return the topic of a table by the template.
+
+    Characters that a topic's name cannot contain become `_`, as in Debezium.
+    """
     name = TableName.parse(table)
     fields = {"{schema}": name.schema, "{table}": name.name}
     return _PLACES.sub(lambda found: _NOT_OF_TOPICS.sub("_", fields.get(found[0], found[0])), template)
@@ -67,13 +74,13 @@ def topic_of(template: str, table: str) -> str:
 
 @lru_cache(10_000)
 def words_of(table: str) -> str:
-    """How subjects of a table end."""
+    """Return the words of a table in a subject: schema and name."""
     name = TableName.parse(table)
     return f"{word_of(name.schema)}.{word_of(name.name)}"
 
 
 def word_of(name: str) -> str:
-    """A name as one word of a subject."""
+    """Return a name as one word of a subject."""
     return _OF_SUBJECTS.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
@@ -85,17 +92,19 @@ def _key(table: str, op: str) -> str:
 
 def _filled(template: str, route: str, type_: str) -> str:
     if not type_:
-        # A logical message has none: what separates it would end the route.
+        # A logical message has no type: remove the separator with it, so that the route does not end with
+        # one.
         template = template.replace(".{type}", "").replace("{type}.", "").replace("{type}", "")
     values = {"{route}": route, "{type}": type_}
-    # In one go: a route may be called {type}.
+    # Replace all in one pass: a route may contain the text {type}.
     return _PLACES.sub(lambda found: values.get(found[0], found[0]), template)
 
 
 def attributes(event: Event, settings: PublisherSettings) -> dict[str, str]:
-    """All but `datacontenttype`, which each protocol has a place for.
+    """Return the CloudEvents attributes, except for `datacontenttype`, which depends on the protocol.
 
-    `id` with `source` is unique: the application's own of a business event that has one, else the change's.
+    `id` and `source` together are unique. `id` is the application's own id of a business event if it has one,
+    otherwise the id of the event.
     """
     said = event.business
     own = "" if said is None else said.headers.get("event_id", "")

@@ -1,4 +1,4 @@
-"""SchemaRegistry: under which numbers consumers find the schemas of what they get."""
+"""The schema registry, in which consumers look up the schemas of messages by number."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _LOGIN, _NEVER = (401, 403), (404, 409, 422)
 
 
 class RefusedSchemaError(Exception):
-    """Why a registry does not take a schema, for a person to mend."""
+    """The registry permanently rejects a schema. The text says why."""
 
 
 class SchemaRegistry:
-    """One that speaks as Confluent's does. `uri`: `http(s)://user:password@host:port/path`, never shown.
+    """A registry with the interface of Confluent's.
 
-    Raises TargetError for a URI that is none.
+    `uri`: `http(s)://user:password@host:port/path`; it is never logged. Raises TargetError for an invalid
+    URI.
     """
 
     def __init__(self, uri: str, names: SubjectNames) -> None:
@@ -39,9 +40,9 @@ class SchemaRegistry:
         self._known: dict[tuple[str, str], bytes] = {}
 
     def prefix(self, schema: ChangeSchema, topic: str) -> bytes:
-        """What stands before a body: the number under which the schema is registered for the topic.
+        """Return the bytes before a body: the number under which the schema is registered for the topic.
 
-        Raises RefusedSchemaError; TargetError when the login is refused; TargetUnavailableError.
+        Raises RefusedSchemaError, TargetError if the login is refused, TargetUnavailableError.
         """
         subject = self._subject(schema, topic)
         known = subject, schema.text

@@ -1,1 +1,1 @@
-"""From the changelog to lake tables: batches, tasks, and up to where each table is whole."""
+"""The applier: batches of changelog commits, merge tasks for lake tables, and the position of each table."""

@@ -1,11 +1,12 @@
-"""The applier: changelog commits into lake tables, each at its own pace, and consistent points of them all.
+"""The applier: applies changelog commits to the lake tables, each at its own pace, and writes consistent
+points.
 
-A table's position in the lake is the truth; what the applier remembers only saves looking. A table it does
-not know to have caught up (after a start, a snapshot, an error mended) is brought forward from the
-changelog's live files, while the others go on.
+A table's position in the lake is authoritative. What the applier remembers only avoids reads. A table that it
+does not know to have caught up (after a start, a snapshot or a fixed error) catches up from the changelog's
+live files. The other tables continue meanwhile.
 
-Spark's streaming query tells what has come. A thread of the applier's own gives it out: no table waits for
-the merge of another, nor does the query.
+Spark's streaming query reports new commits as batches. A thread of the applier distributes their changes. So
+neither a table nor the query waits for the merge of another table.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ _READING_S = 10.0
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Have each Python worker that merges may use merge a row; one slot is the streaming query's own.
+    """Run one merge in each Python worker that may run merges. One slot is left for the streaming query.
 
-    The loops are compiled first, so that Spark's daemon of workers finds them.
+    The compiled functions are compiled before, so that Spark's worker daemon finds them.
     """
     ensure_compiled()
     tasks = max(1, spark.sparkContext.defaultParallelism - 1)
@@ -56,7 +57,7 @@ def warm_up(spark: SparkSession) -> None:
 
 
 def merge_a_row() -> None:
-    """Load in this process what merging needs."""
+    """Merge one row, so that this process loads the modules and compiled functions of a merge."""
     relation = Relation(
         0, TableName("none", "none"), (Column("key", 1, oids.INT4, -1, "integer", is_key=True),)
     )
@@ -65,7 +66,8 @@ def merge_a_row() -> None:
 
 
 class Applier:
-    """Runs the streaming query, and the merges. `error` holds what ended them, when something did."""
+    """Runs the streaming query and the merges. `error`: the exception that ended them, None while they
+    run."""
 
     def __init__(
         self,
@@ -88,13 +90,14 @@ class Applier:
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self._query: StreamingQuery | None = None
-        # Tables say themselves where they are: what Spark writes down of its query is for this run alone, and
-        # only its driver reads and writes it.
+        # Each table stores its own position. The query's checkpoint is only used during this run, and only by
+        # the driver.
         self._scratch = TemporaryDirectory(prefix="pgrepl-checkpoint-", ignore_cleanup_errors=True)
         spark.dataSource.register(ChangelogSource)
 
     def start(self, *, available_now: bool = False) -> StreamingQuery:
-        """Begin to apply: for good, or what the changelog holds now. Raises SparkError."""
+        """Start applying changes: until `stop`, or with `available_now` only those in the changelog now.
+        Raises SparkError."""
         with spark_errors("starting the streaming query"):
             return self._start(available_now=available_now)
 
@@ -122,22 +125,27 @@ class Applier:
         return self._query
 
     def needed_above(self) -> LSN | None:
-        """The lowest position above which a table has a right to changes; None while one is copied.
+        """Return the lowest LSN above which a table needs changes from the changelog. None while a table is
+        being copied, or if no table needs any.
 
-        0 when the position of one cannot be read: it may need all there is.
+        Returns 0 if the position of a table cannot be read: it may need every change.
         """
         return self._rounds.needed_above()
 
     def stop(self, query: StreamingQuery) -> None:
-        """End between two merges; those that run are finished first."""
+        """Stop after the running merges have ended, and start no others. Then stop the query."""
         self.end()
-        # Spark would break off what reads a batch just now, and call that a failure; no other begins.
+        # Spark would interrupt a running read of a batch, and report that as a failure. Wait until it has
+        # ended. No other read begins.
         if self._reading.acquire(timeout=_READING_S):
             self._reading.release()
         query.stop()
 
     def close(self, timeout_s: float) -> None:
-        """Whatever has failed: end, and leave no query behind that would go on asking."""
+        """Stop merges and the query, also after an error. Waits up to `timeout_s` seconds for running merges.
+
+        An error from stopping the query is logged and not raised.
+        """
         self.end(timeout_s)
         if self._query is not None:
             try:
@@ -147,7 +155,8 @@ class Applier:
         self._scratch.cleanup()
 
     def end(self, timeout_s: float | None = None) -> None:
-        """Begin no merge any more, and wait so long for those that run."""
+        """Start no more merges, and wait up to `timeout_s` seconds (None: without limit) until the running
+        ones have ended."""
         self._stopping = True
         if self._changed.acquire(timeout=-1 if timeout_s is None else timeout_s):
             self._changed.notify_all()
@@ -157,7 +166,11 @@ class Applier:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within, no merge runs, and none of what comes meanwhile begins."""
+        """Run the block while no merge is running. Merges of changes that are received meanwhile start after
+        it.
+
+        Waits for running merges first, or until the applier has failed.
+        """
         with self._changed:
             self._holders += 1
             self._changed.wait_for(lambda: self.error is not None or not self._rounds.is_running)
@@ -171,7 +184,8 @@ class Applier:
     def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
         try:
             with self._reading, spark_errors("reading a batch"):
-                # One that comes after the end is left alone: tables say themselves what they lack.
+                # Ignore a batch that arrives after the end: the next run catches up from the positions of the
+                # tables.
                 rows = [] if self._has_ended else frame.collect()
             if rows:
                 self._add([WorkItem.from_json(row.work) for row in rows])
@@ -184,7 +198,7 @@ class Applier:
             failed = type(error).__name__
         else:
             return
-        # Spark logs what the query fails with: it gets no text that may hold values of rows.
+        # Spark logs the exception of the query, so pass no message that may contain values of rows.
         raise errors.SparkError(f"taking a batch failed with {failed}")
 
     def _add(self, items: list[WorkItem]) -> None:
@@ -195,7 +209,8 @@ class Applier:
                 return
             changes = [item for item in items if item.relation_id != MARK]
             if mark.epoch < self._record.epoch:
-                # What is left over from before this epoch is in its snapshot; its LSNs say nothing of ours.
+                # The snapshot of this epoch contains the changes of earlier epochs, and their LSNs cannot be
+                # compared with its LSNs.
                 mark, changes = replace(mark, durable_lsn=1, last_commit_us=0), []
             self._rounds.add(BatchEnd.of(mark), mark.from_version, changes)
             self.progress.batches += 1
@@ -208,7 +223,11 @@ class Applier:
         return self._stopping or self.error is not None
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
-        """Check the epoch; ask the changelog itself where the batch's commits do not say."""
+        """Return the batch's own item, completed from the changelog if the commits did not record its epoch.
+
+        The first batch is always completed. Raises FencedError if the changelog has a newer epoch than this
+        process applies.
+        """
         if self.progress.batches == 0 or not mark.epoch:
             mark = mark.as_recorded(self._uri)
         if mark.epoch > self._record.epoch:
@@ -218,7 +237,8 @@ class Applier:
         return replace(mark, durable_lsn=max(mark.durable_lsn, self.progress.applied_lsn + 1))
 
     def _run(self) -> None:
-        """What the thread does: gives out what has come, and takes what has ended."""
+        """Run rounds until the applier is stopped or fails: distribute received batches, and take finished
+        merges."""
         with self._changed:
             try:
                 while self.error is None and (not self._stopping or self._rounds.is_running):

@@ -1,7 +1,7 @@
-"""The streaming source over the changelog: it yields work, not rows.
+"""The streaming source over the changelog. It yields work items, not rows.
 
-The offset is the changelog's Delta version. A batch is a range of whole commits, and so never holds half a
-source transaction. Each row that Spark sees is one work item: a relation and the files that hold its changes.
+The offset is the changelog's Delta version. A batch is a range of whole commits, so it never contains half a
+source transaction. Each row that Spark sees is one work item: a relation and the files with its changes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ FORMAT = "pgrepl_changelog"
 _BEFORE_ALL = -1
 _POLL_S, _IDLE_POLL_S, _POLL_LIMIT_S = 0.02, 0.1, 1.0
 _STORE_POLL_S, _STORE_IDLE_POLL_S = 0.1, 0.5
-"""Of an object store, where each look is a request that is paid for."""
+"""Seconds between polls if the changelog is in an object store, where each poll is a request that costs
+money."""
 _IDLE_AFTER_S = 5.0
 _CHECK_INTERVAL_S = 10.0
 
 
 class ChangelogSource(DataSource):
-    """`spark.readStream.format("pgrepl_changelog")`; options: uri, batch_bytes."""
+    """The data source of `spark.readStream.format("pgrepl_changelog")`. Options: uri, batch_bytes."""
 
     @classmethod
     def name(cls) -> str:
@@ -46,7 +47,7 @@ class ChangelogSource(DataSource):
 
 
 class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Finds new commits by the log files' names, which costs next to nothing when there are none."""
+    """Finds new commits by the names of the log files, which is cheap if there are none."""
 
     def __init__(self, uri: str, batch_bytes: int) -> None:
         self._uri = uri
@@ -66,10 +67,11 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_version = self._newest()
 
     def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: N802, ARG002
-        """As many commits as fit into a batch, at least one; waits a moment when there is none.
+        """Return the offset after the next commits: as many as fit into a batch, at least one. Waits up to 1
+        s for a commit.
 
-        A start without a checkpoint needs no old commits, because tables know their position; nor does one
-        whose commits are gone.
+        A start without a checkpoint begins at the newest version, because tables know their positions. So
+        does one whose next commits have been deleted from the log.
         """
         version = start["version"]
         if version == _BEFORE_ALL:
@@ -88,7 +90,11 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return int(open_delta(self._uri).version())
 
     def _is_cut_off(self, version: int) -> bool:
-        """Whether the next commit can never be read: its log file is gone, or the changelog was made anew."""
+        """Return True if the next commit can never be read: its log file was deleted, or the changelog was
+        recreated.
+
+        Checks at most every 10 s, unless a known commit is missing.
+        """
         awaited = self._last_version is not None and version < self._last_version
         if not awaited and time.monotonic() < self._next_check:
             return False
@@ -117,17 +123,18 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._commits[version]
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """All work items in one: what they name is read, and merged, by tasks of the applier's own."""
+        """Return all work items as one partition. The applier's own tasks read and merge the files."""
         return [InputPartition([item.to_json() for item in self._items(start["version"], end["version"])])]
 
     def _items(self, start: int, end: int) -> list[WorkItem]:
         commits = self._read_all(start, end)
         if commits is None:
-            # Nobody is level with the start of such a batch, so every table looks at the live files.
+            # No table has caught up with the start of this batch, so every table is planned from the live
+            # files.
             last = self._read(end)
             known_us = last.record.last_commit_us if last and last.record else 0
             return [WorkItem(MARK, _BEFORE_ALL, end, last_commit_us=known_us)]
-        # A marker tells nothing: who wrote it may not have seen the newest commit yet.
+        # Ignore markers: the process that wrote one may not have seen the newest commit.
         records = [commit.record for commit in commits if commit.record and commit.record.kind != "marker"]
         mark = WorkItem(MARK, start, end)
         if records:
@@ -142,7 +149,8 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [mark, *self._relation_items(commits, start, end)]
 
     def _read_all(self, start: int, end: int) -> list[Commit] | None:
-        """The commits of a batch; None when it begins nowhere, or not all of them are there any more."""
+        """Return the commits of a batch, or None if it has no start or if a commit is no longer in the
+        log."""
         if not _BEFORE_ALL < start <= end:
             return None
         commits = []
@@ -173,7 +181,8 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pa.RecordBatch.from_pydict({"work": pa.array(items, pa.string())})
 
     def commit(self, end: dict[str, int]) -> None:
-        """Forget what the batch used; the changelog's own retention decides what goes."""
+        """Forget the commits of the batch. No file is deleted: that is the task of the changelog's
+        retention."""
         self._commits = {
             version: commit for version, commit in self._commits.items() if version > end["version"]
         }

@@ -1,4 +1,4 @@
-"""MergeJob: the merge of one table's changes; and shares of them, each of which Spark runs as one task."""
+"""The merge of one table's changes (MergeJob), and shares of merges. Spark runs each share as one task."""
 
 from __future__ import annotations
 
@@ -24,20 +24,25 @@ if TYPE_CHECKING:
 END = LSN(2**63 - 1)
 
 SHARE_S = 0.5
-"""So long a share begins with one more table. What is left of it then does not wait for those before."""
+"""Seconds after which a share starts no further merge. The remaining jobs are scheduled again."""
 _IN_STORE, _SMALL_BYTES = 4, 16 << 20
-"""So many merges of a share run beside each other in a store, if their changes together are no more bytes."""
+"""Merges of a share that run concurrently if the lake is in an object store, and the limit for that: the
+total bytes of changes in the share."""
 log = logging.getLogger(__name__)
 _MOST = 256
-"""Shares at once; a thread is made when one is wanted, and waits for its share."""
+"""Maximum number of shares that run at the same time. The pool creates a thread only when a share needs
+one."""
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """The files that bring a table forward, in LSN order, with which it has caught up with the changelog at
-    version `through`, unless there are more of them (`is_last`); taken at which snapshot; bytes of values.
+    """The changelog files to apply to one table, in LSN order.
 
-    `reach_lsn`: all up to it is in them, or in the table already.
+    `snapshot`: the position of the table's last copy. `bytes`: uncompressed values of the table's changes, or
+    of whole files if the job was planned from the changelog's live files. Changes at or above `upto_lsn` are
+    not applied. Every change of the table up to `reach_lsn` is in these files or already in the table. If
+    `is_last`, the merge makes the table caught up with version `through` of the changelog. Otherwise more
+    files follow.
     """
 
     work: TableWork
@@ -51,12 +56,13 @@ class MergeJob:
 
     @property
     def oid(self) -> int:
-        """The relation's."""
+        """The oid of the relation."""
         return self.work.relation.oid
 
     @property
     def is_planned(self) -> bool:
-        """Whether its files are what the changelog holds, and not what has come since the table caught up."""
+        """Return True if the files were selected from the changelog's live files, for a table that lags.
+        Return False if they are new files for a table that had caught up."""
         return self.upto_lsn != END
 
     @classmethod
@@ -68,9 +74,11 @@ class MergeJob:
         upto: tuple[int, LSN],
         limit: int,
     ) -> MergeJob:
-        """At most `limit` bytes of values, but never parting files that may share a transaction.
+        """Return a job with the first files that can hold changes of the table, up to about `limit` bytes of
+        values.
 
-        `upto`: the version of the changelog, and up to what it is durable there.
+        Files that may share a transaction are never split between jobs, so that the limit can be exceeded.
+        `upto`: the version of the changelog, and the LSN below which that version is durable.
         """
         through, upto_lsn = upto
         wanted = [file for file in files if file.may_hold(work.relation.oid) and file.min_lsn <= upto_lsn]
@@ -82,24 +90,28 @@ class MergeJob:
             tuple(file.path for file in taken),
             sum(file.value_bytes for file in taken),
             upto_lsn,
-            # Of a file that goes on behind the end, what is there has to be looked for again.
+            # A file that extends beyond `upto_lsn` is read again later for the changes above it.
             min(max((file.max_lsn for file in taken), default=LSN(0)), LSN(upto_lsn - 1)),
             len(taken) == len(wanted),
         )
 
     def run(self) -> TableResult:
-        """What a Spark task does; errors come back as part of the result."""
+        """Merge the files into the table, in a Spark task. Errors are returned in the result."""
         started = time.monotonic()
         result = bring_forward(self.work, self.paths, self.upto_lsn)
         return replace(result, seconds=time.monotonic() - started)
 
 
 Share = Sequence[MergeJob]
-"""Merges that one task does, small ones of a lake in a store some beside each other."""
+"""Merges that one task runs. If the lake is in an object store, small ones run concurrently."""
 
 
 def take_bytes(files: list[ChangelogFile], limit: int) -> list[ChangelogFile]:
-    """The first files up to a size, never parting files that may share a transaction."""
+    """Return the first files that together hold at least `limit` bytes of values, or all files.
+
+    Files that may share a transaction are not split: a file that begins at or below the highest LSN so far is
+    always added.
+    """
     taken: list[ChangelogFile] = []
     size, reach = 0, LSN(0)
     for file in files:
@@ -112,7 +124,11 @@ def take_bytes(files: list[ChangelogFile], limit: int) -> list[ChangelogFile]:
 
 
 def run_share(jobs: Share) -> list[TableResult]:
-    """The results of the first jobs of a share: of one at least, and of no more once they have taken long."""
+    """Run the jobs of a share, and return their results. After `SHARE_S` seconds no further job is started.
+
+    At least the first job is run. Small shares in an object store use several threads, and their results are
+    then not in the order of the jobs.
+    """
     started = time.monotonic()
     begun = iter(jobs)
 
@@ -133,13 +149,16 @@ def run_share(jobs: Share) -> list[TableResult]:
 
 
 def jobs_at_once(lake_root: str) -> int:
-    """How many small merges of one share run beside each other: in a store they wait most of their time."""
+    """Return how many small merges of one share run concurrently: more in an object store, where a merge
+    spends most of its time waiting for requests."""
     return _IN_STORE if is_object_store(lake_root) else 1
 
 
 def make_shares(jobs: Iterable[tuple[MergeJob, float]], most: int) -> list[list[MergeJob]]:
-    """Jobs, each with the seconds that it is expected to take, in at most so many shares of about the same
-    length; in each in the order in which they came."""
+    """Distribute jobs to at most `most` shares with about the same total of expected seconds.
+
+    Each job goes to the share that has the least so far. Jobs of a share keep their order.
+    """
     shares: list[list[MergeJob]] = [[] for _ in range(most)]
     load = [0.0] * most
     for job, seconds in jobs:
@@ -153,8 +172,11 @@ Done = Callable[[Share, list[TableResult], Exception | None], None]
 
 
 class ShareRunner:
-    """`done` is called, in a thread of its own, with each share, the results of its first jobs, and what has
-    failed if Spark did."""
+    """A thread pool that runs shares as Spark tasks.
+
+    `done` is called in a thread of the pool when a share ends, with the share, the results of the jobs that
+    ran, and the error if the Spark task failed (otherwise None).
+    """
 
     def __init__(self, spark: SparkSession, done: Done) -> None:
         self._context = spark.sparkContext
@@ -163,19 +185,21 @@ class ShareRunner:
 
     @property
     def slots(self) -> int:
-        """How many shares Spark runs at once: on a cluster executors come and go. Raises SparkError.
+        """Return how many shares Spark can run at the same time, at least 1 and at most 256. Raises
+        SparkError.
 
-        One task more is left for the streaming query: however long merges take, it has to hear what has come.
+        Counted on each call, because a cluster adds and removes executors. One slot is left for the streaming
+        query, so that it reads new commits while long merges run.
         """
         with spark_errors("counting executors"):
             return min(_MOST, max(1, slots_of(self._context) - 1))
 
     def run(self, share: Share) -> None:
-        """Returns at once."""
+        """Submit a share to the pool, and return without waiting for it."""
         self._threads.submit(self._run, share)
 
     def close(self) -> None:
-        """Wait for the threads, whose shares have ended."""
+        """Wait until the threads of the pool have ended. Every share has to be finished before."""
         self._threads.shutdown()
 
     def _run(self, share: Share) -> None:
@@ -192,6 +216,6 @@ class ShareRunner:
         try:
             self._done(share, results, failed)
         except Exception as error:
-            # The pool keeps it, and nobody asks the pool.
+            # The pool stores the exception in a future that is never read, so it is logged here.
             log_unexpected(log, "taking the results of a share", error)
             raise

@@ -1,11 +1,12 @@
-"""TableSchedule: which changes wait for which table, and whose turn it is. Knows no Spark and no storage.
+"""The merge schedule: which changes wait for which table, and which table is merged next. Uses neither Spark
+nor storage.
 
-Each table is brought forward by itself. It has caught up with a version of the changelog, and what came since
-waits; or a merge of it is running; or it lags behind, and is planned anew from what the changelog holds.
+Each table is in one of three states. It has caught up with a version of the changelog, and newer changes
+wait. Or a merge of it is running. Or it lags: its merge is planned again from the changelog's live files.
 
-CaughtUpTables: what the applier knows of tables that have caught up; it only saves looking.
-Tables are merged each at its own pace. What is to be seen of all of them at one moment, each must have had a
-version for; so the versions of a table are kept until a consistent point has passed them.
+CaughtUpTables holds the known states of tables that have caught up. It only avoids reads of the lake. Each
+table is merged at its own pace. A consistent point needs the states of all tables at one version of the
+changelog. Earlier states of a table are therefore kept until a consistent point has passed them.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
 BEFORE_ALL = -1
 _AGAIN_S = 0.2
-"""After an attempt at a table that failed: whoever made it fail needs a moment to say so."""
+"""Seconds before a failed table is tried again. The process that caused the failure may need that time to
+record it."""
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Files of a table's changes, which are merged at once. `since`: when the first came (monotonic clock).
+    """Files with changes of one table that are merged together. `since`: when the first was received
+    (monotonic clock, in seconds).
 
-    `through`: the version of the changelog at which it ends, None while it may grow. `is_overflow`: there are
-    more than fit into one merge, so that they are not kept here.
+    `through`: the version of the changelog at which it ends, None while files can still be added.
+    `is_overflow`: the files exceed the limit of one merge, and are not listed here.
     """
 
     paths: tuple[str, ...]
@@ -43,7 +46,8 @@ class Portion:
     is_overflow: bool = False
 
     def with_more(self, other: Portion, limit: int) -> Portion:
-        """And what came later."""
+        """Return this portion extended by the later one. If both together exceed `limit` bytes, it is an
+        overflow."""
         size = self.bytes + other.bytes
         if self.is_overflow or other.is_overflow or (self.bytes and size > limit):
             return replace(self, paths=(), bytes=size, through=other.through, is_overflow=True)
@@ -51,7 +55,8 @@ class Portion:
 
 
 class WaitingChanges:
-    """Of one table: portions in the order in which they came, of which the last may grow."""
+    """The changes that wait for one table: portions in the order received. Only the last one can still
+    grow."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -59,36 +64,40 @@ class WaitingChanges:
 
     @property
     def first(self) -> Portion:
-        """What is to be merged next."""
+        """The portion to merge next."""
         return self._portions[0]
 
     @property
     def bytes(self) -> int:
-        """Of all."""
+        """Bytes of all portions."""
         return sum(portion.bytes for portion in self._portions)
 
     def add(self, portion: Portion) -> None:
-        """It has come."""
+        """Append a portion, or extend the last one if it is not sealed."""
         if self._portions and self._portions[-1].through is None:
             portion = self._portions.pop().with_more(portion, self._limit)
         self._portions.append(portion)
 
     def seal(self, through: int) -> None:
-        """What has come up to a version of the changelog is merged without what comes later."""
+        """End the last portion at version `through` of the changelog: later changes are merged separately."""
         if self._portions[-1].through is None:
             self._portions[-1] = replace(self._portions[-1], through=through)
 
     def take(self) -> bool:
-        """The first is being merged; whether that was the last."""
+        """Remove the first portion, whose merge starts. Return True if none is left."""
         self._portions.popleft()
         return not self._portions
 
 
 @dataclass(frozen=True)
 class CaughtUpTable:
-    """Of a table: taken at which snapshot; caught up with the changelog from version `since`, at which it was
-    merged, up to `through`, without a change in between; at which own version and position; its history, if
-    it keeps one, at which version; `fingerprint` of the commits by which it got there."""
+    """The state of a table that has caught up with the changelog.
+
+    `snapshot`: the position of its last copy. It was merged at version `since` of the changelog, and has no
+    change from there up to version `through`. `version`, `position`: those of the lake table.
+    `history_version`: that of its history, None if it has no history. `fingerprint`: of the commits of these
+    versions.
+    """
 
     snapshot: LSN
     since: int
@@ -100,7 +109,7 @@ class CaughtUpTable:
 
 
 class CaughtUpTables(dict[int, CaughtUpTable]):
-    """The newest of each table, by relation id."""
+    """The newest state of each table by relation id, and earlier states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,35 +117,37 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
         self._next_look = 0.0
 
     def forget(self, oid: int) -> None:
-        """Nothing is known of a table any more."""
+        """Remove all states of a table."""
         self.pop(oid, None)
         self._earlier.pop(oid, None)
 
     def forget_others(self, snapshots: Mapping[int, LSN]) -> list[int]:
-        """Keep what is known of these tables, each as of this snapshot; which are forgotten."""
+        """Remove the tables that are not in `snapshots`, or have another snapshot there. Return their
+        relation ids."""
         others = [oid for oid, known in self.items() if snapshots.get(oid) != known.snapshot]
         for oid in others:
             self.forget(oid)
         return others
 
     def add(self, oid: int, caught_up: CaughtUpTable) -> None:
-        """A table was merged."""
+        """Set the newest state of a table. The previous one is kept as an earlier state."""
         if (before := self.get(oid)) is not None:
             self._earlier.setdefault(oid, []).append(before)
         self[oid] = caught_up
 
     def extend(self, oid: int, through: int) -> None:
-        """Up to there the table had no change."""
+        """Record that the table has no change up to version `through`."""
         if (known := self.get(oid)) is not None and known.through < through:
             self[oid] = replace(known, through=through)
 
     def at(self, oid: int, version: int) -> CaughtUpTable | None:
-        """What a table was at a version of the changelog; None when it never was just that."""
+        """Return the state of a table at a version of the changelog, or None if no kept state is valid for
+        exactly that version."""
         return next((known for known in self._versions(oid) if known.since <= version <= known.through), None)
 
     def common(self, oids: Collection[int], newest: int) -> int | None:
-        """The newest version of the changelog, up to `newest`, with which each of these tables has caught up
-        just so; None when there is none."""
+        """Return the newest version of the changelog, at most `newest`, for which a state of each table is
+        kept, or None if there is none."""
         version, is_common = newest, False
         while not is_common:
             is_common = True
@@ -150,8 +161,11 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
         return version
 
     def forget_before(self, version: int, spans: Collection[tuple[int, int]] | None = None) -> None:
-        """No consistent point of before this version is to come any more; nor, of what is earlier than the
-        newest of each table, one outside of these spans of versions, if any are given."""
+        """Remove the earlier states that end before `version`. If `spans` are given, also remove those that
+        overlap none of them.
+
+        Each span is a first and a last version. The newest state of each table is always kept.
+        """
         for oid, earlier in list(self._earlier.items()):
             self._earlier[oid] = [
                 known
@@ -168,7 +182,10 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
     def look(
         self, oids: Collection[int], fingerprint: Callable[[int, CaughtUpTable], str], every_s: float
     ) -> Iterator[int]:
-        """From time to time: which of these tables are not as they were left; each is forgotten."""
+        """Yield the tables whose fingerprint is not the recorded one, after removing their states.
+
+        Does nothing if the last check was less than `every_s` seconds ago.
+        """
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + every_s
@@ -179,7 +196,8 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
                 yield oid
 
     def _versions(self, oid: int, begun_at: int | None = None) -> Iterator[CaughtUpTable]:
-        """Newest first; with `begun_at`, those that had begun at that version."""
+        """Yield the states of a table, newest first. With `begun_at`, only those whose `since` is not after
+        that version."""
         known = self.get(oid)
         if known is None:
             return
@@ -189,7 +207,7 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
 
 
 def versions_of(tables: Mapping[TableName, CaughtUpTable]) -> dict[str, int]:
-    """The versions of tables, and of their histories, as a consistent point names them."""
+    """Return the versions of the tables and of their histories, by the keys that a consistent point uses."""
     versions = {str(table): known.version for table, known in tables.items()}
     histories = {
         history_key(table): known.history_version
@@ -200,8 +218,11 @@ def versions_of(tables: Mapping[TableName, CaughtUpTable]) -> dict[str, int]:
 
 
 class TableSchedule:
-    """By relation id. `newest`: the version of the changelog at which the last batch ended; `boundary`: one
-    that no merge went across."""
+    """The schedule of all tables, by relation id.
+
+    `newest`: the version of the changelog at which the last batch ended. `boundary`: the version at which the
+    waiting changes were last sealed. No merge of waiting changes crosses it.
+    """
 
     def __init__(self, cadence: Callable[[int], Cadence], limit: int) -> None:
         self._cadence = cadence
@@ -215,7 +236,11 @@ class TableSchedule:
         self._again_at: dict[int, float] = {}
 
     def add(self, end: BatchEnd, begin: int, items: Iterable[WorkItem], now: float) -> None:
-        """A batch has come, of what was committed after version `begin`."""
+        """Add the items of a batch that starts after version `begin` of the changelog and ends at `end`.
+
+        A batch that was received before is ignored. If it does not follow the last one, all tables are
+        planned again.
+        """
         if begin != BEFORE_ALL and end.version <= self.newest:
             return
         if begin == BEFORE_ALL or begin != self.newest:
@@ -223,7 +248,7 @@ class TableSchedule:
         for item in items:
             if self._is_followed(item.relation_id):
                 waiting = self.waiting.setdefault(item.relation_id, WaitingChanges(self._limit))
-                # A file holds the changes of many tables.
+                # A file holds changes of several tables, so estimate this table's part.
                 size = int(item.bytes * self.pace(item.relation_id).share)
                 waiting.add(Portion(item.paths, size, now))
         self.newest = end.version
@@ -232,8 +257,12 @@ class TableSchedule:
             self._extend(oid)
 
     def follow(self, streaming: Mapping[int, LSN], catching_up: Mapping[int, LSN]) -> None:
-        """Only these tables are there, each as of the snapshot at this position. One that catches up is seen
-        through by the merge that was planned for it; what was known of it before does not hold any more."""
+        """Restrict the schedule to these tables, each with the position of its last copy.
+
+        Other states are removed, and so are waiting changes of tables that are not followed. A running merge
+        of another table, or of an older copy, leaves its table lagging. A planned merge of a table that is
+        catching up can still complete its catch-up.
+        """
         self.caught_up.forget_others(streaming)
         for oid, job in list(self.running.items()):
             is_there = streaming.get(oid) == job.snapshot
@@ -243,7 +272,9 @@ class TableSchedule:
             del self.waiting[oid]
 
     def lagging(self, oids: Iterable[int], now: float) -> list[int]:
-        """Those of these tables that are to be planned anew."""
+        """Return the tables whose merges have to be planned from the changelog: without a running merge or a
+        delay after a failure, and either without a known state or with more waiting changes than one merge
+        can take."""
         return [
             oid
             for oid in oids
@@ -253,7 +284,8 @@ class TableSchedule:
         ]
 
     def turns(self, now: float) -> dict[int, Turn]:
-        """When what waits for tables is to be merged: at once up to a boundary, else at each one's pace."""
+        """Return when the waiting changes of each caught-up table are to be merged: changes up to a boundary
+        now, others at the table's own pace."""
         return {
             oid: self._turn(oid, waiting, now)
             for oid, waiting in self.waiting.items()
@@ -261,14 +293,18 @@ class TableSchedule:
         }
 
     def seal(self) -> None:
-        """Set a boundary here: no merge goes across, so that a consistent point can be made of all tables."""
+        """Set a boundary at the newest version. Merges end there, so that a consistent point can contain all
+        tables."""
         self.boundary = self.newest
         for waiting in self.waiting.values():
             waiting.seal(self.newest)
 
     def is_passing(self, oids: Iterable[int], passed: int) -> bool:
-        """Whether these tables are still to pass the last boundary, which a consistent point has not yet
-        passed; a table that lags behind will be beyond it next time it is seen."""
+        """Return True if the boundary is after version `passed`, and each table is at it or will still get
+        there.
+
+        A lagging table makes it False: its next state is after the boundary.
+        """
         return self.boundary > passed and all(
             self.caught_up.at(oid, self.boundary) is not None
             or (oid in self.caught_up and self.caught_up[oid].through < self.boundary)
@@ -276,16 +312,18 @@ class TableSchedule:
         )
 
     def pace(self, oid: int) -> TablePace:
-        """What its merges have taken."""
+        """Return the statistics of the table's merges."""
         return self.paces.setdefault(oid, TablePace())
 
     def next_of(self, oid: int) -> tuple[Portion, int]:
-        """What is to be merged next for a table, and the version of the changelog that it has then."""
+        """Return the portion to merge next, and the version of the changelog that the table has caught up
+        with afterwards."""
         first = self.waiting[oid].first
         return first, self.newest if first.through is None else first.through
 
     def start(self, oid: int, job: MergeJob, now: float) -> None:
-        """A merge begins: of the first that waits for the table, or of all that the changelog holds."""
+        """Record that a merge starts. A planned one covers all waiting changes of the table, any other one
+        the first portion."""
         self.running[oid] = job
         self.pace(oid).start(now)
         if job.is_planned:
@@ -294,8 +332,11 @@ class TableSchedule:
             del self.waiting[oid]
 
     def finish(self, oid: int, caught_up: CaughtUpTable | None, failed_at: float | None = None) -> None:
-        """A merge has ended: where that has left the table, if it has caught up with the job's version;
-        or it has failed."""
+        """Record that a merge has ended. `caught_up`: the new state of the table, None if it still lags.
+
+        `failed_at`: the time of a failure (monotonic clock). The table is not planned again for `_AGAIN_S`
+        seconds.
+        """
         del self.running[oid]
         self._again_at.pop(oid, None)
         if failed_at is not None:
@@ -308,25 +349,28 @@ class TableSchedule:
             self._extend(oid)
 
     def is_settled(self, oids: Collection[int]) -> bool:
-        """Whether all these tables have caught up with all that has come."""
+        """Return True if no merge is running, and all these tables have caught up with everything
+        received."""
         return not self.running and all(oid in self.caught_up and oid not in self.waiting for oid in oids)
 
     def through(self, oids: Iterable[int]) -> int:
-        """The version of the changelog with which all these tables have caught up."""
+        """Return the version of the changelog that all these tables have caught up with, or BEFORE_ALL if one
+        lags."""
         known = [self.caught_up.get(oid) for oid in oids]
         return min((BEFORE_ALL if one is None else one.through for one in known), default=self.newest)
 
     def common(self, oids: Collection[int]) -> int | None:
-        """Return the newest version of the changelog that a consistent point of these tables can be made at.
+        """Return the newest version of the changelog at which a consistent point of these tables can be made.
 
-        None when there is none. The end of one that they have had may be forgotten: a table that has stopped
-        since, or is paused, would not have had it.
+        Returns None if there is none, also when the batch end of the common version has been dropped. That
+        happens if a table that did not have that version has since stopped or been paused.
         """
         version = self.caught_up.common(oids, self.newest)
         return version if version in self.ends else None
 
     def merges(self, oid: int, now: float) -> TableMerges | None:
-        """For people to see; None for a table that was not merged yet."""
+        """Return the merge statistics of a table for `pgrepl status`, or None if it has not been merged
+        yet."""
         pace, waiting = self.paces.get(oid), self.waiting.get(oid)
         if pace is None or pace.seconds is None:
             return None
@@ -338,8 +382,13 @@ class TableSchedule:
         return replace(made, waiting_s=round(now - waiting.first.since, 1), waits_for=waits_for)
 
     def forget_before(self, version: int, needed: Iterable[int]) -> None:
-        """A consistent point was made at a version: none of before is to come. Nor is one between what a
-        table has that is `needed` for it and where its next merge ends."""
+        """Remove states and batch ends that no later consistent point can use. `version`: that of the last
+        consistent point.
+
+        Points before `version` are not made any more, nor points before the next state of a `needed` table
+        that lags. While a needed table has waiting changes or a running merge, earlier states are kept only
+        for the versions of its current state, of the end of a running merge, and of the boundary.
+        """
         first, spans = version, [(self.boundary, self.boundary)]
         is_held = False
         for oid in needed:
@@ -360,7 +409,8 @@ class TableSchedule:
         return self.pace(oid).turn(self._cadence(oid), waiting.first.since, waiting.bytes, now)
 
     def _begin_anew(self) -> None:
-        """What comes does not follow what came: all tables are to be planned anew."""
+        """Remove all states, waiting changes and batch ends, because a batch does not follow the last one.
+        All tables then lag."""
         for oid in list(self.caught_up):
             self.caught_up.forget(oid)
         self.waiting.clear()
@@ -369,7 +419,8 @@ class TableSchedule:
         self.running = {oid: replace(job, is_last=False) for oid, job in self.running.items()}
 
     def _is_followed(self, oid: int) -> bool:
-        """Whether what comes for a table has to wait for it: who is planned anew finds it by itself."""
+        """Return True if new changes of the table have to be kept for it. A table that lags finds them in the
+        changelog when it is planned."""
         job = self.running.get(oid)
         return oid in self.caught_up if job is None else job.is_last
 

@@ -1,4 +1,4 @@
-"""MergeRounds: round by round, takes what has ended, begins what is to be merged, makes consistent points."""
+"""The merge scheduler: rounds that take finished merges, start due merges, and write consistent points."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 30.0
-"""How often tables without changes are looked at: whether they still are as they were left."""
+"""Seconds between checks that tables without changes are as this process left them."""
 _RECORDS_S = 0.5
-"""So long what is recorded of tables is believed, unless something has come since."""
+"""Seconds for which table records that were read from the state database are used, unless a batch or a result
+arrives."""
 _REPORT_S = 5.0
 _LEAST_REST_S = 0.01
 
 
 class PointWriter:
-    """Of one run of the applier."""
+    """Writes the consistent points of one run of the applier."""
 
     def __init__(
         self,
@@ -69,8 +70,11 @@ class PointWriter:
         self._next_boundary = time.monotonic() + every_s
 
     def write(self, records: Mapping[int, TableRecord]) -> None:
-        """Append the newest point that can be made of these tables, if it is newer than the last. Raises what
-        `Points.append` does."""
+        """Append the newest consistent point of these tables that is possible, if it is newer than the last
+        one or names tables that the last one lacks. Raises what `Points.append` does.
+
+        If no point was made for `every_s` seconds, set a boundary for the merges.
+        """
         schedule = self._schedule
         if schedule.newest < self._version:
             self._version = BEFORE_ALL
@@ -84,12 +88,18 @@ class PointWriter:
         self._set_boundary(needed)
 
     def _lacks(self, records: Mapping[int, TableRecord], version: int) -> bool:
-        """Whether the point of this version was made before all tables had caught up, as they have now."""
+        """Return True if this version already has a point that lacks some of these tables, and all tables
+        have caught up by now."""
         is_settled = version == self._version == self._schedule.newest and self._schedule.is_settled(records)
         return is_settled and not self._named >= records.keys()
 
     def _append(self, records: Mapping[int, TableRecord], version: int) -> None:
-        """A point names those with a snapshot not later than it."""
+        """Append a point at a version of the changelog. It names each table whose last copy is not after the
+        point.
+
+        Appends nothing if no table can be named, if a later point exists, or if a table contains changes
+        after the point.
+        """
         end = self._schedule.ends[version]
         self._progress.commit_ts = end.commit_ts or self._progress.commit_ts
         named = {
@@ -100,7 +110,7 @@ class PointWriter:
         latest, order = self._points.latest(), (self._epoch, end.lsn)
         passed = latest is not None and latest.order > order
         if not named or passed or any(known.position > end.lsn for known in named.values()):
-            # Tables that were ahead of the batch do not show its moment any more.
+            # A table that contains later changes does not show the source as of the point.
             return
         commit_ts = self._progress.commit_ts
         if commit_ts is None and latest is not None and latest.epoch == self._epoch:
@@ -111,13 +121,14 @@ class PointWriter:
         self._progress.applied_lsn, self._progress.point_version = end.lsn, version
 
     def rest_s(self, now: float) -> float:
-        """How long it is until a boundary is to be set, if no point is made until then."""
+        """Return the seconds until a boundary is due, if no point is made before."""
         if self._schedule.newest <= self._version:
             return self._every_s
         return max(0.0, self._next_boundary - now)
 
     def _set_boundary(self, needed: list[int]) -> None:
-        """Tables that move at different paces may never meet by themselves."""
+        """Seal the waiting changes of all tables if a boundary is due: tables that are merged at different
+        paces may never be at the same version otherwise."""
         now = time.monotonic()
         if self.rest_s(now) > 0:
             return
@@ -127,25 +138,26 @@ class PointWriter:
 
 
 def snapshot_of(record: TableRecord) -> LSN:
-    """The position at which a table was copied."""
+    """Return the position at which the table was copied, 0 if it has none."""
     return record.position_lsn or LSN(0)
 
 
 class CatchUpPlanner:
-    """Plans a batch of bytes for each table, and remembers what was looked through in vain."""
+    """Plans the next merge of each lagging table from the changelog's live files."""
 
     def __init__(self, pipeline: Pipeline, record: EpochRecord, tables: RecordedTables) -> None:
         self._pipeline = pipeline
         self._record = record
         self._tables = tables
-        # Files that hold no change of a table do not move its position: they must not be taken for ever.
-        # What was looked through is kept with the position above which it was.
+        # Files without a change of the table do not advance its position, and would be selected again and
+        # again. So record up to which LSN files were read, together with the table's position at that time.
         self._looked_through: dict[int, tuple[LSN, LSN]] = {}
 
     def plan(
         self, behind: Mapping[int, TableRecord], end: BatchEnd
     ) -> tuple[list[TableResult], list[MergeJob]]:
-        """Errors of tables that cannot be brought forward, and jobs of the others, up to a batch's end."""
+        """Return the errors of tables that cannot catch up, and the jobs of the others. The jobs apply
+        changes up to the end of a batch."""
         changelog = reader.open_changelog(changelog_uri(self._pipeline.lake_root))
         floor = reader.read_floor_lsn(changelog, self._record.epoch)
         kept = floor, reader.read_durable_lsn(changelog)
@@ -156,7 +168,7 @@ class CatchUpPlanner:
             if standing and (problem := standing.problem(snapshot_of(behind[oid]), *kept))
         }
         needed = {oid: self._needed(oid, standings[oid]) for oid in behind if oid not in refused}
-        # Listed once: it costs the more the longer changes are kept, whatever the table.
+        # List the files once for all tables: listing takes longer the more hours the changelog keeps.
         lowest = min(needed.values(), default=LSN(0))
         files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
         jobs = [
@@ -172,11 +184,11 @@ class CatchUpPlanner:
         return list(refused.values()), jobs
 
     def remember(self, oid: int, position: LSN, reach: LSN) -> None:
-        """Files up to `reach` were looked through for a table that stays at `position`."""
+        """Record that files up to `reach` were read for a table that is still at `position`."""
         self._looked_through[oid] = position, reach
 
     def _needed(self, oid: int, standing: TablePosition | None) -> LSN:
-        """Above which LSN the table needs what the changelog holds."""
+        """Return the LSN above which the table needs changes from the changelog."""
         if standing is None:
             return LSN(0)
         then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
@@ -189,7 +201,7 @@ class CatchUpPlanner:
 
 
 class TableOutcomes:
-    """Takes results, one by one."""
+    """Applies the results of merges to the schedule and to the records of tables."""
 
     def __init__(
         self,
@@ -206,9 +218,10 @@ class TableOutcomes:
         self._progress = progress
 
     def take(self, result: TableResult, record: TableRecord | None) -> None:
-        """`record`: the table as it is recorded now, None when no changes are applied to it any more.
+        """Apply one result. `record`: the current record of the table, None if its changes are no longer
+        applied.
 
-        Raises the error that ends the pipeline, if it is one.
+        Raises the error if it stops the pipeline, and not only the table.
         """
         oid, job, now = result.relation_id, self._schedule.running[result.relation_id], time.monotonic()
         self._schedule.pace(oid).end(
@@ -229,7 +242,8 @@ class TableOutcomes:
         else:
             self._progress.changes += result.changes
             if record is not None and result.relation is not None:
-                # What the lake table itself says already, for people and for the sensor to see.
+                # The lake table has this relation already. Record it for `pgrepl status` and for the drift
+                # sensor.
                 relation = Relation.from_json(result.relation)
                 self._store.record_relation(self._pipeline, relation, job.snapshot)
             if job.is_last:
@@ -250,7 +264,7 @@ class TableOutcomes:
             self._move(record)
 
     def mark_errored(self, record: TableRecord, result: TableResult) -> None:
-        """Of a table that cannot even be planned. Raises what `take` does."""
+        """Mark a table as errored whose merge could not be planned. Raises what `take` does."""
         self._mark_errored(record, snapshot_of(record), result)
 
     def _move(self, record: TableRecord) -> None:
@@ -258,9 +272,10 @@ class TableOutcomes:
             log.info("table %s has caught up", record.table)
 
     def _mark_errored(self, record: TableRecord | None, snapshot: LSN, result: TableResult) -> None:
-        """A table's own trouble stays its own; any other ends us, unless the table left meanwhile.
+        """Mark the table as errored, or raise an error that stops the pipeline.
 
-        A copy that was replaced meanwhile may have refused what we had for it: the new one is looked at next.
+        Does nothing if the table is no longer followed or was copied again: the error may come from the
+        replaced copy, and the new one is planned next.
         """
         if record is None:
             return
@@ -281,7 +296,11 @@ class TableOutcomes:
 
 
 class MergeRounds:
-    """All of it is called by who holds `changed`, which is notified when there is news."""
+    """The merges and consistent points of one run of the applier, in rounds. `changed` is notified when a
+    share ends.
+
+    The caller holds `changed` for every call but `needed_above` and `close`.
+    """
 
     def __init__(
         self,
@@ -314,13 +333,17 @@ class MergeRounds:
         self.has_news = False
 
     def add(self, end: BatchEnd, begin: int, items: Iterable[WorkItem]) -> None:
-        """A batch has come, of what was committed after the changelog's version `begin`."""
+        """Add a batch with the commits after version `begin` of the changelog."""
         self._schedule.add(end, begin, items, time.monotonic())
         self._read_at = -_RECORDS_S
         self.has_news = True
 
     def step(self, *, may_begin: bool, hurries: bool) -> None:
-        """One round; `hurries`: nothing waits for its turn. Raises what ends the pipeline."""
+        """Run one round: take finished merges, plan and start merges, write a point, and update the progress.
+
+        `may_begin`: whether merges may be started. `hurries`: start merges of all waiting changes now, before
+        they are due. Raises an error that stops the pipeline.
+        """
         self.has_news = False
         now = time.monotonic()
         if self._schedule.newest == BEFORE_ALL:
@@ -336,17 +359,17 @@ class MergeRounds:
 
     @property
     def is_running(self) -> bool:
-        """Whether a merge is."""
+        """Return True if a merge is running, or its result was not taken yet."""
         return self._lanes.is_busy or bool(self._ended)
 
     @property
     def is_settled(self) -> bool:
-        """Whether all tables have caught up with what has come."""
+        """Return True if all tables have caught up with everything received."""
         return not self.has_news and not self.is_running and self._schedule.is_settled(self._records)
 
     @property
     def rest_s(self) -> float:
-        """How long nothing is to be done but what news bring."""
+        """Return the seconds until the next round is due, if no batch and no result arrives before."""
         now = time.monotonic()
         if self._lanes.has_ready or self._lagging(now + _RECORDS_S):
             return _RECORDS_S
@@ -355,7 +378,7 @@ class MergeRounds:
         return max(_LEAST_REST_S, min(first, self._points.rest_s(now), LOOK_INTERVAL_S))
 
     def needed_above(self) -> LSN | None:
-        """As `Applier.needed_above`; by any thread."""
+        """Return what `Applier.needed_above` does. Any thread may call this."""
         with self._changed:
             known = {
                 oid: self._progress.applied_lsn
@@ -365,7 +388,7 @@ class MergeRounds:
         return self._tables.needed_above(self._store.read_tables(self._pipeline.name).values(), known)
 
     def close(self) -> None:
-        """When no merge runs any more."""
+        """Release the threads. Call this only after the last merge has ended."""
         self._runner.close()
 
     def _on_ended(self, share: Share, results: list[TableResult], failed: Exception | None) -> None:
@@ -375,7 +398,11 @@ class MergeRounds:
             self._changed.notify_all()
 
     def _read_records(self, now: float) -> None:
-        """Tables to apply; what is known of others, or of older snapshots, is forgotten."""
+        """Read the records of the tables to apply changes to. Forget what is known of other tables and of
+        older copies.
+
+        Does nothing if the records are recent.
+        """
         if now - self._read_at < _RECORDS_S:
             return
         self._read_at, self._read_ts = now, self._store.now()
@@ -385,7 +412,8 @@ class MergeRounds:
             for record in tables
             if record.state.is_followed and record.relation is not None
         }
-        # One that was stopped and let go on in between catches up again.
+        # A table that was stopped and resumed between 2 reads is catching up, so its earlier state is
+        # forgotten.
         streaming, catching_up = (
             {oid: snapshot_of(record) for oid, record in self._records.items() if record.state is state}
             for state in (TableState.STREAMING, TableState.CATCHING_UP)
@@ -404,7 +432,8 @@ class MergeRounds:
                 raise failed
 
     def _look(self) -> None:
-        """Whether tables that nobody has opened are as they were left."""
+        """Forget the states of idle tables whose lake table is no longer as this process left it, and log a
+        warning."""
 
         def fingerprint(oid: int, known: CaughtUpTable) -> str:
             work = self._tables.work(self._records[oid])
@@ -419,7 +448,7 @@ class MergeRounds:
         return self._schedule.lagging(self._records, now)
 
     def _plan(self, now: float) -> None:
-        """Have tables that lag behind brought forward from the changelog's live files."""
+        """Plan and add merges for lagging tables. Mark a table as errored if it cannot catch up."""
         lagging = {oid: self._records[oid] for oid in self._lagging(now)}
         if not lagging:
             return

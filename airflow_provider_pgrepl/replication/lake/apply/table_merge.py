@@ -1,4 +1,4 @@
-"""What a Spark task does: bring one lake table forward from changelog files. No Spark in here."""
+"""Apply changelog files to one lake table, in a Spark task. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -55,21 +55,25 @@ from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 log = logging.getLogger(__name__)
 _LARGE = 2
-"""Slices of changes that a task takes into memory at once."""
+"""Changes of more than this many slices are outlined first, and not read into memory as a whole."""
 _Stop = tuple[LSN, PgReplError]
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
+    """The result of applying changes to one table. `version`, `position`: those of the lake table. `error`:
+    None if the work succeeded.
 
-    `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
-    for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
-    `trace`: classes and frames of the unexpected exception behind the error, if there is one.
-    `has_gone_back`: it lacks what it was known to have; nothing was done. `overtaken`: which other program's
-    commit prevented the work, that is done again later; empty when none did. `seconds` that it took, the
-    `bytes_changed`, of the table's own values, the `bytes_written` to the lake, the history's too, and the
-    `bytes_live` that the lake table has then.
+    `history_version`: the version of its history, None if it has none. `relation`: the relation of the lake
+    table, as JSON, if it is not the recorded one. `fingerprint`: of the newest commits of the table and its
+    history. `trace`: classes and frames of an unexpected exception behind the error.
+
+    `has_gone_back`: the lake table is at a position before the known one, and nothing was applied.
+    `overtaken`: the message about a commit of another program that prevented the work, which is then tried
+    again. Otherwise empty.
+
+    `seconds`: duration. `bytes_changed`: uncompressed values of the table's changes. `bytes_written`: to the
+    table and its history. `bytes_live`: size of the lake table afterwards.
     """
 
     relation_id: int
@@ -95,11 +99,11 @@ class TableResult:
 
     @classmethod
     def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
-        """Of a table that cannot be worked on, which is its own trouble."""
+        """Return the result of a table that stops with its own error."""
         return cls(relation_id)._with(error)
 
     def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
-        """The same, for a table that stops before the transaction at an LSN."""
+        """Return this result with the error of a table that stops before the transaction at `lsn`."""
         return replace(self._with(error), error_lsn=int(lsn))
 
     def _with(self, error: PgReplError) -> TableResult:
@@ -113,7 +117,10 @@ class TableResult:
         )
 
     def to_error(self, table: TableName) -> PgReplError:
-        """What went wrong, as it was raised in the task; what stops the table alone has a way out."""
+        """Return the error of the task as an exception of its original class.
+
+        An error that stops only the table always has a hint: by default to resnapshot it.
+        """
         of_unknown_kind = LakeUnavailableError if self.stops_pipeline else LakeTableError
         kind: type[PgReplError] = getattr(errors, self.error_kind, of_unknown_kind)
         if self.stops_pipeline:
@@ -126,11 +133,13 @@ class TableResult:
 
 @dataclass(frozen=True)
 class TableWork:
-    """All a task needs to know of a table: where it lies, whose it is, what it was built for.
+    """Everything that a task needs to know about a table: its location, the pipeline that writes it, and its
+    definition.
 
-    `relation`: as recorded; the lake table itself says better. `choices`: those by which the table was
-    copied. `version`: a version of the lake table that is known to be ours; None when none is.
-    `position`: what the table is known to have reached: the files hold all of its changes above that.
+    `relation`: as recorded. If the lake table names another one, that is used. `choices`: the settings with
+    which the table was copied. `version`: a version of the lake table that this pipeline is known to have
+    written, or None. `position`: the position that the table is known to have reached. The files contain all
+    its later changes.
     """
 
     relation: Relation
@@ -151,13 +160,14 @@ class TableWork:
 
     @property
     def history_uri(self) -> str | None:
-        """Where the past versions of its rows are kept; None when they are not."""
+        """The URI of the table's history, None if it has none."""
         if not self.choices.policy.history:
             return None
         return history_uri(self.lake_root, self.relation.table)
 
     def close(self) -> None:
-        """Forget the open tables: after an error they may not stand where the next work expects them."""
+        """Drop the open handles of the table and its history: after an error they may be at another version
+        than the next work expects."""
         for uri in (self.uri, self.history_uri):
             if uri is not None:
                 forget(uri)
@@ -168,7 +178,8 @@ class TableWork:
 
 
 def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
-    """Apply what the files hold of the table below `upto_lsn`; errors come back as part of the result."""
+    """Apply the table's changes below `upto_lsn` that are in the files at `paths`. Errors are returned in the
+    result."""
     relation_id = work.relation.oid
     try:
         return _apply(work, list(paths), upto_lsn)
@@ -191,7 +202,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
                 stops_pipeline=True,
                 trace=trace_of(error),
             )
-        # Its text may hold values of rows, so only its class and frames are told.
+        # The message may contain values of rows, so only the class and the frames are reported.
         log_unexpected(log, f"applying changes to {work.relation.table}", error)
         return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", trace=trace_of(error))
 
@@ -208,7 +219,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     opened = int(lake.table.version())
     history_opened = 0 if lake.history is None else int(lake.history.version())
     changes = lake.follow(timeline)
-    # Delta lets a commit of ours pass after an append of somebody else's.
+    # Delta accepts our commit after another program's append, so check for other writers again.
     check_writers(lake.table, work.relation.table, opened)
     result = TableResult(
         work.relation.oid,
@@ -229,12 +240,17 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
 def _follow(
     work: TableWork, lake: EvolvingTable, paths: list[str], upto_lsn: LSN
 ) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
-    """The table's changes, or the outline of those that are too many, and what relations they bring."""
+    """Return the table's changes, the relations that they introduce, and the transaction at which the table
+    stops, if any.
+
+    If there are many changes, return an outline of them instead, and have them read in parts.
+    """
     filesystem, root = open_storage(work.changelog)
     large = LargeChanges(filesystem, root, paths, work.relation.oid, lake.position, upto_lsn)
     if lake.history is None and large.bytes > _LARGE * work.slice_bytes:
         followed = _follow_rows(work, lake, large.outline())
-        # It may be altered in the middle of a transaction: what comes before is read as what it became.
+        # If a transaction alters the table midway, the changes before its DDL have to be converted to the new
+        # relation. That needs all rows.
         if not any(span.before for span in followed[1].spans):
             lake.large = large
             return followed
@@ -259,7 +275,8 @@ def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
 
 
 def _first_stop(rows: pa.Table, work: TableWork) -> _Stop | None:
-    """Where the table is to stop, whatever its shape, and why."""
+    """Return the first transaction at which the table has to stop whatever its columns are, and the error: a
+    refused TRUNCATE or a gap. None if there is none."""
     truncate = refused_truncate(rows, work.relation, work.choices)
     gap = first_gap(rows, work.relation.table)
     stops: list[_Stop] = [stop for stop in (truncate, gap) if stop is not None]
@@ -267,7 +284,8 @@ def _first_stop(rows: pa.Table, work: TableWork) -> _Stop | None:
 
 
 def fingerprints_at(work: TableWork, version: int, history_version: int | None) -> str:
-    """What tells the lake table, and its history, at these versions from others in their place."""
+    """Return a fingerprint that identifies the commits of the lake table and its history at these
+    versions."""
     fingerprint = commit_fingerprint(work.uri, version)
     if work.history_uri is None or history_version is None:
         return fingerprint
@@ -289,14 +307,16 @@ def _position(table: DeltaTable, work: TableWork) -> LSN:
 
 
 def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable:
-    """Raises LakeTableError, FencedError when the table is not as this pipeline left it."""
+    """Open the table with its history, as `_apply` needs it. Raises LakeTableError, FencedError if the table
+    is not as this pipeline left it."""
     known = max((version for version in (work.version, left) if version is not None), default=None)
     if known is None or table.version() > known:
         check_writers(table, work.relation.table, known)
     built, first = _relations(work, table)
     if left is None:
         check_columns(table, lake_schema(built, work.choices), built)
-    # A snapshot does not bring a history back: none of its commits goes for a file that is out of sight.
+    # Pass no known version for the history: no commit of a history is set aside because a file is missing, as
+    # a snapshot could not restore it.
     history = None if work.history_uri is None else open_newest(work.history_uri, work.app)[0]
     if history is not None:
         check_history(table, history, work.relation, work.app)
@@ -306,7 +326,8 @@ def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable
 
 
 def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
-    """What the table is for, and in what its next changes begin; an old one does not say: as recorded."""
+    """Return the relation of the lake table, and the relation of its next changes. Both are the recorded one
+    if an earlier version of this package wrote the table without them."""
     versions = read_relations(table)
     if versions is None:
         return work.relation, work.relation
@@ -326,7 +347,7 @@ def _relation_of(work: TableWork, version: int) -> Relation:
 
 
 def _changed_relation(work: TableWork, lake: EvolvingTable) -> str | None:
-    """The relation that the table is for now, if another than is recorded."""
+    """Return the relation of the lake table as JSON if it is not the recorded one, otherwise None."""
     versions = read_relations(lake.table)
     if versions is None or versions[0] == work.relation.version:
         return None

@@ -1,8 +1,8 @@
-"""TablePosition: up to where a lake table is whole, by its own word and that of the consistent points.
+"""The LSN up to which a lake table is complete, from its own position and from consistent points.
 
-A point says of a table that was not changed that it is whole up to a later LSN than its own position. That
-holds only as long as the table has what the point saw: a folder that was put back, or lost its newest
-commits, has not.
+A consistent point can show that an unchanged table is complete up to a later LSN than its own position. That
+holds only while the table has what the point names. A folder that was restored from a copy or lost its newest
+commits does not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 @dataclass(frozen=True)
 class TablePosition:
-    """`own`: the table's position. All up to `whole` is in it. `known`: a version that is known to be ours.
+    """The position of a lake table.
 
-    `seen`: the position at which a consistent point saw it, if that is beyond its own: it has gone back.
-    `version`: its newest.
+    `own`: the position that the table stores. Every change up to `whole` is in the table. `version`: the
+    newest version of the table. `known`: a version that this pipeline is known to have written, or None.
+    `seen`: the later position at which a consistent point recorded the table if it was reverted since,
+    otherwise None.
     """
 
     own: LSN
@@ -35,8 +37,11 @@ class TablePosition:
     seen: LSN | None = None
 
     def problem(self, copied: LSN, floor: LSN, durable: LSN) -> PgReplError | None:
-        """Why the table, whose last copy was at `copied`, cannot go on with a changelog that holds changes
-        above `floor` and up to `durable`."""
+        """Return the error if the table cannot continue from the changelog, otherwise None.
+
+        `copied`: the position of the table's last copy. The changelog has changes above `floor` and up to
+        `durable`.
+        """
         text = ""
         if self.own < copied:
             text = f"the lake table is at {self.own}, older than its last copy, at {copied}: it was put back"
@@ -58,8 +63,10 @@ class TablePosition:
 def read_table_position(
     table: DeltaTable, app: str, key: str, point: ConsistentPoint | None
 ) -> TablePosition | None:
-    """What is true of a table that `point`, of the app's epoch, names by `key`; None when the epoch never
-    wrote it. Raises FencedError."""
+    """Return the position of a table, or None if this epoch never wrote the table. Raises FencedError.
+
+    `point`: the newest consistent point of the epoch that names the table by `key`, None without one.
+    """
     own, version = read_position(table, app), int(table.version())
     if own is None:
         return None
@@ -73,10 +80,12 @@ def read_table_position(
 
 
 def _seen(point: ConsistentPoint, key: str, table: DeltaTable, app: str) -> LSN | None:
-    """The table's position as the point saw it; None when nothing in the table agrees with the point."""
+    """Return the position at which the point recorded the table, or None if the table does not have the
+    version that the point names."""
     if key in point.positions:
         return LSN(point.positions[key])
-    # A point of before positions were recorded: the version that it names says it, if it is the same still.
+    # A point of an earlier version of this package has no positions. Read the position from the version that
+    # the point names.
     try:
         found = app_version(open_delta(table.table_uri, point.tables[key]), app)
     except (DeltaError, OSError, LakeTableError):

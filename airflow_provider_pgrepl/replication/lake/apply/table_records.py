@@ -1,4 +1,4 @@
-"""From what is recorded of a pipeline's tables to the work on them."""
+"""Creates the work on tables from the records of a pipeline's tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RecordedTables:
-    """Makes the work of tables; remembers by which choices each was copied."""
+    """The recorded tables of a pipeline, and the settings with which each was copied."""
 
     def __init__(self, pipeline: Pipeline, record: EpochRecord, points: Points) -> None:
         self._pipeline = pipeline
@@ -31,8 +31,11 @@ class RecordedTables:
         self._copied: dict[TableName, tuple[str | None, TableChoices]] = {}
 
     def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableWork:
-        """The work of a table that has been copied; `position`: what it is known to have reached; `version`:
-        one that is known to be ours. Raises ConfigError, LakeError."""
+        """Return the work for a table that has been copied. Raises ConfigError, LakeError.
+
+        `position`: the position that the table is known to have reached. `version`: a version that this
+        pipeline is known to have written, or None.
+        """
         assert record.relation is not None
         return TableWork(
             record.relation,
@@ -45,10 +48,11 @@ class RecordedTables:
         )
 
     def standing(self, record: TableRecord) -> TablePosition | None:
-        """Up to where a table is whole; None when it cannot be read: whoever works on it meets the same, and
-        reports it as the table's own error. Where it has gone back, points do not name it any more.
+        """Return up to which LSN a table is complete. None if this epoch never wrote it, or if it cannot be
+        read: then its merge fails with the same error, and reports it.
 
-        Raises LakeError.
+        If the table was reverted, log a warning and remove it from the consistent points that name what it
+        lost. Raises LakeError.
         """
         try:
             table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
@@ -61,9 +65,11 @@ class RecordedTables:
         return standing
 
     def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
-        """The lowest position above which one of them has a right to changes; None while one is copied.
+        """Return the lowest LSN above which one of these tables needs changes. None if one is being copied or
+        none needs any.
 
-        `known`: positions of those that are known to have caught up, by relation id.
+        `known`: the positions of tables that have caught up, by relation id. A table whose position cannot be
+        read needs all changes (0).
         """
         needed = []
         for record in records:

@@ -1,4 +1,5 @@
-"""WorkItem: what a batch has to do for one relation; where batches end, and how far the applier is."""
+"""Work items of a batch: the changelog files to merge for one relation. Also the ends of batches, and the
+applier's progress."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
 MARK = 0
-"""The relation id of the item that stands for the batch itself."""
+"""The relation id of the item that describes the batch itself."""
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """A relation's share of the commits after `from_version` up to `to_version`.
+    """The files with one relation's changes, from the changelog commits after `from_version` up to
+    `to_version`.
 
-    The batch's own item has relation MARK and says what is durable as of `to_version`; with epoch 0 its
-    commits do not say it, and the changelog has to be asked (`as_recorded`).
+    The item of the batch itself has the relation id MARK, and the epoch, durable LSN and last commit time as
+    of `to_version`. If its `epoch` is 0, the commits of the batch do not record these, and `as_recorded`
+    reads them.
     """
 
     relation_id: int
@@ -33,7 +36,11 @@ class WorkItem:
     last_commit_us: int = 0
 
     def as_recorded(self, uri: str) -> WorkItem:
-        """The batch's own item, with what the changelog itself says of its `to_version`."""
+        """Return the batch's own item with the epoch and the durable LSN that the changelog at `uri` has at
+        `to_version`.
+
+        If the changelog ends before `to_version`, its newest version is used instead.
+        """
         table = reader.open_changelog(uri)
         version = min(self.to_version, int(table.version()))
         if version < table.version():
@@ -52,11 +59,13 @@ class WorkItem:
 
 @dataclass
 class ApplierProgress:
-    """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise.
+    """The progress of the applier.
 
-    `point_version`: that at which the newest consistent point was made. `caught_up`: whether all tables have
-    what has come. `idle_at`, by the clock of the state database: no merge that runs goes by older states.
-    `merges`: of tables that were merged, by their paths, made anew every few seconds.
+    `version`: the changelog version that all followed tables have caught up with. `point_version`: the
+    changelog version of the newest consistent point, and `applied_lsn` its LSN. `changes`, `batches`: counts
+    since the start. `caught_up`: True if all tables have every change received so far. `idle_at`, by the
+    clock of the state database: every running merge uses table states that were read then or later. `merges`:
+    statistics by table path, updated every few seconds.
     """
 
     version: int = -1
@@ -78,7 +87,7 @@ class ApplierProgress:
 
 @dataclass(frozen=True)
 class BatchEnd:
-    """The end of a batch. All that committed at or before `lsn` is in the changelog up to `version`."""
+    """The end of a batch. Everything committed at or before `lsn` is in the changelog at `version`."""
 
     version: int
     lsn: LSN
@@ -86,9 +95,11 @@ class BatchEnd:
 
     @classmethod
     def of(cls, mark: WorkItem) -> BatchEnd:
-        """The one that a batch's own item tells of."""
+        """Return the end that the batch's own item describes. Its time is None if the item has no commit
+        time."""
         last = mark.last_commit_us
-        # A position says that what committed at or before it is in; the durable LSN is where a commit ended.
+        # A position includes the commit at its LSN. The durable LSN is the end of a commit record, so
+        # subtract 1.
         return cls(
             mark.to_version,
             LSN(mark.durable_lsn - 1),
@@ -97,15 +108,16 @@ class BatchEnd:
 
 
 class BatchEnds(dict[int, BatchEnd]):
-    """By changelog version, in order; those that no consistent point can be made of any more are dropped."""
+    """Ends of batches by changelog version, in order. Those before the first version that a consistent point
+    can still have are dropped."""
 
     def add(self, end: BatchEnd) -> None:
-        """The newest. One without a commit is as old as the one before it."""
+        """Add the newest end. If it has no commit time, it gets that of the end before it."""
         if end.commit_ts is None and self:
             end = BatchEnd(end.version, end.lsn, next(reversed(self.values())).commit_ts)
         self[end.version] = end
 
     def forget_before(self, version: int) -> None:
-        """Keep those from a version on."""
+        """Drop the ends before `version`."""
         for before in [known for known in self if known < version]:
             del self[before]

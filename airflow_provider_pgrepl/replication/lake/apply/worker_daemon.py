@@ -1,11 +1,12 @@
-"""Spark's daemon of Python workers, which has loaded what our tasks need before it forks the first one.
+"""Spark's daemon of Python workers. It loads the modules of this package's tasks before it forks the first
+worker.
 
-A worker that loads for itself has 120 MB of its own and is ready after two seconds; one that finds all there
-shares it with the others, and is ready at once. Spark's `PythonWorkerFactory` runs the module that
-`spark.python.daemon.module` names in place of `pyspark.daemon`, with the same arguments.
+A worker that loads them itself uses 120 MB of its own and is ready after 2 s. A forked worker shares the
+memory of the daemon and is ready immediately. Spark's `PythonWorkerFactory` runs the module that
+`spark.python.daemon.module` names instead of `pyspark.daemon`, with the same arguments.
 
-Executors get this file alone, into the folder where they run: on a host that lacks the package somebody has
-to be there who can be asked for it.
+Executors receive only this file, in their working directory. On a host that lacks this package a worker still
+has to start, so that the driver can ask it for the package versions.
 """
 
 from __future__ import annotations
@@ -29,24 +30,29 @@ _MOST_FRAMES = 30
 
 
 def load() -> None:
-    """Load all of it. Python's collector leaves it alone then: what that looks at each worker copies."""
+    """Load the modules and run a merge. Then freeze the garbage collector.
+
+    A collection in a worker would write to the objects and so copy the memory that it shares with the daemon.
+    """
     try:
         for name in _MODULES:
             import_module(name)
         import_module(f"{_REPLICATION}.spark.executors").this_host()
-        # Where loops have to be compiled first Spark would wait for that: each worker loads them itself then.
+        # If the functions still have to be compiled, Spark would wait for that. Each worker then compiles or
+        # loads them itself.
         if import_module(f"{_REPLICATION}.runtime.compiled_loops").is_compiled():
             import_module(f"{_APPLY}.applier").merge_a_row()
     finally:
         if "numpy" in sys.modules:
-            # It has been seeded by now, and each worker would draw the same numbers.
+            # NumPy's generator is seeded here, and each worker would draw the same numbers.
             os.register_at_fork(after_in_child=import_module("numpy.random").seed)
         gc.collect()
         gc.freeze()
 
 
 def _load_or_say() -> None:
-    """What fails here fails again in the task that needs it, which says so in words of its own."""
+    """Load everything, or write the error to standard error. A task that needs what failed to load reports
+    the error itself."""
     try:
         load()
     except Exception as error:  # noqa: BLE001 - without a daemon there is no task

@@ -1,8 +1,10 @@
-"""When a table is merged: as soon as it wishes, as long as the lake is not written too much for it. Pure.
+"""Decides when a table is merged: as early as its settings allow, while its writes to the lake stay within
+budget. No I/O.
 
-What a merge writes does not follow what has changed alone: a commit has its line in the log, a vector is
-written whole. Merged less often, the same changes write less. So a table's merges have two budgets, for what
-they write and for what they leave behind, and one that is over either waits for more changes, up to a limit.
+The bytes that a merge writes are not proportional to the bytes that changed: each commit adds a log entry,
+and a deletion vector is written whole. Fewer merges write less for the same changes. A table's merges
+therefore have two budgets: one for the bytes that they write, and one for the replaced bytes that stay in
+storage. While one of them is exceeded, the next merge waits for more changes, up to a limit in seconds.
 """
 
 from __future__ import annotations
@@ -16,33 +18,40 @@ from airflow_provider_pgrepl.replication.lake.apply.merge_task import SHARE_S, M
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 
 WINDOW_S = 3600.0
-"""Over how long a table's budget is kept."""
+"""Seconds over which the write budget of a table is computed."""
 FREE_BYTES_PER_S = 256 << 10
-"""What any table may write, however little changes: a small one that is rewritten each second takes that."""
+"""Bytes per second that the merges of any table may write, however little changes. A small table that is
+rewritten once a second needs that."""
 
 REPLACED_S = 150.0
-"""So long what merges have replaced stays in the storage: for readers, and until maintenance comes by."""
+"""Seconds that replaced files stay in storage: they are kept for readers, and then until the next
+maintenance."""
 
 _SLOT_S = 60.0
 _FREE_REPLACED = 16 << 20
 _SMOOTHED_S = 600.0
 _WRITTEN_OF_CHANGES = 0.5
-"""Of their values' bytes: compressed to a sixth, written, and written again as small files are joined."""
+"""Bytes written for the changes themselves, per byte of their uncompressed values. They compress to about a
+sixth, and are written again when small files are compacted."""
 _LEAST_SPACING_S = 0.5
 _BYTES_PER_S = 32 << 20
-"""What a merge takes at first guess, in bytes of changes."""
+"""Bytes of changes that a merge is assumed to apply per second. Used for the expected duration of a merge."""
 
 Reason = Literal["", "freshness", "write_amplification", "points_bytes"]
 _LONG_S = 1.0
 _LEAST_S = 0.005
 _SHORT_ONES_COME_S = 60.0
-"""So long after a short merge one slot is not given to long ones."""
+"""Seconds after the last short merge for which one slot is not given to long merges."""
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """What is chosen for a table: how late its changes may be at best and at worst, in seconds; how many
-    bytes may be written for a byte of change; and how many may lie beside a byte of the newest version."""
+    """The settings that decide when a table is merged.
+
+    `freshness_s`: minimum seconds between the starts of 2 merges. `max_staleness_s`: maximum seconds that a
+    change waits for a budget. `write_amplification`: bytes that merges may write per byte of change.
+    `points_bytes`: bytes that may be stored in addition to the newest version, as a multiple of its bytes.
+    """
 
     freshness_s: float
     max_staleness_s: float
@@ -52,7 +61,8 @@ class Cadence:
 
 @dataclass(frozen=True)
 class Turn:
-    """When a table's changes are to be merged, by the monotonic clock, and what they wait for until then."""
+    """The time at which a table's changes are to be merged, in seconds of the monotonic clock, and the
+    setting that delays them until then."""
 
     at: float
     reason: Reason = ""
@@ -66,7 +76,7 @@ class _Slot:
 
 
 class TablePace:
-    """What the merges of one table have taken lately."""
+    """Statistics of the recent merges of one table."""
 
     def __init__(self) -> None:
         self._slots: deque[_Slot] = deque()
@@ -76,17 +86,21 @@ class TablePace:
         self.seconds: float | None = None
         self._last_written = 0
         self.share = 1.0
-        """Of the bytes of the files in which the table has changes, that of its own, as of the last merge."""
+        """The table's part of the bytes in the changelog files of its last merge, from 0 to 1."""
 
     def start(self, now: float) -> None:
-        """A merge begins."""
+        """Record that a merge starts."""
         self._started = now
 
     def end(
         self, now: float, seconds: float, written: int, changed: int, *, listed: int = 0, live: int = 0
     ) -> None:
-        """It has ended: what it took, and the bytes that it wrote for so many bytes of changes, which lay in
-        files of so many bytes, beside those of other tables. So many bytes the table has now (0: unknown)."""
+        """Record a merge that took `seconds`, and wrote `written` bytes for `changed` bytes of the table's
+        changes.
+
+        `listed`: bytes of the files that were read, which include changes of other tables. `live`: bytes of
+        the table after the merge. For both, 0 means unknown.
+        """
         if listed:
             self.share = min(1.0, changed / listed)
         if not self._slots or now - self._slots[-1].began >= _SLOT_S:
@@ -100,22 +114,27 @@ class TablePace:
             self._replace(now, written, changed, live)
 
     def expected_s(self, changed: int) -> float:
-        """How long a merge of so many bytes of changes takes, as far as one can tell."""
+        """Return the seconds that a merge of `changed` bytes is expected to take: those of the last merge, or
+        more if the bytes need longer at the assumed rate."""
         guess = changed / _BYTES_PER_S
         return guess if self.seconds is None else max(self.seconds, guess)
 
     @property
     def written(self) -> int:
-        """Bytes, in the last hour."""
+        """Bytes that merges wrote in the last hour."""
         return sum(slot.written for slot in self._slots)
 
     @property
     def changed(self) -> int:
-        """Bytes of changes, in the last hour."""
+        """Bytes of changes that were merged in the last hour."""
         return sum(slot.changed for slot in self._slots)
 
     def turn(self, cadence: Cadence, waiting_since: float, changed: int, now: float) -> Turn:
-        """When the changes are to be merged that wait since then, of so many bytes."""
+        """Return when `changed` bytes of changes, the oldest of which has waited since `waiting_since`, are
+        to be merged.
+
+        The reason is the exceeded budget, or "freshness" if none is exceeded.
+        """
         at_best = 0.0 if self._started is None else self._started + cadence.freshness_s
         at_worst = max(at_best, waiting_since + cadence.max_staleness_s)
         if not self._is_within(cadence, changed, now):
@@ -123,21 +142,27 @@ class TablePace:
         excess = self._excess(cadence, now)
         if excess <= 1 or self._started is None:
             return Turn(at_best, "freshness")
-        # Squared, as a vector that is written less often marks more.
+        # Squared, because a vector that is written less often also marks more rows each time.
         spaced = self._started + max(cadence.freshness_s, _LEAST_SPACING_S) * excess**2
         return Turn(min(at_worst, spaced), "points_bytes")
 
     def _replace(self, now: float, written: int, changed: int, live: int) -> None:
-        """What was written and has not made the table larger took the place of something. What is written of
-        the changes themselves does so however seldom they are merged."""
+        """Record the bytes of older files that a merge replaced, and the table's new size.
+
+        This is what was written, less the growth of the table, less an estimate for the changes themselves,
+        which are written however seldom the table is merged.
+        """
         if self._live:
             replaced = written - (live - self._live) - round(changed * _WRITTEN_OF_CHANGES)
             self._replaced.append((now, max(0, replaced)))
         self._live = live
 
     def _excess(self, cadence: Cadence, now: float) -> float:
-        """What was replaced lately, in what may be: a third of what may lie beside the table, as consistent
-        points need most of it."""
+        """Return the replaced bytes that are in storage on average, relative to the bytes allowed.
+
+        Allowed are a third of the bytes that may be stored in addition to the newest version, because
+        consistent points need most of the rest, but at least 16 MiB. Averaged over the last 10 minutes.
+        """
         while self._replaced and now - self._replaced[0][0] > _SMOOTHED_S:
             self._replaced.popleft()
         if not self._replaced:
@@ -147,7 +172,7 @@ class TablePace:
         return sum(size for _, size in self._replaced) * REPLACED_S / known_s / allowed
 
     def _is_within(self, cadence: Cadence, changed: int, now: float) -> bool:
-        """Whether a merge that writes as much as the last one keeps to the budget."""
+        """Return True if a merge that writes as much as the last one stays within the write budget."""
         if not self._slots:
             return True
         free = FREE_BYTES_PER_S * (now - self._slots[0].began + _SLOT_S)
@@ -156,10 +181,11 @@ class TablePace:
 
 
 class MergeLanes:
-    """Of so many `slots`, in each of which a share of merges may run, so many of these `at_once`. There may
-    be fewer slots or more at any time.
+    """The merges that are ready and those that run, in `slots` slots. `slots` may be changed at any time.
 
-    Long merges run each by itself. While there are short ones, too, they leave them a slot, if there are two.
+    Each slot runs one share of merges, and a share runs up to `at_once` merges concurrently. With more than
+    one slot, each long merge has a slot of its own, and one slot is kept free of long merges while there are
+    short ones.
     """
 
     def __init__(self, slots: int, at_once: int = 1) -> None:
@@ -173,22 +199,25 @@ class MergeLanes:
 
     @property
     def free(self) -> int:
-        """Slots in which nothing runs."""
+        """The number of slots in which no share runs."""
         return max(0, self.slots - len(self._running))
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs."""
+        """Return True if a share is running."""
         return bool(self._running)
 
     @property
     def has_ready(self) -> bool:
-        """Whether a merge waits for a slot."""
+        """Return True if a merge is waiting for a slot."""
         return bool(self._ready)
 
     def choose(self, tables: Iterable[int], expected_s: Callable[[int], float]) -> list[int]:
-        """Those of tables, the first ones first, whose merges the free slots have time for. What comes for
-        the others meanwhile is then merged with what they wait for."""
+        """Return the tables, in the given order, whose merges fit into the free slots: short ones up to the
+        available time, and at most one long one.
+
+        The other tables keep waiting, and changes that arrive until their merge starts are merged with it.
+        """
         time_s = SHARE_S * self.free * self._at_once
         may_be_long = self.free and not self._long_waits
         chosen = []
@@ -203,11 +232,11 @@ class MergeLanes:
         return chosen
 
     def add(self, job: MergeJob) -> None:
-        """It is to run."""
+        """Add a merge that is ready to run."""
         self._ready.append(job)
 
     def begin(self, expected_s: Callable[[MergeJob], float], now: float) -> list[Share]:
-        """The shares that begin now."""
+        """Return the shares to start now, and count them as running."""
         if not self.free or not self._ready:
             return []
         if self.slots == 1:
@@ -225,19 +254,21 @@ class MergeLanes:
         if short:
             self._short_at = now
         kept = int(now - self._short_at < _SHORT_ONES_COME_S)
-        # Where short ones run already, those that are ready come next there.
+        # If no share of short merges is running, reserve a free slot for one. Otherwise the ready short
+        # merges can follow it in its slot.
         for_short = int(bool(short) and len(self._running) == len(self._long))
         room = max(0, min(self.free - for_short, self.slots - kept - len(self._long)))
         alone = [[job] for job in long[:room]]
         self._long |= {job.oid for job in long[:room]}
         left = self.free - len(alone)
-        # One that lags behind is always there again, and may not keep tables out that move.
+        # A lagging table always has another merge ready. Its waiting merges must not stop `choose` from
+        # choosing long merges of tables that have caught up.
         self._long_waits = any(not job.is_planned for job in long[room:])
         self._ready = [*long[room:], *(job for job, _ in short if not left)]
         return [*alone, *(make_shares(short, left) if left else [])]
 
     def end(self, share: Share, results: list[TableResult]) -> None:
-        """A share has ended, with results of its first jobs; the others are to run still."""
+        """Record that a share has ended. Its jobs without a result become ready again, before all others."""
         self._running = [other for other in self._running if other is not share]
         self._long -= {job.oid for job in share}
         done = {result.relation_id for result in results}

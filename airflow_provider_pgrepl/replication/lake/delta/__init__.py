@@ -1,1 +1,1 @@
-"""Delta tables as files: reading, committing, bounds, compaction, and what others wrote."""
+"""Lake tables as Delta tables: data files, their statistics, commits, ownership, and vacuum."""

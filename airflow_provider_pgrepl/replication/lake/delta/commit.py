@@ -1,7 +1,7 @@
-"""Commits that we write into a table's log ourselves, where deltalake cannot say what they are to say.
+"""Commits that this package writes into a table's log itself, because deltalake cannot.
 
-deltalake 1.6 has no words for a deletion vector, and where it sets a table property it declares features
-that the table does not use (variantType), for which other readers then refuse it.
+deltalake 1.6 cannot write deletion vectors. When it sets a table property, it declares features that the
+table does not use (variantType), so that other readers then reject the table.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable, read_commit, storage_errors
 
 CHECKPOINT_EVERY, STORE_CHECKPOINT_EVERY = 100, 20
-"""Versions, the first as deltalake has it for its own commits. Who opens a table reads each since then, in a
-store by a request."""
+"""Versions from one checkpoint to the next; the first is deltalake's default for its own commits.
+
+To open a table, each commit since the last checkpoint is read. In an object store each is one request.
+"""
 
 
 class VersionTakenError(Exception):
-    """Somebody has committed since the handle was opened: what was to be said may not hold any more."""
+    """Another process has committed since the handle was opened, so the planned actions may be outdated."""
 
 
 def check_version(table: DeltaTable, read: int) -> None:
-    """Raise VersionTakenError unless a table is as it was read at a version, but for a commit of its bounds.
+    """Raise VersionTakenError unless the handle is at the version `read`, or at the one after it.
 
-    Such a commit takes in what others have committed right behind it: then files may be gone.
+    This package's commit of bounds may have added one version. A larger difference means that the handle also
+    took in commits of others, which may have removed files.
     """
     if int(table.version()) not in (read, read + 1):
         raise VersionTakenError
@@ -40,9 +43,10 @@ def check_version(table: DeltaTable, read: int) -> None:
 def commit_actions(
     table: DeltaTable, operation: str, properties: CommitProperties, actions: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Commit as the very next version after the one where the handle stands, which then stands there.
+    """Commit as exactly the version after that of the handle, and move the handle to the new version.
 
-    Raises VersionTakenError, and what the storage does.
+    Flushes the commit to disk. Writes a checkpoint every CHECKPOINT_EVERY versions (in an object store:
+    STORE_CHECKPOINT_EVERY). Raises VersionTakenError if that version exists; LakeError, LakeUnavailableError.
     """
     uri, version = table.table_uri, int(table.version()) + 1
     with storage_errors(uri):
@@ -55,7 +59,7 @@ def commit_actions(
 
 
 def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
-    """The log's line for a file that goes, with the vector that it had."""
+    """Return the log's `remove` action for a file, with its vector if it has one."""
     vector = file.vector
     return {
         "remove": {
@@ -71,7 +75,10 @@ def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
 
 
 def written_bytes(uri: str, after: int, upto: int) -> int:
-    """Bytes, by the versions after one and up to another. Raises LakeUnavailableError."""
+    """Return the bytes that the versions after `after`, up to and including `upto`, have written.
+
+    Counts their commit files, new data files and vectors. Raises LakeError, LakeUnavailableError.
+    """
     total = 0
     with storage_errors(uri):
         for version in range(after + 1, upto + 1):
@@ -84,7 +91,7 @@ def _bytes_of(actions: Iterable[Mapping[str, Any]]) -> int:
     actions = list(actions)
     before = {action["remove"]["path"] for action in actions if "remove" in action}
     added = [LiveFile(action["add"]) for action in actions if "add" in action]
-    # A file that gets another vector is named again, and is the same.
+    # A file that gets another vector is added again, but not written again.
     data = sum(file.size for file in added if file.action["path"] not in before)
     ends: dict[str, int] = {}
     for file in added:

@@ -1,8 +1,8 @@
-"""Deletion vectors: which rows of a data file are gone, as Delta writes it down.
+"""Deletion vectors: bitmaps of the deleted rows of a data file, in Delta's format.
 
-https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Deletion Vectors" and "Deletion Vector Format":
-a bitmap of row numbers (64-bit Roaring, portable) behind a magic number; several to a file, each between its
-size and its CRC-32, all after one byte for the version of the format.
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Deletion Vectors" and "Deletion Vector Format": a
+vector is a magic number and a bitmap of row numbers (64-bit Roaring, portable). A file of vectors begins with
+one byte for the version of the format. Each vector in it is preceded by its size and followed by its CRC-32.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _UUID_DIGITS = 20
 
 @dataclass(frozen=True)
 class VectorRecord:
-    """Where a deletion vector lies, as an `add` or `remove` of the log says it.
+    """The location of a deletion vector, as in an `add` or `remove` action of the log.
 
-    `storage`: u, in a file of the table named after a uuid; i, in `place` itself; p, in a file anywhere.
+    `storage`: u, in a file of the table that is named by a UUID; i, inline in `place`; p, in a file at any
+    path. `offset`, `size`: bytes. `rows`: the number of deleted rows.
     """
 
     storage: str
@@ -42,7 +43,7 @@ class VectorRecord:
 
     @classmethod
     def of_action(cls, told: Mapping[str, Any] | None) -> VectorRecord | None:
-        """The one of an `add` or `remove`; None where it has none."""
+        """Return the record for the `deletionVector` field of an `add` or `remove` action; None for None."""
         if told is None:
             return None
         offset = told.get("offset") or 0
@@ -51,7 +52,7 @@ class VectorRecord:
         )
 
     def to_action(self) -> dict[str, Any]:
-        """As the log has it."""
+        """Return the record as the `deletionVector` field of an action."""
         return {
             "storageType": self.storage,
             "pathOrInlineDv": self.place,
@@ -62,12 +63,12 @@ class VectorRecord:
 
     @property
     def end(self) -> int:
-        """Where in its file it ends, from the file's beginning, in bytes."""
+        """The end of the vector with its checksum, in bytes from the start of its file."""
         return self.offset + _SIZE.size + self.size + _CHECKSUM.size
 
     @property
     def path(self) -> str | None:
-        """Its file, below the table's folder; None when it has none there."""
+        """The path of its file below the table's folder; None if it is inline or elsewhere."""
         if self.storage != "u":
             return None
         prefix, digits = self.place[:-_UUID_DIGITS], self.place[-_UUID_DIGITS:]
@@ -75,12 +76,12 @@ class VectorRecord:
 
 
 def vector_path(name: uuid.UUID, prefix: str = "") -> str:
-    """The path of a file of vectors, below the table's folder."""
+    """Return the path of a file of vectors, below the table's folder."""
     return f"{prefix}{'/' if prefix else ''}deletion_vector_{name}.bin"
 
 
 def encode(vectors: Mapping[str, BitMap64], name: uuid.UUID) -> tuple[bytes, dict[str, VectorRecord]]:
-    """The content of a file of vectors that has this name, and where in it the one of each data file lies."""
+    """Return the content of a file of vectors with this name, and the record of each data file's vector."""
     parts, at = [_FORMAT], len(_FORMAT)
     records = {}
     for path, rows in vectors.items():
@@ -92,9 +93,10 @@ def encode(vectors: Mapping[str, BitMap64], name: uuid.UUID) -> tuple[bytes, dic
 
 
 def read_vector(filesystem: fs.FileSystem, root: str, record: VectorRecord) -> BitMap64:
-    """The rows that a vector marks. `root`: the table's path in its filesystem.
+    """Return the row numbers that a vector marks as deleted. `root`: the table's path in its filesystem.
 
-    Raises FileNotFoundError, OSError; LakeTableError when it is not what the log says of it.
+    Raises FileNotFoundError, OSError. Raises LakeTableError if the vector is damaged, does not match its
+    record, or is stored outside of the table.
     """
     if record.storage == "i":
         return _decode(from_z85(record.place)[: record.size], record)
@@ -130,7 +132,7 @@ def _damaged(record: VectorRecord) -> LakeTableError:
 
 
 def to_z85(data: bytes) -> str:
-    """Base 85 as ZeroMQ has it (https://rfc.zeromq.org/spec/32/): four bytes are five digits."""
+    """Encode bytes in ZeroMQ's base 85 (https://rfc.zeromq.org/spec/32/): four bytes give five digits."""
     digits = []
     for (number,) in struct.iter_unpack(">I", data):
         digits += [_Z85[number // 85**power % 85] for power in (4, 3, 2, 1, 0)]
@@ -138,7 +140,7 @@ def to_z85(data: bytes) -> str:
 
 
 def from_z85(text: str) -> bytes:
-    """The reverse. Raises LakeTableError for what is no such text."""
+    """Decode text in ZeroMQ's base 85. Raises LakeTableError if the text is not valid."""
     parts = (text[start : start + 5] for start in range(0, len(text), 5))
     try:
         numbers = [sum(_Z85.index(digit) * 85 ** (4 - at) for at, digit in enumerate(part)) for part in parts]

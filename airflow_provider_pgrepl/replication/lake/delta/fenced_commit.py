@@ -1,7 +1,8 @@
-"""Commits of a lake table: fenced, with the position and the bounds that go along.
+"""Fenced commits of a lake table, which set its position and keep its declared bounds true.
 
-Settings of other programs on a lake table that make its commits fail, and how to remove them.
-Read from the table itself: the text of Delta's errors is for people, and may hold values of rows.
+If a commit fails, this module finds the settings of other programs on the table that prevent it, and how to
+remove them. It reads them from the table: Delta's error messages are not meant for programs, and may hold
+values of rows.
 """
 
 from __future__ import annotations
@@ -48,35 +49,38 @@ _WRITTEN = {
     *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"),
     *("timestampNtz", "deletionVectors", "v2Checkpoint", "variantType"),
 }
-"""Writer features that deltalake 1.6.6 satisfies (tried)."""
+"""Writer features that deltalake 1.6.6 supports (tested)."""
 _IDENTITY = "identityColumns"
 _IDENTITY_WRITER = 6
-"""The version of writers without features that demands identity columns."""
+"""The lowest writer version, of tables without writer features, that requires identity columns."""
 _DROPPED_AT_ONCE = ("rowTracking", "inCommitTimestamp", "domainMetadata")
-"""Features that Spark drops in one statement. Dropping another one leaves checkpointProtection behind, or is
-impossible. In the order in which they are dropped: row tracking needs domainMetadata."""
+"""Features that Spark drops in one statement, in the order in which to drop them: row tracking needs
+domainMetadata. Dropping any other feature leaves checkpointProtection behind, or is impossible."""
 _CONSTRAINT = "delta.constraints."
 log = logging.getLogger(__name__)
 _DAMAGE = {"Object at location": "one of its files is gone"}
 Result = TypeVar("Result")
-# Delta leaves the metadata of a column to its writers (PROTOCOL.md of github.com/delta-io/delta); Spark
-# has a column's comment there: org.apache.spark.sql.types.StructField.getComment.
+# Delta does not define the keys of a column's metadata (PROTOCOL.md of github.com/delta-io/delta). Spark
+# stores a column's comment under this key: org.apache.spark.sql.types.StructField.getComment.
 _COMMENT = "comment"
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """`what` is set on the table, and the `remedy`: what to run. Of one setting it is empty where only a new
-    snapshot helps."""
+    """A setting on a table that prevents commits. `what`: its name, with an explanation where needed.
+
+    `remedy`: the statement that removes it; empty, for a single setting, if only a resnapshot helps.
+    """
 
     what: str
     remedy: str
 
 
 def find_obstacle(table: DeltaTable, *, at_rows: bool) -> Obstacle | None:
-    """The setting because of which a commit through `table` failed, None if there is none.
+    """Return the settings because of which a commit through `table` failed, as one obstacle, or None.
 
-    `at_rows`: it failed while rows were written, which constraints reject, and not as a whole.
+    `at_rows`: the commit failed while rows were written, so look for constraints that reject rows. Otherwise
+    look for settings that reject every commit.
     """
     alter = f"ALTER TABLE delta.`{table.table_uri}`"
     if at_rows:
@@ -87,9 +91,9 @@ def find_obstacle(table: DeltaTable, *, at_rows: bool) -> Obstacle | None:
 
 
 def find_fixed_columns(table: DeltaTable) -> Obstacle | None:
-    """The setting with which the table's columns cannot be changed or replaced, None if there is none.
+    """Return the setting that prevents changing or replacing the table's columns (column mapping), or None.
 
-    deltalake does not notice when files are replaced, and leaves a table that no reader can open.
+    deltalake does not check this when files are replaced, and leaves a table that no reader can open.
     """
     found = list(_mapped_columns(table))
     return _joined(table, found) if found else None
@@ -160,7 +164,7 @@ def commit_properties(
     commit_ts: datetime | None = None,
     others: Mapping[str, int] | None = None,
 ) -> CommitProperties:
-    """What every commit carries: the position under the app id, other app ids, and our metadata."""
+    """Return the properties of every commit: the position under the app ID, other app IDs, and metadata."""
     about = {"kind": kind, "position": int(position), "commit_ts": commit_ts and commit_ts.isoformat()}
     return CommitProperties(
         app_transactions=[
@@ -179,13 +183,15 @@ def fenced(
     known: Mapping[str, str] | None = None,
     passing: tuple[type[Exception], ...] = (),
 ) -> Result:
-    """Run `commit`, which commits once through `table` and is to leave it at `position`.
+    """Run `commit`, which commits once through `table`, and check that the position is then `position`.
 
-    Raises FencedError when another process of this pipeline has written the table since the handle was
-    opened; OvertakenError when another program has, which left the position; LakeUnavailableError when the
-    storage refuses; LakeTableError for anything else, with the setting that prevents it, if one does.
-    Delta's own messages may hold values of rows, so none is passed on; `known` gives our sentence about a
-    damaged table for a fragment of such a message. What is `passing` is left to the caller.
+    Raises FencedError if another process of this pipeline has written the table since the handle was opened,
+    OvertakenError if another program has and left the position unchanged, LakeUnavailableError for an error
+    of the storage. Raises LakeTableError for anything else; its hint names the setting that prevents the
+    commit, if there is one.
+
+    Delta's messages may hold values of rows, so they are not passed on. `known`: maps fragments of them to
+    this package's message about a damaged table. `passing`: exception types that are not converted.
     """
     result = try_commit(table, commit, app, known, passing)
     if app_version(table, app) != position:
@@ -200,7 +206,7 @@ def try_commit(
     known: Mapping[str, str] | None = None,
     passing: tuple[type[Exception], ...] = (),
 ) -> Result:
-    """Run `commit` and flush what it committed; raises what `fenced` does."""
+    """Run `commit`, flush what it committed to disk, and return its result. Raises what `fenced` does."""
     before = int(table.version())
     try:
         result = commit()
@@ -210,14 +216,17 @@ def try_commit(
         if isinstance(error, (PgReplError, *passing)):
             raise
         failed = error
-    # Looked into and raised out here, so that Delta's exception does not hang on ours as its context.
+    # Raise outside of the except block, so that Delta's exception does not become the error's context.
     raise _failure(table, app, before, failed, {**_DAMAGE, **(known or {})})
 
 
 def _failure(
     table: DeltaTable, app: str, before: int, error: Exception, sentences: Mapping[str, str]
 ) -> PgReplError:
-    """What a failed commit through a handle that was at the version `before` means."""
+    """Return the error for a failed commit through a handle that was at the version `before`.
+
+    `sentences`: messages about a damaged table, by fragments of Delta's messages.
+    """
     uri = table.table_uri
     newest = _open_or_none(uri)
     if newest is not None and (int(newest.version()) != before or isinstance(error, VersionTakenError)):
@@ -242,8 +251,10 @@ def _prevented(table: DeltaTable, obstacle: Obstacle) -> LakeTableError:
 
 
 def overtaken(newest: DeltaTable, app: str, before: int) -> PgReplError:
-    """What commits since the version `before` mean for a writer under the app id: it is fenced if they moved
-    the position, or it cannot be determined."""
+    """Return the error for a writer under `app` if the table has commits after the version `before`.
+
+    FencedError if they changed the position or if that cannot be determined, else OvertakenError.
+    """
     uri, version = newest.table_uri, int(newest.version())
     held = _open_or_none(uri, before)
     if held is None or version < before or app_version(held, app) != app_version(newest, app):
@@ -262,14 +273,14 @@ def _open_or_none(uri: str, version: int | None = None) -> DeltaTable | None:
 
 
 def commit_nothing(table: DeltaTable, app: str, position: LSN, properties: CommitProperties) -> None:
-    """Move the position without touching data. Raises FencedError."""
+    """Commit the position without changing data. Raises what `fenced` does."""
     commit_files(table, app, position, (), properties)
 
 
 def commit_files(
     table: DeltaTable, app: str, position: LSN, files: Sequence[WrittenFile], properties: CommitProperties
 ) -> None:
-    """Append the rows of files and move the position, in one commit. Raises what `fenced` does."""
+    """Append files and set the position, in one commit. Raises what `fenced` does."""
     adds = [file.add_action() for file in files]
     narrow_bounds(table, app, bounded(files, pa.schema(table.schema().to_arrow())))
     fenced(table, app, position, lambda: _add_files(table, adds, "append", table.schema(), properties))
@@ -283,7 +294,11 @@ def replace_files(
     schema: pa.Schema,
     properties: CommitProperties,
 ) -> None:
-    """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
+    """Replace all files and columns of the table, and set the position, in one commit.
+
+    Commits of the protocol and of the declared bounds may come before and after it. Raises what `fenced`
+    does.
+    """
     if (obstacle := find_fixed_columns(table)) is not None:
         raise _prevented(table, obstacle)
     adds = [file.add_action() for file in files]
@@ -303,7 +318,11 @@ def replace_files(
 def _repartition(
     table: DeltaTable, adds: Sequence[AddAction], schema: pa.Schema, properties: CommitProperties
 ) -> None:
-    """deltalake's overwrite leaves a table partitioned as it was, and says nothing."""
+    """Replace all files and columns of the table, and its partition columns, in one commit.
+
+    deltalake's overwrite keeps the old partition columns without an error. Raises LakeTableError if the
+    table's protocol requires more of writers than this package supports.
+    """
     if not can_commit(table):
         raise LakeTableError(
             f"{table.table_uri}: how it is partitioned cannot be changed, since its protocol demands more of"
@@ -321,15 +340,15 @@ def _add_files(
     by = table.metadata().partition_columns or None
     with committing(table, properties):
         table.create_write_transaction(adds, mode, schema, partition_by=by, commit_properties=properties)
-    # Unlike the other ways to commit, this one leaves the handle where it was.
+    # Unlike the other methods that commit, this one does not move the handle to the new version.
     table.update_incremental()
 
 
 def bounded_columns(table: DeltaTable, app: str) -> list[str]:
-    """The columns of which all files of the table have bounds; whoever writes it has to write these.
+    """Return the columns that have bounds in all files of the table. Every new file has to have them, too.
 
-    A table that an earlier version of this program made does not say it, and is made to, in a commit of its
-    own without data. Raises what `fenced` does.
+    If an earlier version of this package created the table, they are not declared: then they are found in the
+    log, and declared in a separate commit without data. Raises what `fenced` does.
     """
     declared = declared_columns(table)
     if declared is not None:
@@ -340,9 +359,10 @@ def bounded_columns(table: DeltaTable, app: str) -> list[str]:
 
 
 def narrow_bounds(table: DeltaTable, app: str, keeping: Collection[str]) -> list[str]:
-    """Before files without bounds of some columns come: no other columns than `keeping` are said to have any.
+    """Remove the columns that are not in `keeping` from the declared bounds, and return the remaining ones.
 
-    Returns those that are. A commit of its own, without data, if anything changes. Raises what `fenced` does.
+    Call this before adding files that lack bounds of some columns. Makes a separate commit without data if
+    anything changes. Raises what `fenced` does.
     """
     declared = bounded_columns(table, app)
     kept = [name for name in declared if name in keeping]
@@ -352,7 +372,10 @@ def narrow_bounds(table: DeltaTable, app: str, keeping: Collection[str]) -> list
 
 
 def _declare_bounds(table: DeltaTable, app: str, columns: Sequence[str]) -> None:
-    """The position, if there is one yet, goes along: who writes the table at the same time is refused."""
+    """Declare the columns that have bounds in all files, in a commit without data.
+
+    The commit repeats the position, if there is one, so that it fences concurrent writers of the table.
+    """
     version = app_version(table, app)
     position = None if version is None else LSN(version)
     about = json.dumps({"kind": "bounds", "position": position, "commit_ts": None})
@@ -372,12 +395,16 @@ def _set_properties(table: DeltaTable, wanted: Mapping[str, str], properties: Co
 
 
 def bounded(files: Sequence[WrittenFile], schema: pa.Schema) -> list[str]:
-    """The columns of which all of these files have bounds."""
+    """Return the columns that have bounds in all of these files."""
     return bounded_in_all(schema, [file.stats_json for file in files])
 
 
 def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
-    """Declare the feature in a commit of its own, without data: an overwrite cannot."""
+    """Declare the table feature timestampNtz if `schema` needs it and the table lacks it.
+
+    This is a separate commit without data, as an overwrite cannot declare the feature. Raises FencedError if
+    another process commits at the same time.
+    """
     needed = any(_has_timestamp_without_tz(field.type) for field in schema)
     if not needed or "timestampNtz" in (table.protocol().writer_features or []):
         return
@@ -405,15 +432,16 @@ def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
 
 
 def commented(schema: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
-    """With the comments of its columns, as deltalake takes them over into a table's metadata."""
+    """Return the schema with comments of its columns, in the form that deltalake stores in the metadata."""
     about = {name: {_COMMENT: comment} for name, comment in comments.items()}
     return pa.schema([field.with_metadata(about.get(field.name)) for field in schema])
 
 
 def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Comments) -> None:
-    """Have these and no others, in a commit of its own without data, unless it is so already.
+    """Set the comments of the table and its columns to exactly these, in a commit without data.
 
-    Raises what `fenced` does.
+    Does nothing if they are set already. Logs a warning and does nothing if the table's protocol requires
+    more of writers than this package supports. Raises what `fenced` does.
     """
     fields = [_told_of(field, comments.columns.get(field.name)) for field in table.schema().fields]
     is_told = (table.metadata().description or "") == comments.table

@@ -1,11 +1,11 @@
-"""The data files of a version of a table as its log has them, with what marks rows in them as gone.
+"""The data files of a table version as in the table's log, with their deletion vectors, and the log's damage.
 
-deltalake's own list of them leaves out the vectors, and the words of the log that a file which gets another
-vector is to be named by again.
+deltalake's own list of files leaves out the vectors, and the original `add` action, which a commit has to
+repeat to give the file another vector.
 
-The files of a Delta log's commits: which one stands for a version, and those that hold nothing.
-A folder that is put back, and a power cut, take commits away that this product has seen. Delta does not mind:
-the newest file that is there is the newest version, and a file without content is a commit without actions.
+If a folder is restored from a copy, or after a power failure, commits that this package has seen can be
+missing. Delta does not notice: the newest commit file is the newest version, and an empty file is a commit
+without actions. So this module identifies commits by fingerprints and sets empty ones aside.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from airflow_provider_pgrepl.replication.storage import (
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 
 COMMIT_METADATA = "pgrepl"
-"""Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
-# What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
+"""Key of this package's JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
+# The fields of an `add` action (PROTOCOL.md, "Add File and Remove File").
 _FIELDS = (
     *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
     *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
@@ -52,17 +52,21 @@ _FIELDS = (
 
 
 def commit_fingerprint(uri: str, version: int) -> str:
-    """What tells the commit of a version from another in its place; empty when there is none."""
+    """Return a fingerprint that distinguishes the commit of a version from another one of the same version.
+
+    Empty if the commit does not exist.
+    """
     with storage_errors(uri):
         return commit_mark(uri, version)
 
 
 def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
-    """Have a lake table go back to before the first commit that is not whole, or holds nothing.
+    """Set aside the commits of a lake table from the first incomplete or empty one on.
 
-    For who writes the table while nobody else does. Its position says where it is then; what it lacks is in
-    the changelog. `told` as in `find_torn`. Raises LakeTableError where no commit can be set aside, and for a
-    table that another program has written: nothing in it is renamed.
+    Call this only in the process that writes the table, while no other process does. The table's position is
+    then that of the last remaining commit; the missing changes are in the changelog. `told` as in
+    `find_torn`. Raises LakeTableError if the commit is in an object store, and for a table that this pipeline
+    has not written: nothing in it is renamed then.
     """
     torn, commits = find_torn(uri, told=told), dict(_commits_to_read(uri))
     first = min((version for version, size in commits.items() if not size), default=None)
@@ -84,7 +88,7 @@ def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
 
 
 def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
-    """Versions and sizes of the commits after the last checkpoint: what was before is in that."""
+    """Yield the version, and the size in bytes, of each commit after the last checkpoint."""
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
         infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
@@ -97,42 +101,49 @@ def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class LiveFile:
-    """One data file of a table. `action`: the `add` by which the log names it; `marked`: how many more of its
-    rows than before are gone by that, as far as this process has seen."""
+    """One data file of a table.
+
+    `action`: its `add` action in the log. `marked`: the number of rows that this action newly marked as
+    deleted, as far as this process has seen.
+    """
 
     action: Mapping[str, Any]
     marked: int = 0
 
     @cached_property
     def path(self) -> str:
-        """Below the table's folder."""
+        """The path below the table's folder."""
         return unquote(self.action["path"])
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
-        """What the log says of its rows and values; empty when nothing."""
+        """The statistics in the log; empty without any."""
         told: dict[str, Any] = json.loads(self.action.get("stats") or "{}")
         return told
 
     @property
     def partition(self) -> str | None:
-        """That of its rows; what is empty is none, as some readers have it."""
+        """The partition of its rows. Empty text counts as None, as in some readers."""
         return (self.action.get("partitionValues") or {}).get(PARTITION) or None
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return int(self.action["size"])
 
     @cached_property
     def vector(self) -> VectorRecord | None:
-        """Of the rows in it that are gone."""
+        """The deletion vector of its rows, or None without one."""
         return VectorRecord.of_action(self.action.get("deletionVector"))
 
     @property
     def vector_bytes(self) -> int:
-        """What its vectors have cost: each commit that marks rows in it writes its vector whole. As if all
-        had marked as many as the last one, half the present one's size was written that many times."""
+        """An estimate of the bytes of vectors written for this file, as each commit rewrites its vector.
+
+        Assumes that every commit marked as many rows as the last one. Then the number of commits is the
+        number of marked rows divided by `marked`, and each wrote half of the present vector's size on
+        average. 0 if there is no vector or `marked` is not known.
+        """
         if self.vector is None or self.marked <= 0:
             return 0
         return self.vector.size * self.vector.rows // (2 * self.marked)
@@ -140,7 +151,7 @@ class LiveFile:
 
 @dataclass(frozen=True)
 class _Followed:
-    """What the log says up to a version. `apps`: by app id the last version that a commit gave it."""
+    """The content of a log up to a version. `apps`: for each app ID, the version in its last commit."""
 
     version: int
     fingerprint: str
@@ -149,29 +160,30 @@ class _Followed:
 
 
 _followed: dict[str, _Followed] = {}
-"""By the table's URI: the newest version that this process has read the log up to."""
+"""By table URI: the newest version up to which this process has read the log, and its content."""
 
 
 def live_files(table: DeltaTable) -> dict[str, LiveFile]:
-    """The data files of the version at which a handle stands, by their path below the table's folder.
+    """Return the data files of the version of the handle `table`, by their paths below the table's folder.
 
-    Costs the reading of the commits since the last time. Raises LakeTableError, LakeUnavailableError.
+    Reads only the commits since the last call. Raises LakeTableError, LakeUnavailableError.
     """
     return _follow(table).files
 
 
 def live_bytes(table: DeltaTable) -> int:
-    """The bytes of the data files and vectors of that version. Raises what `live_files` does."""
+    """Return the bytes of the data files and vectors of that version. Raises what `live_files` does."""
     files = live_files(table).values()
     return sum(file.size + (0 if file.vector is None else file.vector.size) for file in files)
 
 
 def app_version(table: DeltaTable, app: str) -> int | None:
-    """What the last commit with this app id gave it, as of the version at which a handle stands.
+    """Return the app version in the last commit with this app ID, as of the version of the handle `table`.
 
-    deltalake's `transaction_version` reads all commits since the last checkpoint anew, and leaves out what
-    `TRANSACTION_RETENTION` lets expire. Checkpoints then lack it, too, but not the commit that gave it, which
-    maintenance keeps. Raises what `live_files` does.
+    Returns None if no commit has the app ID. deltalake's `transaction_version` reads all commits since the
+    last checkpoint again, and leaves out app IDs that have expired by `TRANSACTION_RETENTION`. Checkpoints
+    leave them out, too, but the commit files have them, and maintenance keeps those. Raises what `live_files`
+    does.
     """
     apps = _follow(table).apps
     if app not in apps and has_retention(table):
@@ -182,12 +194,12 @@ def app_version(table: DeltaTable, app: str) -> int | None:
 
 
 def has_retention(table: DeltaTable) -> bool:
-    """Whether another program lets the app ids of the table expire."""
+    """Return True if app IDs of the table expire, because another program has set `TRANSACTION_RETENTION`."""
     return TRANSACTION_RETENTION in table.metadata().configuration
 
 
 def _version_in_commits(table: DeltaTable, app: str) -> int | None:
-    """What the newest commit with this app id gave it; None if none of those that are there has it."""
+    """Return the app version in the newest existing commit file with this app ID; None if none has it."""
     filesystem, root = open_storage(table.table_uri)
     with storage_errors(table.table_uri), suppress(FileNotFoundError):
         for version in range(int(table.version()), -1, -1):
@@ -198,7 +210,10 @@ def _version_in_commits(table: DeltaTable, app: str) -> int | None:
 
 
 def apps_in_checkpoint(uri: str, version: int) -> set[str]:
-    """The app ids that the checkpoint of a version has. Raises what `live_files` does."""
+    """Return the app IDs in the checkpoint of this version; empty if it has none.
+
+    Raises LakeUnavailableError, and LakeError for other errors of the storage.
+    """
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
         found, names = _newest_checkpoint(filesystem, root, version)
@@ -231,7 +246,10 @@ def _follow(table: DeltaTable) -> _Followed:
 
 
 def _read_up_to(filesystem: fs.FileSystem, root: str, version: int, known: _Followed | None) -> _Followed:
-    """From what is known, or else from the newest checkpoint on. Raises FileNotFoundError."""
+    """Return the log's content up to a version. Starts at `known`, or else at the newest checkpoint.
+
+    Raises FileNotFoundError if a commit file is missing, ValueError if one cannot be parsed.
+    """
     if known is None:
         known = _begin(filesystem, root, version)
     elif known.version == version:
@@ -243,7 +261,7 @@ def _read_up_to(filesystem: fs.FileSystem, root: str, version: int, known: _Foll
             for actions in each(partial(read_commit_actions, filesystem, root), versions):
                 _take(files, apps, actions)
     except FileNotFoundError:
-        # Of a table that this process has not seen for long, others have cleaned the log meanwhile.
+        # This process has not read the table for a long time, and another one has cleaned the log since.
         if not known.fingerprint:
             raise
         return _read_up_to(filesystem, root, version, None)
@@ -251,8 +269,11 @@ def _read_up_to(filesystem: fs.FileSystem, root: str, version: int, known: _Foll
 
 
 def check_files(table: DeltaTable) -> None:
-    """Raises LakeTableError when a file that a table consists of is not there: a folder may have been put
-    back, or copied while it was written, without all that its log names."""
+    """Raise LakeTableError if a data file or a vector of the table is missing or empty.
+
+    Files are missing if the folder was restored from an incomplete copy, or from one that was made during a
+    write.
+    """
     uri = table.table_uri
     files = live_files(table)
     needed = {*files, *(file.vector.path for file in files.values() if file.vector and file.vector.path)}
@@ -275,7 +296,7 @@ def _present(uri: str, folders: Collection[str]) -> set[str]:
 
 
 def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
-    """What the newest checkpoint at or before a version has."""
+    """Return the content of the newest checkpoint at or before a version; empty and at -1 without one."""
     files: dict[str, LiveFile] = {}
     apps: dict[str, int] = {}
     newest, names = _newest_checkpoint(filesystem, root, version)
@@ -289,19 +310,22 @@ def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
 
 
 def _as_in_log(action: Mapping[str, Any]) -> dict[str, Any]:
-    """An `add` of a checkpoint as a commit has it: maps are objects, and there are no parsed copies."""
+    """Convert an `add` of a checkpoint to its form in a commit: maps as objects, without parsed copies."""
     held = {name: action[name] for name in _FIELDS if action.get(name) is not None}
     return {**held, **{name: dict(held[name]) for name in ("partitionValues", "tags") if name in held}}
 
 
 def _newest_checkpoint(filesystem: fs.FileSystem, root: str, version: int) -> tuple[int, list[str]]:
-    """Its version, -1 when there is none, and the names of its parts."""
+    """Return the version of the newest checkpoint at or before `version`, -1 without one, and its parts."""
     infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
     return next((found for found in whole_checkpoints(infos) if found[0] <= version), (-1, []))
 
 
 def _take(files: dict[str, LiveFile], apps: dict[str, int], actions: Iterable[Mapping[str, Any]]) -> None:
-    """A commit's actions have no order: a file that gets another vector is both removed and added."""
+    """Apply the actions of one commit to `files` and `apps`.
+
+    The actions of a commit have no order. A file that gets another vector is both removed and added.
+    """
     actions = list(actions)
     gone: dict[str, int] = {}
     for action in actions:

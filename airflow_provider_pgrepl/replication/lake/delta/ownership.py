@@ -1,10 +1,11 @@
-"""Ownership of a lake table, by evidence that only this package leaves: the app ids in its Delta log.
+"""Ownership of a lake table, determined by evidence that only this package leaves: app IDs in its Delta log.
 
-The log is read here and not by deltalake: an error of a library, a path or a name is no evidence.
+This module reads the log itself instead of through deltalake: an error of a library, a path or a name is no
+evidence.
 
-Marks of a lake table: the app ids in its log by which it says where it is, and of which lake.
-A copy of its folder has them as well, at another path or in another lake. They are app ids because a
-checkpoint keeps these.
+The marks of a lake table are two app IDs in its log: one names its path below the lake root, the other its
+lake. A copy of its folder has the same marks, but another path or lake. Marks are app IDs because checkpoints
+keep app IDs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, loca
 from airflow_provider_pgrepl.replication.storage.errors import fault_of
 
 PATH_APP = "pgrepl-path:"
-"""Begins a Delta app id that goes on with the table's path below the lake root."""
+"""Prefix of the Delta app ID that ends with the table's path below the lake root."""
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN = re.compile(
     rf"(?:{PARTITION}=[^/]*/)?(?:part-{_UUID}(?:\.zstd)?\.parquet|deletion_vector_{_UUID}\.bin)"
@@ -45,16 +46,16 @@ _WRITTEN = re.compile(
 _NAMED = 3
 NOT_MARKED = "its log does not say which table it is, and neither state nor a consistent point names it"
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
-"""The property by which checkpoints lose app ids that are older; commits keep them."""
+"""The table property that makes checkpoints leave out older app IDs. Commit files keep them."""
 
 
 def path_mark(uri: str) -> str:
-    """Return the app id that says where a lake table, or history, is below the root of its lake."""
+    """Return the app ID that names the path of a lake table, or a history, below the lake root."""
     return f"{PATH_APP}{_split(uri)[1]}"
 
 
 def table_marks(uri: str) -> dict[str, int]:
-    """Return the marks of the table at `uri`, for a commit. Without a changelog there is no mark of a lake.
+    """Return the marks of the table at `uri`, for a commit. Without a changelog, the lake's mark is left out.
 
     Raises LakeUnavailableError.
     """
@@ -63,8 +64,10 @@ def table_marks(uri: str) -> dict[str, int]:
 
 
 def lake_mark(lake_root: str) -> str | None:
-    """Return the app id that says of which lake a table is; None without a changelog. Raises
-    LakeUnavailableError."""
+    """Return the app ID that marks tables of this lake, or None without a changelog.
+
+    Raises LakeUnavailableError.
+    """
     try:
         return f"{LAKE_APP}{lake_id(open_changelog(changelog_uri(lake_root)))}"
     except ChangelogError:
@@ -72,14 +75,18 @@ def lake_mark(lake_root: str) -> str | None:
 
 
 def copied_from(uri: str, apps: Collection[str]) -> str | None:
-    """Return the path of the table of whose folder this one is a copy, by the app ids of its log."""
+    """Return the path of the table whose folder was copied to `uri`, or None if the folder is no copy.
+
+    `apps`: the app IDs in the log at `uri`.
+    """
     paths = [app for app in apps if app.startswith(PATH_APP)]
     return paths[0].removeprefix(PATH_APP) if paths and path_mark(uri) not in paths else None
 
 
 def reason_of_lake(uri: str, apps: Collection[str]) -> str | None:
-    """Return why a table with these app ids may not be of the lake that it lies in; None if it is, or has no
-    mark of a lake. Raises LakeUnavailableError.
+    """Return why the table at `uri` may belong to another lake than the one that it lies in.
+
+    Returns None if its app IDs have the mark of this lake, or of no lake. Raises LakeUnavailableError.
     """
     lakes = {app for app in apps if app.startswith(LAKE_APP)}
     if not lakes:
@@ -89,21 +96,21 @@ def reason_of_lake(uri: str, apps: Collection[str]) -> str | None:
     except ChangelogError:
         return "it is of a lake whose changelog is not there"
     own = f"{LAKE_APP}{lake_id(changelog)}"
-    # A changelog that took the place of a lost one has the mark of that.
+    # A changelog that replaced a lost one has the mark of the lost one.
     if own in lakes or any(changelog.transaction_version(lake) is not None for lake in lakes):
         return None
     return f"it is of another lake, {min(lakes).removeprefix(LAKE_APP)}"
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """The lake root, and the path below it, of a table."""
+    """Return the lake root of a table, and the table's path below it."""
     local = local_path(uri)
     root, *path = (uri.rstrip("/") if local is None else str(local)).rsplit("/", 2)
     return root, "/".join(path)
 
 
 class Owner(Enum):
-    """Whose a table's folder is; `UNKNOWN`: evidence is missing, so the folder must stay as it is."""
+    """The owner of a table's folder. `UNKNOWN`: evidence is missing, so the folder must not be changed."""
 
     NOBODY = "nobody"
     PIPELINE = "this pipeline"
@@ -113,10 +120,10 @@ class Owner(Enum):
 
 @dataclass(frozen=True)
 class Ownership:
-    """The owner of a table's folder, and the evidence as the end of a sentence about it.
+    """The owner of a table's folder, and the evidence, as the end of a sentence about the folder.
 
-    `is_marked`: the log says that this is the table's path. Earlier versions did not mark tables: one without
-    a mark may be a copy of the folder of another.
+    `is_marked`: the log names this path as the table's. Earlier versions did not mark tables, so a folder
+    without a mark may be a copy of another table's folder.
     """
 
     owner: Owner
@@ -125,18 +132,21 @@ class Ownership:
 
 
 def is_written_name(path: str) -> bool:
-    """Return True if only our writers name a file like this. `path`: below the table's folder."""
+    """Return True if only this package gives files such a name. `path`: below the table's folder."""
     return _WRITTEN.fullmatch(path) is not None
 
 
 def is_link(uri: str) -> bool:
-    """Return True if a table's folder or the folder of its schema is a symbolic link: both lie elsewhere."""
+    """Return True if the folder of a table or of its schema is a symbolic link, so that it lies elsewhere."""
     local = local_path(uri)
     return local is not None and (local.is_symlink() or local.parent.is_symlink())
 
 
 def _other_spelling(uri: str) -> str | None:
-    """The name under which a file system that ignores case has the folder, if it is not this one."""
+    """Return the name of the folder, or of its parent, on a file system that ignores case, if it is another.
+
+    Returns None if the names are as in `uri`, if a folder does not exist, or in an object store.
+    """
     local = local_path(uri)
     if local is None:
         return None
@@ -147,10 +157,11 @@ def _other_spelling(uri: str) -> str | None:
 
 
 def read_ownership(uri: str, pipeline_name: str) -> Ownership:
-    """Return the owner of the folder `uri` from the lake table's point of view.
+    """Return the owner of the folder `uri`, which a lake table of this pipeline is to have.
 
-    A folder without a Delta log that holds nothing, or only files of this package's names, is nobody's.
-    Raises LakeUnavailableError, LakeError: without an answer of the storage nothing is known.
+    The owner is `Owner.NOBODY` if the folder does not exist, or if no Delta log can be read in it and it
+    holds nothing but files whose names only this package gives. Raises LakeUnavailableError or LakeError if
+    the storage does not answer: nothing is known then.
     """
     if is_link(uri):
         return Ownership(Owner.UNKNOWN, "its folder is a symbolic link")
@@ -179,9 +190,10 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
 
 
 def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool] = lambda: True) -> None:
-    """Raise LakeError unless the folder is this pipeline's table or nobody's; LakeUnavailableError.
+    """Raise LakeError unless the folder is this pipeline's table or has no owner.
 
-    `is_known`: asked whether state or points say that the table was copied, if the table has no marks.
+    `is_known`: called if the table has no marks; returns True if the state or a consistent point records the
+    table as copied. Also raises LakeUnavailableError.
     """
     found = read_ownership(uri, pipeline_name)
     reason = None if found.owner in (Owner.PIPELINE, Owner.NOBODY) else found.reason
@@ -197,8 +209,9 @@ def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool]
 def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> int:
     """Return the highest epoch in which a pipeline of this name has written the table; 0 if none has.
 
-    In a lake without a changelog. Raises LakeError for a table of such a pipeline unless the state has copied
-    it (`is_copied`) into the lake with the id `former_lake`; LakeUnavailableError.
+    For a lake without a changelog. Raises LakeError if such a pipeline has written the table, unless the
+    state records the table as copied (`is_copied`) and it has no mark of another lake than the one with the
+    id `former_lake`. Raises LakeUnavailableError.
     """
     apps = read_apps(uri)
     epochs = [int(app.rpartition(":")[2]) for app in apps if is_app_of(app, pipeline_name)]
@@ -215,14 +228,14 @@ def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: b
 
 
 def read_apps(uri: str) -> Mapping[str, int]:
-    """Return the app ids in the log of a table, none without a log. Raises what `read_ownership` does."""
+    """Return the app IDs in the log of a table; empty without a log. Raises what `read_ownership` does."""
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
         return _read_apps(filesystem, root, _log_entries(filesystem, root))[0]
 
 
 def is_app_of(app: str, pipeline_name: str) -> bool:
-    """Return True for the app id of any epoch of a pipeline."""
+    """Return True if `app` is the app ID of any epoch of the pipeline."""
     name, _, epoch = app.rpartition(":")
     return name == pipeline_name and epoch.isdecimal()
 
@@ -237,9 +250,9 @@ def _by_names(filesystem: fs.FileSystem, root: str, but: str) -> Ownership:
 
 
 def table_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
-    """Yield what lies below a folder besides its own Delta log, by its path there.
+    """Yield the paths, below `root`, of all files except those of its own Delta log.
 
-    A symbolic link is a file here, and is not followed. Raises OSError.
+    A symbolic link counts as a file and is not followed. Raises OSError.
     """
     if not isinstance(filesystem, fs.LocalFileSystem):
         for info in filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True)):
@@ -268,7 +281,7 @@ def _log_entries(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
 def _read_apps(
     filesystem: fs.FileSystem, root: str, entries: list[fs.FileInfo]
 ) -> tuple[Mapping[str, int], bool]:
-    """The app ids as of the newest version that can be read, and whether any metadata of a table was."""
+    """Return the app IDs as of the newest readable version, and True if any table metadata was read."""
     versions = (commit_version(info.base_name) for info in entries)
     commits = sorted(version for version in versions if version is not None)
     base, known = -1, _Known()
@@ -277,7 +290,7 @@ def _read_apps(
         if found is not None:
             base, known = version, found
             break
-    # Each commit by itself: one that is torn or gone says nothing about the owner, the others do.
+    # Each commit is read separately. One that is torn or missing is no evidence, but the others are.
     for version in commits:
         if version > base:
             known.take(_read_actions(filesystem, root, version))
@@ -292,7 +305,7 @@ def _read_apps(
 
 @dataclass
 class _Known:
-    """What actions of a log say: app ids, and the properties; None without any metadata."""
+    """The app IDs and the table properties in actions of a log. `configuration`: None without metadata."""
 
     apps: dict[str, int] = field(default_factory=dict)
     configuration: Mapping[str, str] | None = None

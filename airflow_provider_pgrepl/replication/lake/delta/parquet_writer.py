@@ -1,8 +1,8 @@
-"""Rows into Parquet files of one lake table, which some Delta commit then adds.
+"""Writing of rows to Parquet files of one lake table, which a Delta commit then adds.
 
-How a lake table is partitioned: by no column, or by our own of that name, which its data files have too.
-Polars takes a partition's value from the file, or from a folder's name; all others take it from the log. So
-the column is in our files, and these lie in no folders.
+A lake table is partitioned by no column, or by this package's partition column, which its data files also
+have. Polars reads a partition's value from the file or from a folder's name; all other readers read it from
+the log. So the files have the column, and are not in partition folders.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ ROW_GROUP_BYTES = 64 << 20
 _WRITE_OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
-    # A column with few values keeps its dictionary; one with many gives it up before it costs time.
+    # A column with few values keeps its dictionary. One with many drops it before it costs time.
     "dictionary_pagesize_limit": 128 << 10,
     "store_decimal_as_integer": True,
     "store_schema": False,
 }
 SPLIT_BYTES = 32 << 20
-"""So much is told apart at once: with thousands of partitions each time costs as many small copies."""
+"""Bytes of rows that are split by partition at a time: each split makes a small copy for each partition."""
 WAITING_BYTES = 128 << 20
-"""So much waits, over all partitions, before the largest is written out."""
+"""Bytes of buffered rows, over all partitions, above which the largest partitions are written."""
 MOST_OPEN = 16
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A complete Parquet file: its path under the table's root and what a Delta `add` action says of it."""
+    """A complete Parquet file: its path below the table's folder, and the fields of its `add` action."""
 
     path: str
     size: int
@@ -69,7 +69,7 @@ class WrittenFile:
     partition_values: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
     def add_action(self, *, changes_data: bool = True) -> AddAction:
-        """The log's line for a file that comes."""
+        """Return the log's `add` action for the file."""
         return AddAction(
             path=self.path,
             size=self.size,
@@ -81,10 +81,10 @@ class WrittenFile:
 
 
 class ParquetFiles:
-    """Writes batches to files of about FILE_BYTES in a folder; a context manager.
+    """A context manager that writes batches to files of about FILE_BYTES in a folder.
 
-    `finish` completes and lists the files. Leaving the block without it removes all that were written.
-    `partition_values`: of all rows. Raises LakeError.
+    `finish` completes and returns the files. Leaving the block without it deletes all files written.
+    `partition_values`: the partition values of all rows. Raises LakeError.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ParquetFiles:
             self.discard()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a batch; small ones wait until they fill a row group."""
+        """Write a batch. Small batches are buffered until they fill a row group."""
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self._waiting_bytes += batch.nbytes
@@ -127,21 +127,21 @@ class ParquetFiles:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the rows that wait in memory."""
+        """The bytes of the buffered rows."""
         return self._waiting_bytes
 
     @property
     def is_open(self) -> bool:
-        """Whether a file is begun, and not complete."""
+        """True if a file has been started and is not complete."""
         return self._writer is not None
 
     def write_waiting(self) -> None:
-        """Write what waits, however little it is."""
+        """Write all buffered rows, even if they do not fill a row group."""
         if self._waiting_rows:
             self._write_row_group()
 
     def finish(self) -> list[WrittenFile]:
-        """Write what waits, close the last file, and list all of them (none when there were no rows)."""
+        """Write the buffered rows, close the last file, and return all files (empty without rows)."""
         if self._waiting_rows:
             self._write_row_group(is_last=True)
         self.close_file()
@@ -171,14 +171,14 @@ class ParquetFiles:
         return self._writer
 
     def close_file(self) -> None:
-        """Complete the file that is begun, if any; what comes later begins another."""
+        """Complete the open file, if any, and flush it to disk. Later rows are written to a new file."""
         if self._writer is None or self._sink is None:
             return
         with storage_errors(self._place):
             self._writer.close()
             size = self._sink.tell()
             self._sink.close()
-            # Here, because whoever commits it may be on another host.
+            # Flush here, because the process that commits the file may be on another host.
             durable.flush_files(self._place, [self._names[-1]])
         metadata = self._metadata.pop()
         self._written.append(
@@ -193,9 +193,9 @@ class ParquetFiles:
         self._writer = self._sink = None
 
     def discard(self) -> None:
-        """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
+        """Delete every file. One that cannot be deleted is named by no commit, so vacuum deletes it later."""
         self._waiting = []
-        # Whatever they say: an unfinished file has no metadata that a writer could hand over.
+        # Ignore all errors: an unfinished file has no metadata, so closing its writer may fail.
         try:
             if self._writer is not None:
                 self._writer.close()
@@ -211,9 +211,9 @@ class ParquetFiles:
 
 
 def delete_uncommitted(lake_root: str, folder: str, files: Iterable[WrittenFile]) -> None:
-    """Delete files that were written here and that no commit names.
+    """Delete files that this process wrote and that no commit names.
 
-    What cannot be deleted is logged, and left to maintenance.
+    Files that cannot be deleted are logged, and maintenance deletes them later.
     """
     try:
         filesystem, root = open_storage(lake_root)
@@ -223,11 +223,11 @@ def delete_uncommitted(lake_root: str, folder: str, files: Iterable[WrittenFile]
 
 
 class PartitionedFiles:
-    """As ParquetFiles, whose batches may be of any partitions; a context manager.
+    """A context manager like ParquetFiles, for batches with rows of any partitions.
 
-    Of each partition rows wait until they fill a row group, or until all that waits is too much. Of more
-    files than may be open at once, those are closed that were written to longest ago, and what comes of
-    their partitions later begins others.
+    The rows of a partition are buffered until they fill a row group, or until all buffered rows take more
+    than WAITING_BYTES. At most MOST_OPEN files are open. Beyond that, the least recently written file is
+    completed; later rows of its partition are written to a new file.
     """
 
     def __init__(self, lake_root: str, folder: str, schema: pa.Schema) -> None:
@@ -249,7 +249,7 @@ class PartitionedFiles:
             files.discard()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a batch, whose partitions stand in it."""
+        """Write a batch, whose partition column holds the partitions of its rows."""
         if self._unsplit_bytes + batch.nbytes > SPLIT_BYTES:
             self._split()
         self._unsplit.append(batch)
@@ -258,7 +258,7 @@ class PartitionedFiles:
             self._split()
 
     def finish(self) -> list[WrittenFile]:
-        """Write what waits, close the files, and list all of them (none when there were no rows)."""
+        """Write the buffered rows, close the files, and return all of them (empty without rows)."""
         self._split()
         written = [file for files in self._files.values() for file in files.finish()]
         self._finished = True
@@ -269,7 +269,7 @@ class PartitionedFiles:
             return
         rows = pa.Table.from_batches(self._unsplit, self._schema)
         self._unsplit, self._unsplit_bytes = [], 0
-        # One chunk: each piece that is taken of several would put all of them together.
+        # Combine the chunks once: otherwise `take` would combine them again for each partition.
         for batch in rows.combine_chunks().to_batches():
             for partition, part in _by_partition(batch):
                 self._files_of(partition).write(part)
@@ -285,7 +285,10 @@ class PartitionedFiles:
         return self._files[partition]
 
     def _write_out(self, waiting: int) -> None:
-        """The largest first, until half of what may wait is left."""
+        """Write the buffered rows of the largest partitions, until at most half of WAITING_BYTES is left.
+
+        `waiting`: the bytes of the buffered rows of all partitions.
+        """
         for partition, files in sorted(self._files.items(), key=lambda item: -item[1].waiting_bytes):
             if waiting <= WAITING_BYTES // 2:
                 break
@@ -294,7 +297,10 @@ class PartitionedFiles:
             self._keep_few_open(partition)
 
     def _keep_few_open(self, partition: str | None) -> None:
-        """`partition`: the one that was written to last."""
+        """Complete the least recently written files until at most MOST_OPEN are open.
+
+        `partition`: the partition that was written last.
+        """
         files = self._files[partition]
         self._open.pop(partition, None)
         if files.is_open:
@@ -305,8 +311,11 @@ class PartitionedFiles:
 
 
 def _by_partition(rows: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """The rows of each partition, in their order. They are copied: of what is kept of few rows nothing else
-    may be held in memory."""
+    """Yield each partition with its rows, in their order.
+
+    The rows are copied, so that keeping a few of them does not keep the whole batch in memory. A batch of one
+    partition is yielded as it is.
+    """
     column = rows.column(PARTITION).dictionary_encode(null_encoding="encode")
     codes = column.indices.to_numpy()
     names = column.dictionary.to_pylist()
@@ -323,22 +332,22 @@ LakeFiles = ParquetFiles | PartitionedFiles
 
 
 def partition_columns(schema: pa.Schema) -> list[str]:
-    """By which columns a table with this schema is to be partitioned."""
+    """Return the columns by which a table with this schema is partitioned."""
     return [PARTITION] if PARTITION in schema.names else []
 
 
 def is_partitioned(table: DeltaTable) -> bool:
-    """Whether each of its files is to hold rows of one partition."""
+    """Return True if each file of the table must hold rows of one partition only."""
     return PARTITION in table.metadata().partition_columns
 
 
 def data_files(lake_root: str, folder: str, schema: pa.Schema) -> LakeFiles:
-    """What writes the rows of a table with this schema into files, of one partition each."""
+    """Return a writer of rows with this schema to files in a folder, each of one partition if partitioned."""
     writes = PartitionedFiles if partition_columns(schema) else ParquetFiles
     return writes(lake_root, folder, schema)
 
 
 def files_beside(uri: str, schema: pa.Schema) -> LakeFiles:
-    """The same for a table that is there, by its URI."""
+    """Return the same writer for the folder of an existing table at `uri`."""
     above, _, folder = uri.rstrip("/").rpartition("/")
     return data_files(above, folder, schema)

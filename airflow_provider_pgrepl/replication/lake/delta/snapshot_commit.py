@@ -1,4 +1,4 @@
-"""The commit of a snapshot: a lake table is created, or replaced as a whole."""
+"""The commit of a snapshot, which creates a lake table or replaces all of its rows."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ log = logging.getLogger(__name__)
 
 _NAMED = 5
 _ATTEMPTS = 3
-# Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
+# Consistent points need old log entries, which Delta would delete. Maintenance cleans the log instead.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
 _STORE_PROPERTIES = {"delta.checkpointInterval": str(STORE_CHECKPOINT_EVERY)}
-"""For commits that deltalake makes; those of our own heed the number, too."""
+"""For deltalake's commits. This package's own commits use the same number."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class ForeignCommit:
 
 @dataclass(frozen=True)
 class Writers:
-    """What the log says of who changed a table's data, as far back as it goes.
+    """The commits by which other programs changed a table's data, as far back as the log goes.
 
-    `foreign`: commits of another program since the last snapshot, which replaced everything; newest first.
-    `is_complete`: the log reaches back to that snapshot, or to the first commit.
+    `foreign`: those since the last snapshot, which replaced all rows; newest first. `is_complete`: the log
+    reaches back to that snapshot, or to the first version asked for.
     """
 
     foreign: tuple[ForeignCommit, ...] = ()
@@ -79,14 +79,14 @@ class Writers:
 
     @property
     def versions(self) -> str:
-        """The versions that another program made, in words."""
+        """The versions that other programs committed, as text, oldest first, at most five of them named."""
         versions = [str(commit.version) for commit in reversed(self.foreign)]
         named = ", ".join(versions[:_NAMED])
         return named if len(versions) <= _NAMED else f"{named} and {len(versions) - _NAMED} more"
 
 
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
-    """Raise LakeChangedError when a commit after the version `since` (None: any) is not ours."""
+    """Raise LakeChangedError if another program changed data after the version `since` (None: ever)."""
     uri, newest = table.table_uri, int(table.version())
     if not (found := read_writers(uri, newest, since).foreign):
         return
@@ -101,7 +101,7 @@ def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None
 
 
 def warn_of_foreign_rows(table: DeltaTable) -> None:
-    """Log the versions of another program that a snapshot is about to replace."""
+    """Log a warning with the versions of other programs whose rows a snapshot is about to replace, if any."""
     newest = int(table.version())
     if (writers := read_writers(table.table_uri, newest)).foreign:
         log.warning(
@@ -112,9 +112,9 @@ def warn_of_foreign_rows(table: DeltaTable) -> None:
 
 
 def read_writers(uri: str, newest: int, since: int | None = None) -> Writers:
-    """Return who changed the data of a table after the version `since` (None: any).
+    """Return the commits by which other programs changed a table after the version `since` (None: any).
 
-    Looks back no further than to the last snapshot, and to where maintenance took the log.
+    Reads back from `newest` to the last snapshot, or to the first log entry that maintenance has kept.
     """
     foreign: list[ForeignCommit] = []
     for version in range(newest, -1 if since is None else since, -1):
@@ -129,9 +129,9 @@ def read_writers(uri: str, newest: int, since: int | None = None) -> Writers:
 
 
 def foreign_commit(version: int, actions: Sequence[dict[str, Any]]) -> ForeignCommit | None:
-    """Return a commit of another program that changed data; None for any other.
+    """Return a ForeignCommit if another program made this commit and it changed data, else None.
 
-    Commits that change no data (compaction, vacuum, properties) may be anybody's.
+    Commits that change no data (compaction, vacuum, properties) are allowed to any program.
     """
     about = _info(actions)
     if _kind(about) is None and any(map(_changes_data, actions)):
@@ -140,7 +140,7 @@ def foreign_commit(version: int, actions: Sequence[dict[str, Any]]) -> ForeignCo
 
 
 def is_snapshot(actions: Sequence[dict[str, Any]]) -> bool:
-    """Return True for the commit of a snapshot of ours, which replaces all rows."""
+    """Return True if these are the actions of a snapshot commit of this package, which replaces all rows."""
     return _kind(_info(actions)) == "snapshot"
 
 
@@ -149,7 +149,7 @@ def _info(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
-    """A commit's actions; None when its log file is gone."""
+    """Return the actions of a commit; None if its log file does not exist."""
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
         try:
@@ -159,7 +159,7 @@ def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
 
 
 def _kind(info: dict[str, Any]) -> str | None:
-    """What our own metadata of a commit says it is; None for somebody else's."""
+    """Return the kind in this package's metadata of a commit; None for a commit of another program."""
     about = info.get(COMMIT_METADATA)
     if not isinstance(about, str):
         return None
@@ -183,13 +183,15 @@ def commit_snapshot(
     exported_at: datetime | None = None,
     relation_version: int | None = None,
 ) -> int:
-    """Make the table consist of exactly `files`, in one commit, and say its version.
+    """Make the table consist of exactly `files`, in one commit, and return its version.
 
-    The commit also says when the snapshot was exported and of which relation version its rows are.
+    The commit also records the time of the snapshot's export and the relation version of its rows. Creates
+    the table, or replaces all rows and columns of an existing one. If another program commits at the same
+    time, the replacement is tried up to 3 times.
 
-    Creates the table, or replaces whatever an earlier snapshot and its changes left there, its columns
-    included. Raises LakeError for a Delta table that is not this pipeline's, FencedError when it holds a
-    later epoch, a position beyond `position`, or is written by another process meanwhile.
+    Raises LakeError for a Delta table that is not this pipeline's. Raises FencedError if the table has a
+    later epoch or a position after `position`, or if another process of this pipeline writes it at the same
+    time.
     """
     app = app_id(pipeline_name, epoch)
     older = earlier_apps(pipeline_name, epoch)
@@ -200,7 +202,7 @@ def commit_snapshot(
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     check_replaceable(uri, pipeline_name)
-    # One that a crash of the machine tore is replaced like any other.
+    # Set torn commits aside, so that a table damaged by a crash of the host can be replaced as well.
     settle_log(uri, pipeline_name)
     if not has_delta(uri):
         return create_table(uri, schema, files, properties)
@@ -212,7 +214,7 @@ def commit_snapshot(
             replace_files(table, app, position, files, schema, properties)
             break
         except OvertakenError:
-            # The files replace all that there is, whatever another program has made of it meanwhile.
+            # Try again: the files replace all rows, so commits of another program in between do not matter.
             if not left:
                 raise
     return int(table.version())
@@ -221,9 +223,9 @@ def commit_snapshot(
 def create_table(
     uri: str, schema: pa.Schema, files: Sequence[WrittenFile], properties: CommitProperties
 ) -> int:
-    """Create a lake table by its first commit.
+    """Create a lake table with its first commit, and return its version, 0.
 
-    Raises FencedError when somebody else did, LakeUnavailableError, LakeError.
+    Raises FencedError if another process has created the table, LakeUnavailableError, LakeError.
     """
     bounds = declaration(bounded(files, schema))
     failed, unavailable = "", None
@@ -252,8 +254,11 @@ def create_table(
 
 
 def check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN) -> None:
-    """Raises LakeError for a table that none of the app ids has written, FencedError for one that is in a
-    later epoch or beyond the position."""
+    """Raise an error unless a snapshot at `position` may replace the table.
+
+    Raises LakeError if no commit of the table has the app ID `app` or one of `older`. Raises FencedError if
+    the table has a later epoch, or a position after `position`.
+    """
     current = read_position(table, app)
     if current is None and all(app_version(table, old) is None for old in older):
         raise LakeError(

@@ -1,14 +1,14 @@
-"""Statistics of data files: which columns have any, and the JSON of them that a Delta `add` action carries.
+"""Statistics of data files: the columns that have bounds, and the JSON of a Delta `add` action.
 
-A bound may be wider than the values, never narrower: readers leave a file out by it. So types whose bounds
-need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without zone)
-have none, and a moment whose year has not four digits, which not every reader's JSON takes, gives none.
+A bound may be wider than the values, but never narrower, because readers skip files by it. So types whose
+bounds need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without
+time zone) have none. Timestamps whose year does not have four digits have none either, since the JSON parsers
+of some readers do not accept them.
 
-Of which columns all files of a lake table have bounds: a table property says it.
-Readers that go through deltalake's Arrow dataset take a column that may have bounds, and has none in a file,
-for one that no condition holds of there, and lose its rows; the property tells them which may have. It
-names only columns that were there, with bounds in every file, when the files were written as a whole: an
-added column has none in the files from before it, and one that gets a value without bounds leaves the list.
+A table property declares the columns that have bounds in all files of a lake table. deltalake's Arrow dataset
+assumes that a declared column without bounds in a file matches no condition there, and loses the file's rows.
+So the property names only columns that had bounds in every file when all files were written. An added column
+has none in older files, and a column that gets a value without bounds is removed from the property.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 MOST_COLUMNS = 32
-"""Of how many columns a table has bounds at most: each costs every entry of its log some bytes."""
+"""Maximum number of columns with bounds in a table: each adds some bytes to every log entry."""
 
 _EPOCH_DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,17 +41,20 @@ _NAME = re.compile(r"`((?:[^`]|``)*)`|([^,`]+)")
 
 
 def boundable_columns(schema: pa.Schema) -> list[str]:
-    """The columns that may have bounds, in the schema's order: our own, and the first of the table's."""
+    """Return the columns that may have bounds, in the schema's order, at most MOST_COLUMNS.
+
+    These are this package's own columns, and then the first ones of the source table.
+    """
     names = [field.name for field in schema if _shower(field.type)]
     first = set(islice(sorted(names, key=lambda name: not name.startswith(_OWN)), MOST_COLUMNS))
     return [name for name in names if name in first]
 
 
 def writer_properties(bounded: Iterable[str], **options: Any) -> WriterProperties:
-    """How deltalake is to write files: with statistics of these columns, where its own have safe bounds.
+    """Return properties with which deltalake writes statistics for the `bounded` columns only.
 
-    Elsewhere it would leave NaN out, round decimals and cut their digits, put whole texts into the log, and
-    end in a panic at a year that it cannot write.
+    For other columns it would leave out NaN, round or truncate decimals, copy whole text values into the log,
+    and panic at a year that it cannot format.
     """
     with_bounds = ColumnProperties(statistics_enabled="CHUNK")
     return WriterProperties(
@@ -62,9 +65,9 @@ def writer_properties(bounded: Iterable[str], **options: Any) -> WriterPropertie
 
 
 def columns_with_statistics(schema: pa.Schema) -> list[str]:
-    """The columns of which Parquet files written by pyarrow have statistics.
+    """Return the columns for which pyarrow writes statistics into Parquet files: not nested, not floats.
 
-    Those of floats would leave NaN out, which is the greatest of all for the readers that skip by them.
+    Statistics of floats would leave out NaN, which readers that skip by them treat as the greatest value.
     """
     return [
         field.name
@@ -74,7 +77,10 @@ def columns_with_statistics(schema: pa.Schema) -> list[str]:
 
 
 def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """`numRecords`; and of the columns that may have bounds `nullCount`, and `minValues`, `maxValues`."""
+    """Return the JSON statistics of a Parquet file for its `add` action.
+
+    They have `numRecords`, and `nullCount`, `minValues` and `maxValues` of the columns that may have bounds.
+    """
     least: dict[str, Bound] = {}
     most: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
@@ -95,7 +101,7 @@ def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
 
 
 def bounded_in_all(schema: pa.Schema, statistics: Sequence[str]) -> list[str]:
-    """The columns of which each file's `delta_statistics` have bounds, or say that they hold nothing."""
+    """Return the columns that, by the `delta_statistics` of every file, have bounds or hold only nulls."""
     files = [json.loads(text) for text in statistics]
     return [name for name in boundable_columns(schema) if all(_tells(file, name) for file in files)]
 
@@ -106,14 +112,21 @@ def _tells(file: Mapping[str, Any], name: str) -> bool:
 
 
 def column_places(metadata: pq.FileMetaData) -> dict[str, int]:
-    """Where Parquet has each plain column: a nested one takes as many places as it has leaves."""
+    """Return the Parquet column index of each column that is not nested.
+
+    A nested column has as many indexes as it has leaves.
+    """
     columns = (metadata.schema.column(index) for index in range(metadata.num_columns))
-    # A leaf's path joins names by dots, which a plain column's name may hold as well.
+    # The path of a leaf has its names separated by dots, but the name of a plain column may have dots, too.
     return {column.name: index for index, column in enumerate(columns) if column.path == column.name}
 
 
 def _bounds(groups: list[Any], arrow_type: pa.DataType) -> tuple[Bound, Bound] | None:
-    """Least and greatest over the row groups; None when some group with values has none to tell."""
+    """Return the least and the greatest bound over the row groups.
+
+    Returns None if the type has no safe bounds, if no group has values, if a group with values has no minimum
+    and maximum, or if a bound cannot be formatted.
+    """
     show, filled = _shower(arrow_type), [group for group in groups if group.num_values]
     if show is None or not filled or not all(group.has_min_max for group in filled):
         return None
@@ -123,7 +136,7 @@ def _bounds(groups: list[Any], arrow_type: pa.DataType) -> tuple[Bound, Bound] |
 
 
 def _shower(arrow_type: pa.DataType) -> Show | None:
-    """How to write a bound of this type's physical integer; None when the type has no safe bounds."""
+    """Return the function that formats this type's physical integer as a bound; None without safe bounds."""
     if pa.types.is_signed_integer(arrow_type):
         return _integer
     if pa.types.is_date32(arrow_type):
@@ -134,7 +147,7 @@ def _shower(arrow_type: pa.DataType) -> Show | None:
 
 
 def has_safe_bounds(values: pa.ChunkedArray) -> bool:
-    """Whether the least and the greatest of these values can be written."""
+    """Return True if the least and the greatest of these values can be formatted as bounds."""
     show = _shower(values.type)
     if show is None:
         return False
@@ -158,7 +171,10 @@ def _date(days: int, upper: bool) -> str | None:  # noqa: ARG001
 
 
 def _timestamp(microseconds: int, upper: bool) -> str | None:
-    """Whole milliseconds, which is all that some readers keep: rounded outwards, but into no fifth digit."""
+    """Return a timestamp as text in whole milliseconds, as some readers keep no more digits.
+
+    It is rounded down, with `upper` up, but not past the year 9999. Returns None if the year is out of range.
+    """
     outwards = -(-microseconds // 1000) * 1000 if upper else microseconds // 1000 * 1000
     if microseconds <= _LAST_MICROSECOND < outwards:
         outwards = _LAST_MICROSECOND
@@ -171,12 +187,12 @@ def _timestamp(microseconds: int, upper: bool) -> str | None:
 
 
 def declaration(columns: Iterable[str]) -> dict[str, str]:
-    """The property, for a table of which these columns have bounds in all files."""
+    """Return the table property which declares that these columns have bounds in all files."""
     return {_PROPERTY: ",".join(map(_quoted, columns))}
 
 
 def declared_columns(table: DeltaTable) -> list[str] | None:
-    """What the property says; None for a table that has it not."""
+    """Return the columns that the table property declares; None for a table without the property."""
     text = table.metadata().configuration.get(_PROPERTY)
     if text is None:
         return None
@@ -184,7 +200,7 @@ def declared_columns(table: DeltaTable) -> list[str] | None:
 
 
 def columns_found_bounded(table: DeltaTable) -> list[str]:
-    """The columns of which the log of a table has bounds for all files."""
+    """Return the columns that, by the log of the table, have bounds in all files or hold only nulls."""
     files = pa.table(table.get_add_actions(flatten=True))
     columns = boundable_columns(pa.schema(table.schema().to_arrow()))
     return [name for name in columns if _is_bounded(files, name)]

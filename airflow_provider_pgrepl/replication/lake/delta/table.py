@@ -1,9 +1,10 @@
-"""One lake table: who writes it, and how far it has got.
+"""One lake table: its app IDs, its position, and its handle in this process.
 
-All writers of a table use one Delta app id, `<pipeline>:<epoch>`, and write it with the version that is the
-table's position. A writer reads the position and commits through one handle which it never refreshes in
-between: Delta then refuses the commit if anybody has written that id meanwhile. An epoch's first commit
-also closes the ids of the epochs before it, at CLOSED, so that their writers are refused for good.
+All writers of a table commit under one Delta app ID, `<pipeline>:<epoch>`, whose version is the table's
+position. A writer reads the position and commits through the same handle, which it does not refresh in
+between. So Delta rejects the commit if another process has committed under that app ID since. The first
+commit of an epoch also sets the app IDs of earlier epochs to CLOSED, so that their writers are fenced for
+good.
 """
 
 from __future__ import annotations
@@ -36,31 +37,34 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 
 CLOSED = 2**63 - 1
-"""The version under which the app id of an epoch that is over stands in a table."""
+"""The version of the app ID of an epoch that a later epoch has ended."""
 
 RELATION_APP = "pgrepl-relation"
-"""Delta app id whose version is that of the relation for which the table is built."""
+"""Delta app ID whose version is that of the relation whose columns the table has."""
 BEFORE_APP = "pgrepl-relation-before"
-"""Delta app id whose version is that of the relation in which the changes above the position begin.
+"""Delta app ID whose version is that of the relation to which the first changes after the position belong.
 
-It is another one than RELATION_APP's while the table has evolved for a transaction that is not in it yet:
-what the transaction changed before its DDL is still of the older relation.
+It differs from that of RELATION_APP while the table has evolved for a transaction that is not in it yet: the
+changes of that transaction before its DDL belong to the older relation.
 """
 EXPORTED_APP = "pgrepl-exported-us"
-"""Delta app id whose version is when the copied snapshot was exported: microseconds since 1970."""
+"""Delta app ID whose version is the time of the snapshot's export, in microseconds since 1970."""
 
 FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
 _handles: dict[str, tuple[DeltaTable, str]] = {}
-"""With the fingerprint of the commit at which this process left each."""
+"""By table URI: the handle, and the fingerprint of the commit at which this process left the table."""
 
 
 def app_id(pipeline_name: str, epoch: Epoch) -> str:
-    """The Delta app id under which everything of one pipeline and epoch is written."""
+    """Return the Delta app ID under which a pipeline commits in an epoch."""
     return f"{pipeline_name}:{epoch}"
 
 
 def open_table(uri: str) -> DeltaTable:
-    """The table's newest version. Raises LakeTableError when there is none, LakeUnavailableError."""
+    """Open the newest version of the table at `uri`.
+
+    Raises LakeTableError if there is no table or it cannot be opened, LakeUnavailableError.
+    """
     try:
         return open_delta(uri)
     except TableNotFoundError:
@@ -71,9 +75,9 @@ def open_table(uri: str) -> DeltaTable:
 
 
 def read_position(table: DeltaTable, app: str) -> LSN | None:
-    """The LSN up to which every transaction is in the table; None when this epoch never wrote it.
+    """Return the LSN up to which the table has every transaction; None if this epoch has not written it.
 
-    Raises FencedError when the epoch is over: a later one has written the table.
+    Raises FencedError if a later epoch has written the table.
     """
     version = app_version(table, app)
     if version == CLOSED:
@@ -82,7 +86,7 @@ def read_position(table: DeltaTable, app: str) -> LSN | None:
 
 
 def no_position(table: DeltaTable) -> str:
-    """Why a table has no position of an epoch, as the end of a sentence."""
+    """Return why a table has no position of an epoch, as the end of a sentence."""
     if not has_retention(table):
         return "its lake table was not made in this epoch"
     return (
@@ -93,24 +97,25 @@ def no_position(table: DeltaTable) -> str:
 
 
 def earlier_apps(pipeline_name: str, epoch: Epoch) -> list[str]:
-    """The app ids of all epochs before this one, oldest first."""
+    """Return the app IDs of all earlier epochs, oldest first."""
     return [app_id(pipeline_name, Epoch(number)) for number in range(1, epoch)]
 
 
 def epoch_of(app: str) -> Epoch:
-    """The epoch that an app id is of."""
+    """Return the epoch in an app ID."""
     return Epoch(int(app.rpartition(":")[2]))
 
 
 def pipeline_of(app: str) -> str:
-    """The pipeline that an app id is of."""
+    """Return the name of the pipeline in an app ID."""
     return app.rpartition(":")[0]
 
 
 def relation_marks(table: DeltaTable, version: int) -> dict[str, int]:
-    """App ids of a commit after which the table, and the changes above its position, are of one relation.
+    """Return the app IDs for a commit after which the table and the changes after it have one relation.
 
-    With those of path and lake, if an earlier version made the table without. Raises LakeUnavailableError.
+    Includes the marks of path and lake if an earlier version created the table without them. Raises
+    LakeUnavailableError.
     """
     known = app_version(table, BEFORE_APP)
     before = {} if known in (None, version) else {BEFORE_APP: version}
@@ -118,22 +123,28 @@ def relation_marks(table: DeltaTable, version: int) -> dict[str, int]:
 
 
 def missing_marks(table: DeltaTable) -> dict[str, int]:
-    """Marks of a table that an earlier version made, for its next commit. Raises LakeUnavailableError."""
+    """Return the marks for the next commit of a table that an earlier version created without them.
+
+    Empty if the table has the mark of its path. Raises LakeUnavailableError.
+    """
     uri = table.table_uri
     return {} if app_version(table, path_mark(uri)) is not None else table_marks(uri)
 
 
 def open_newest(uri: str, app: str, told: int | None = None) -> tuple[DeltaTable, int | None]:
-    """The table's newest version, and the one at which this process left it; None when it had not opened it,
-    or it is not the same table any more: made anew, put back, or without its newest commits.
+    """Open the table's newest version. Return it, and the version at which this process left the table.
 
-    `app`: under which this pipeline writes it; `told` as in `find_torn`. Raises LakeTableError.
+    The second value is None if this process had not opened the table, or if the table was recreated, restored
+    from a copy, or lost commits since. Then torn commits are set aside, and the table's files are checked.
+
+    `app`: the app ID under which this pipeline writes the table. `told` as in `find_torn`. Raises
+    LakeTableError, LakeUnavailableError.
     """
     table, fingerprint = _handles.get(uri, (None, ""))
     if table is not None and fingerprint and fingerprint == commit_fingerprint(uri, int(table.version())):
         left = int(table.version())
         _refresh(table)
-        # What others have committed since may have been emptied before it was read.
+        # A crash of the host may have emptied commits of other programs since.
         since = range(left + 1, int(table.version()) + 1)
         with requests_at_once(open_storage(uri)[0], len(since)) as each:
             if all(each(partial(commit_fingerprint, uri), since)):
@@ -146,20 +157,20 @@ def open_newest(uri: str, app: str, told: int | None = None) -> tuple[DeltaTable
 
 
 def leave(table: DeltaTable, uri: str) -> str:
-    """Remember the table for the next work, as it is now; the fingerprint of its newest commit."""
+    """Keep the handle for the next `open_newest`, and return the fingerprint of its commit."""
     fingerprint = commit_fingerprint(uri, int(table.version()))
     _handles[uri] = table, fingerprint
     return fingerprint
 
 
 def forget(uri: str) -> None:
-    """After an error a handle may not stand where the next work expects it."""
+    """Discard the handle of a table. After an error, it may be at another version than this process left."""
     _handles.pop(uri, None)
 
 
 def _refresh(table: DeltaTable) -> None:
     try:
-        # Seldom is there another, and looking for it is cheaper than asking deltalake to.
+        # There is seldom a newer commit, and this check is cheaper than deltalake's own.
         if has_commit(table.table_uri, int(table.version()) + 1):
             table.update_incremental()
     except (DeltaError, OSError) as error:

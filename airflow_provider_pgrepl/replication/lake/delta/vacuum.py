@@ -1,7 +1,7 @@
-"""What lies in a Delta table's folder, from when to when it counts, and taking away what does not.
+"""Vacuum of a Delta table: the lifetimes of its files, and the deletion of files and log entries.
 
-deltalake's own vacuum was measured and left: it takes 13 ms for each version to keep, of which there may be
-thousands, knows no time below an hour, and writes two commits each time. This writes none.
+deltalake's own vacuum was measured and is not used. It takes 13 ms for each version to keep, of which there
+may be thousands, supports no retention below an hour, and writes two commits each time. This one writes none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from airflow_provider_pgrepl.replication.storage import (
 
 log = logging.getLogger(__name__)
 
-# Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
+# This includes the checksum files that Hadoop writes next to files, as .00000000000000000007.json.crc
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
 _COMMIT, _CHECKPOINT = "json", "checkpoint.parquet"
 _NOTHING_READ = -1
@@ -68,7 +68,10 @@ _PARTITION_FOLDER = f"{PARTITION}="
 
 @dataclass(frozen=True)
 class _Lifetime:
-    """A removed file: it counts in the versions from `added` up to, not including, `removed`."""
+    """The lifetime of a removed file: the versions from `added` up to, not including, `removed`.
+
+    `removed_ms`: the time of the removal by the writer's clock, in milliseconds since 1970. `size`: bytes.
+    """
 
     added: int
     removed: int
@@ -76,7 +79,7 @@ class _Lifetime:
     size: int = 0
 
     def holds_any(self, versions: Sequence[int]) -> bool:
-        """Of versions in order."""
+        """Return True if one of `versions`, which are in ascending order, needs the file."""
         index = bisect_left(versions, self.added)
         return index < len(versions) and versions[index] < self.removed
 
@@ -90,9 +93,10 @@ class _LogEntry:
 
 
 class TableFiles:
-    """The files of one Delta table, followed from commit to commit; worth keeping between uses.
+    """The files of one Delta table, and their lifetimes, read from its log commit by commit.
 
-    All methods raise LakeTableError when the table cannot be read.
+    Keep the instance between uses: it reads only new commits then. All methods raise LakeTableError if the
+    table cannot be read, LakeUnavailableError if the storage is unavailable.
     """
 
     def __init__(self, uri: str) -> None:
@@ -107,14 +111,15 @@ class TableFiles:
         self._written = 0
         self._fingerprint = ""
         self.foreign: ForeignCommit | None = None
-        """The newest commit of another program since the last snapshot, as of the last use."""
+        """The newest commit of another program since the last snapshot, as of the last read of the log."""
         self.measured = TableBytes(0, 0, 0)
-        """As of the last `measure`."""
+        """The result of the last `measure`."""
 
     def reason_to_leave(self, pipeline_name: str) -> str | None:
         """Return why nothing may be deleted here; None if the log shows that the pipeline writes the table.
 
-        Asks again when the table is another one. Raises LakeTableError for a log that does not show it.
+        Reads the ownership again if the table was replaced or reverted. Raises LakeTableError if the owner
+        cannot be determined and the folder is not a symbolic link.
         """
         if self._owner is None or not self._is_as_left():
             self._owner = read_ownership(self._uri, pipeline_name)
@@ -124,11 +129,11 @@ class TableFiles:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the log says which table of the lake this is, as of `reason_to_leave`."""
+        """True if the log names the table's path in the lake, as of the last `reason_to_leave`."""
         return self._owner is not None and self._owner.is_marked
 
     def measure(self) -> TableBytes:
-        """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
+        """Return the bytes that the table takes now. Looks for newer commits, and reads them."""
         with _readable(self._uri):
             if not self._is_as_left() or has_commit(self._uri, self._version + 1):
                 self._follow()
@@ -137,7 +142,10 @@ class TableFiles:
         return self.measured
 
     def bytes_of(self, versions: Collection[int], before: datetime) -> int:
-        """What was removed before a moment, and stays for these versions; as of the last use."""
+        """Return the bytes of files removed before `before` that one of these versions needs.
+
+        As of the last read of the log.
+        """
         in_order, since_ms = sorted(versions), before.timestamp() * 1000
         return sum(
             life.size
@@ -146,7 +154,7 @@ class TableFiles:
         )
 
     def bytes_since(self, moment: datetime) -> int:
-        """What was removed then or later; as of the last use."""
+        """Return the bytes of files removed at `moment` or later, as of the last read of the log."""
         since_ms = moment.timestamp() * 1000
         return sum(life.size for life in self._removed.values() if life.removed_ms >= since_ms)
 
@@ -159,14 +167,18 @@ class TableFiles:
         orphan_age: timedelta,
         unread_after: int | None = None,
     ) -> int:
-        """Delete files that neither a kept version nor the newest one needs; how many.
+        """Delete files that neither a kept version nor the newest one needs, and return their number.
 
-        A file also stays for `grace` after its removal: for those who opened the newest version before, and
-        for a version that is to be kept and not yet known to be. `unread_after` is for a table that is read
-        commit by commit: what that version still has stays, and all that came later. What no commit has
-        named may be a writer's unfinished work, and stays until it is `orphan_age` old; for good, if its name
-        is not one that only our writers give. A removal is as old as the log's file that says so, if that is
-        younger than what the writer's clock said.
+        A removed file is kept for `grace`: for readers that opened the newest version before, and for a
+        version that is to be kept but is not in `kept` yet. A removal is as old as its `deletionTimestamp` or
+        its commit file, whichever is younger.
+
+        A file that no commit has named may be a writer's unfinished work, and is kept until it is
+        `orphan_age` old. It is never deleted if its name is not one that only this package gives.
+
+        :param kept: the versions whose files are kept
+        :param unread_after: for a table that is read commit by commit: files that this version or a later one
+            has are kept
         """
         with _readable(self._uri):
             self._follow()
@@ -195,9 +207,9 @@ class TableFiles:
         return len(doomed)
 
     def clean_log(self, needed: int | None, now: datetime, *, age: timedelta) -> int:
-        """Delete log entries that no version from `needed` on (None: the newest) is built from; how many.
+        """Delete log entries that no version from `needed` (None: the newest) on needs; return their number.
 
-        Goes up to a checkpoint and takes only entries older than `age`.
+        Deletes only entries before a checkpoint at or before that version, and only those older than `age`.
         """
         with _readable(self._uri):
             self._follow()
@@ -208,12 +220,16 @@ class TableFiles:
             doomed = [entry for entry in entries if entry.version < base and entry.written < now - age]
             if doomed:
                 durable.flush_checkpoint(self._uri, base)
-            # Oldest first: whatever ends this midway, what is left has no gap.
+            # Oldest first: if this is interrupted, the remaining log has no gap.
             self._delete(f"{durable.LOG_FOLDER}/{entry.name}" for entry in doomed)
         return len(doomed)
 
     def _before_expired_apps(self, base: int) -> int:
-        """`base`, or 0 if commits before it have app ids, as our positions, that its checkpoint lacks."""
+        """Return `base`, or 0 if commits before it have app IDs that the checkpoint of `base` lacks.
+
+        These can be positions of this pipeline. They are lost from checkpoints if another program has set
+        `TRANSACTION_RETENTION`; a warning then names the remedy.
+        """
         table = open_delta(self._uri)
         if not base or not has_retention(table):
             return base
@@ -231,9 +247,9 @@ class TableFiles:
         return base
 
     def checkpoint(self, every: int) -> bool:
-        """Write a checkpoint if the newest one is at least `every` versions old; whether it did.
+        """Write a checkpoint if the newest one is at least `every` versions old, and return True if it did.
 
-        Who commits writes them, too; this is for what is left out there.
+        Processes that commit write checkpoints as well. This writes those that they left out.
         """
         with _readable(self._uri):
             table = open_delta(self._uri)
@@ -245,29 +261,32 @@ class TableFiles:
         return due
 
     def _follow(self) -> None:
-        """Take in the commits since the last time."""
+        """Read the commits since the last read, or start again if the table was replaced or reverted."""
         newest, written = int(open_delta(self._uri).version()), self._written
         if not self._is_as_left():
             self._begin(newest)
         try:
             self._read_up_to(newest)
         except FileNotFoundError:
-            # The log was cleaned beyond where we were.
+            # The log was cleaned past the last version that was read.
             self._begin(newest)
             self._read_up_to(newest)
         self._written = max(written, self._written)
         self._fingerprint = commit_fingerprint(self._uri, self._version)
 
     def _is_as_left(self) -> bool:
-        """Whether the commit that was read last is the same still. A folder may have been put back: files
-        that were removed may count again, also when versions have passed that one with other content."""
+        """Return True if the commit that was read last is still the same.
+
+        If the folder was restored from a copy, removed files may be in use again, even if later commits have
+        raised the version past that of the commit.
+        """
         return (
             self._version != _NOTHING_READ
             and commit_fingerprint(self._uri, self._version) == self._fingerprint
         )
 
     def _begin(self, newest: int) -> None:
-        """Start at the oldest version that can still be built; a file there was added at or before it."""
+        """Start at the oldest version that can still be read. Its files count as added in version 0."""
         self._live, self._sizes, self._removed, self._vector_of, self._written = {}, {}, {}, {}, 0
         self.foreign = None
         entries = list(self._log_entries())
@@ -286,7 +305,7 @@ class TableFiles:
 
     def _read_up_to(self, newest: int) -> None:
         for version in range(self._version + 1, newest + 1):
-            # A file that gets another vector is removed and added by one commit, whose actions have no order.
+            # One commit removes and adds a file that gets another vector, and its actions have no order.
             actions = read_commit_actions(self._filesystem, self._root, version)
             before = None if is_snapshot(actions) else self.foreign
             self.foreign = foreign_commit(version, actions) or before
@@ -314,7 +333,7 @@ class TableFiles:
         path, at = unquote(action["path"]), action.get("deletionTimestamp") or 0
         self._ends(version, path, at, action.get("size") or 0)
         vector = self._vector_of.pop(path, None)
-        # A file of vectors counts until the last data file that it has one of is without.
+        # A file of vectors is in use until no data file has a vector in it.
         if vector is not None and vector not in self._vector_of.values():
             self._ends(version, vector, at, 0)
 
@@ -323,8 +342,11 @@ class TableFiles:
         self._removed[path] = _Lifetime(added, version, at, size)
 
     def _present(self) -> Iterator[tuple[str, datetime]]:
-        """Data files in the folder, by their path under it; never the log, what is hidden, or behind a link.
-        The folders in which others write a partitioned table's files only look hidden."""
+        """Yield the path below the folder, and the modification time, of each data file and file of vectors.
+
+        Leaves out the log, hidden files and folders, and symbolic links. The folders in which other programs
+        write the files of a partitioned table look hidden, but are included.
+        """
         if not is_store(self._filesystem):
             for path in table_files(self._filesystem, self._root):
                 file, top = Path(self._root, path), path.partition("/")[0]
@@ -353,7 +375,7 @@ class TableFiles:
         delete_files(self._filesystem, [f"{self._root}/{path}" for path in paths])
 
     def _delete_folders(self, folders: Iterable[str]) -> None:
-        """Folders of partitions that are no more. One that is not empty after all stays."""
+        """Delete folders of former partitions that are empty. Does nothing in an object store."""
         for folder in () if is_store(self._filesystem) else folders:
             with suppress(OSError):
                 Path(self._root, folder).rmdir()

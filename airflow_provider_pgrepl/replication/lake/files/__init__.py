@@ -1,1 +1,1 @@
-"""Merge on read: deletion vectors, which rows they mark, and the commits that bring them."""
+"""Data files of lake tables: search of rows, commits with deletion vectors, and compaction."""

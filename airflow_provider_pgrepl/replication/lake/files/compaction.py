@@ -1,9 +1,11 @@
-"""Files of a lake table written again as fewer: small ones, and those of which many rows are gone.
+"""Compaction of a lake table: rewrites small files, and files of which many rows are deleted, as fewer files.
 
-What is written for a change must not grow with the table. So files are joined by tiers: ten that are small
-make one of the next size, and each row is written once for each tier, however many there are. A file whose
-rows are marked one by one is written again when a quarter of them is gone: three rows at most for each. Or
-earlier, once its vectors, each of which names all of them, have cost as much as the file.
+The bytes written for a change must not grow with the table. So files are compacted by tiers: ten files of a
+small size become one of the next size, and each row is written at most once for each tier.
+
+A file whose rows are deleted one by one is rewritten when a quarter of them is deleted, which writes at most
+three rows for each deleted one. It is rewritten earlier once its vectors, each of which lists all deleted
+rows, have taken as many bytes as the file.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ from airflow_provider_pgrepl.replication.settings.pipeline import MIB
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _RUN_BYTES = 128 << 20
-"""Of rows that are ordered at once, uncompressed: the longer, the more memory it takes."""
+"""Uncompressed bytes of rows that are sorted together. More bytes take more memory."""
 _BATCH_BYTES, _BATCH_ROWS = 4 << 20, 64 << 10
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
-"""Sizes below which files are alike, in bytes; from the last on they are not small."""
+"""Upper limits of the tiers of small files, in bytes. Files from the last limit on are not small."""
 ROW_BYTES = 32
-"""A row counts as so many at least, beside changes: rows that compress well are as much work."""
+"""Least bytes that a row counts while changes are being applied: rows that compress well are as much work."""
 _PURGED_SHARE = 0.25
 _AT_ONCE_BYTES = 32 * MIB
-"""Of how many bytes files are joined, and purged, at once: the table's next changes wait for it."""
+"""Bytes of files that are compacted, and purged, in one commit: the table's next changes wait for it."""
 _AT_LEAST = 2
 _ANY_SHARE = 0.0
 _ATTEMPTS = 5
@@ -56,8 +58,10 @@ _FIRST_WAIT_S = 0.5
 
 
 def clustered(parts: Iterable[pa.Table], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of all parts, in small batches, and in runs each of which is ordered by the columns, as far as
-    there are any that can order rows: nested values cannot."""
+    """Yield the rows of all parts in small batches, sorted by `columns` within runs of about _RUN_BYTES.
+
+    Columns that the rows do not have, and nested ones, are not used. Without any other, rows are not sorted.
+    """
     run: list[pa.Table] = []
     size = 0
     for part in parts:
@@ -85,8 +89,11 @@ def _ordered(run: Sequence[pa.Table], columns: Sequence[str]) -> list[pa.RecordB
 
 @dataclass(frozen=True)
 class FileSize:
-    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition, and
-    how many bytes were written to say which these are."""
+    """The properties of a file that decide about its compaction.
+
+    `bytes`: its size. `gone`: the share of its rows that are deleted. `partition`: the partition of its rows.
+    `vectors`: the bytes written for its deletion vectors.
+    """
 
     bytes: int
     gone: float
@@ -116,13 +123,18 @@ def compact(
     row_bytes: int = ROW_BYTES,
     among: Collection[str] | None = None,
 ) -> int:
-    """Join small files once there are `at_least` of a size, in which a row counts as `row_bytes` at least,
-    and write those again of which so much is gone; of all, or of those `among` some paths. Their rows are
-    ordered by `cluster_by`, as far as the table has such columns.
+    """Compact small files, rewrite files with many deleted rows, and return the number of replaced files.
 
-    How many files went. Changes no row and not the position (`dataChange` is false), and leaves the table to
-    who has committed meanwhile. Raises FencedError when that was another writer of this pipeline, or when the
-    epoch is over, LakeTableError, LakeUnavailableError.
+    Changes no row and not the position (`dataChange` is false). If another process commits first, does
+    nothing and returns 0. Also does nothing if the table requires more of writers than this package supports.
+
+    :param cluster_by: columns by which the rows are sorted, if the table has them
+    :param at_least: the number of files of a tier from which on they are compacted
+    :param gone_share: the share of deleted rows from which on a file is rewritten
+    :param row_bytes: the least bytes that a row counts in the size of a file
+    :param among: the paths of the files to choose from; None: all files
+    :raises FencedError: if another writer of this pipeline, or of a later epoch, has committed
+    :raises LakeTableError: if the table cannot be read or written; also LakeUnavailableError
     """
     position = read_position(table, app)
     if position is None or not can_commit(table):
@@ -137,8 +149,10 @@ def compact(
 def is_compactable(
     table: DeltaTable, app: str, *, at_least: int, gone_share: float, row_bytes: int, among: Collection[str]
 ) -> bool:
-    """Whether `compact` would write any file again. Raises FencedError when the epoch is over,
-    LakeTableError, LakeUnavailableError."""
+    """Return True if `compact` would rewrite any file.
+
+    Raises FencedError if a later epoch has written the table, LakeTableError, LakeUnavailableError.
+    """
     if read_position(table, app) is None or not can_commit(table):
         return False
     return bool(_chosen(FileRows(table), at_least, gone_share, row_bytes, among))
@@ -154,10 +168,11 @@ def _chosen(
 
 
 def withdraw_vectors(table: DeltaTable, app: str) -> bool:
-    """Write all files again of which rows are marked, and let readers in that know no deletion vectors.
+    """Rewrite all files with deletion vectors, and remove deletion vectors from the table's protocol.
 
-    Whether that was done; nothing is when there is nothing to withdraw, or when somebody has committed
-    meanwhile. Older versions of the table still want such readers. Raises what `compact` does.
+    Readers without support for deletion vectors can then read the newest version, but not older ones. Returns
+    True if that was done. Returns False if the table does not allow vectors, requires more of writers than
+    this package supports, or if another process commits first. Raises what `compact` does.
     """
     position = read_position(table, app)
     if position is None or not can_commit(table) or not has_vectors(table):
@@ -166,7 +181,7 @@ def withdraw_vectors(table: DeltaTable, app: str) -> bool:
     marked = [number for number, file in enumerate(rows.files) if file.vector is not None]
     if not _rewrite(table, app, position, rows, marked, more=lambda: without_vectors(table)):
         return False
-    # Whoever reads the newest version begins here, and meets no vector at all.
+    # Readers of the newest version start at this checkpoint, and find no vector at all.
     table.create_checkpoint()
     with storage_errors(table.table_uri):
         durable.flush_checkpoint(table.table_uri, int(table.version()))
@@ -182,7 +197,7 @@ def _rewrite(
     cluster_by: Sequence[str] = (),
     more: Callable[[], list[dict[str, Any]]] = list,
 ) -> bool:
-    """Write these files again, in one commit with `more` actions; whether nobody was faster."""
+    """Rewrite these files in one commit with `more` actions. Return False if another commit came first."""
     written = _write(rows, chosen, cluster_by)
     try:
         narrow_bounds(table, app, bounded(written, rows.schema))
@@ -204,7 +219,7 @@ def _rewrite(
 
 
 def _is_left_to_another(table: DeltaTable, app: str, position: LSN) -> bool:
-    """False, who has committed meanwhile having changed nothing of ours; else raises FencedError."""
+    """Return False if the commits that came first left the position unchanged; else raise FencedError."""
     table.update_incremental()
     if app_version(table, app) == position:
         return False
@@ -212,7 +227,7 @@ def _is_left_to_another(table: DeltaTable, app: str, position: LSN) -> bool:
 
 
 def files_to_compact(sizes: Sequence[FileSize], at_least: int, gone_share: float) -> list[int]:
-    """The numbers of the files to write again, in order."""
+    """Return the numbers of the files to rewrite, ascending."""
     chosen = {number for number, size in enumerate(sizes) if size.gone == 1}
     total = 0
     for partition in _by_partition(range(len(sizes)), [size.partition for size in sizes]):
@@ -223,8 +238,10 @@ def files_to_compact(sizes: Sequence[FileSize], at_least: int, gone_share: float
 
 
 def _joined(sizes: Sequence[FileSize], numbers: Sequence[int], at_least: int) -> set[int]:
-    """Of these files, those of each tier that has enough, and all that are smaller; the smallest first, up to
-    so many bytes, but two at least."""
+    """Return the files to compact: those of each tier that has `at_least` files, and all smaller ones.
+
+    Takes the smallest first, up to _AT_ONCE_BYTES, but at least two.
+    """
     joined: set[int] = set()
     lower = 0
     for upper in _TIERS:
@@ -242,7 +259,7 @@ def _joined(sizes: Sequence[FileSize], numbers: Sequence[int], at_least: int) ->
 
 
 def _by_partition(numbers: Iterable[int], partitions: Sequence[str | None]) -> Collection[list[int]]:
-    """Files of one partition each, in order; only these are joined."""
+    """Group files by partition, in order. Only files of one partition are compacted together."""
     groups: dict[str | None, list[int]] = {}
     for number in numbers:
         groups.setdefault(partitions[number], []).append(number)
@@ -250,7 +267,12 @@ def _by_partition(numbers: Iterable[int], partitions: Sequence[str | None]) -> C
 
 
 def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: float) -> set[int]:
-    """Those of which most is gone, in bytes, up to so many that are left, but one at least."""
+    """Return the files to rewrite because of deleted rows.
+
+    These have a share of at least `gone_share` of deleted rows, or vectors that took as many bytes as their
+    other rows. Takes those with the most deleted bytes first, up to _AT_ONCE_BYTES of remaining rows, but at
+    least one. Leaves out files in `chosen`.
+    """
     worth = [
         number
         for number, size in enumerate(sizes)
@@ -279,7 +301,7 @@ def _sizes(rows: FileRows, row_bytes: int) -> list[FileSize]:
 
 
 def _told_rows(file: LiveFile) -> int:
-    """As far as the log says: none, where somebody else has written it without."""
+    """Return the number of rows in the log; 0 if another program wrote the file without it."""
     return int(file.statistics.get("numRecords") or 0)
 
 
@@ -300,7 +322,7 @@ def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -
 
 @dataclass(frozen=True)
 class FilesOf:
-    """How many data files a table has, of how many bytes, and in how many of them rows are marked as gone."""
+    """The number of a table's data files, their bytes, and the number of files with a deletion vector."""
 
     files: int
     bytes: int
@@ -308,7 +330,7 @@ class FilesOf:
 
     @classmethod
     def table(cls, table: DeltaTable) -> FilesOf:
-        """Of an open one. Raises LakeTableError, LakeUnavailableError."""
+        """Return the numbers of an open table. Raises LakeTableError, LakeUnavailableError."""
         found = live_files(table).values()
         return cls(
             len(found), sum(file.size for file in found), sum(file.vector is not None for file in found)
@@ -317,7 +339,11 @@ class FilesOf:
 
 @dataclass(frozen=True)
 class Compaction:
-    """What became of a table. `is_busy`: its writer was faster each time; `is_left`: it was time to end."""
+    """The result of `compact_thoroughly`.
+
+    `is_busy`: gave up because the table's writer committed first each time. `is_left`: stopped because it was
+    time to end.
+    """
 
     before: FilesOf
     after: FilesOf
@@ -332,12 +358,11 @@ def compact_thoroughly(
     is_time_to_end: Callable[[], bool],
     wait: Callable[[float], object],
 ) -> Compaction:
-    """Join all small files of a table, and write those again of which rows are marked as gone; one commit
-    after the other, as long as files are left that were there at the beginning. `cluster_by` is that of
-    `compact`.
+    """Compact all small files of a table, and rewrite all files with deleted rows, in one or more commits.
 
-    `is_time_to_end` is asked before each, `wait` called, with seconds, when the table's writer has committed
-    meanwhile. Raises LakeTableError, LakeUnavailableError; FencedError when the epoch is over.
+    Only files that exist at the start are rewritten. `cluster_by` as in `compact`. `is_time_to_end` is called
+    before each commit. `wait` is called, with seconds, if the table's writer has committed first. Raises
+    LakeTableError, LakeUnavailableError; FencedError if a later epoch has written the table.
     """
     table = open_table(uri)
     before, began = FilesOf.table(table), set(live_files(table))
@@ -351,13 +376,13 @@ def compact_thoroughly(
         else:
             wait(_FIRST_WAIT_S * 2**refused)
             refused += 1
-        # Anew each time: the writer's commits since are not to be refused, nor forgotten.
+        # Open the table again each time, so that the next commit includes the writer's commits since.
         table = open_table(uri)
     return Compaction(before, FilesOf.table(table), refused == _ATTEMPTS, is_left)
 
 
 def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str], among: Collection[str]) -> bool:
-    """Whether the table's writer was not faster."""
+    """Compact the table once. Return False if the table's writer committed first."""
     try:
         gone = compact(
             table,

@@ -1,4 +1,4 @@
-"""Merge on read: a commit that marks rows as gone where they are, and adds a file of the rows that come."""
+"""Merge on read: commits that mark rows as deleted with deletion vectors, and add files with the new rows."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ _READER, _WRITER = 3, 7
 
 
 def has_vectors(table: DeltaTable) -> bool:
-    """Whether files of the table may get deletion vectors: its protocol tells all readers of them."""
+    """Return True if files of the table may have deletion vectors, as its protocol and a property declare."""
     is_told = FEATURE in (table.protocol().reader_features or [])
     return is_told and table.metadata().configuration.get(_ENABLED) == "true"
 
 
 def _allow_vectors(table: DeltaTable) -> list[dict[str, Any]]:
-    """From this commit on readers that do not know deletion vectors refuse the table, instead of reading it
-    wrongly."""
+    """Return the actions that declare deletion vectors in the table's protocol.
+
+    From this commit on, readers without support for deletion vectors reject the table instead of returning
+    deleted rows.
+    """
     held = table.protocol()
     log.info(
         "%s has deletion vectors from version %d on: its readers must know Delta's reader version %d with %s",
@@ -57,7 +60,10 @@ def _allow_vectors(table: DeltaTable) -> list[dict[str, Any]]:
 
 
 def without_vectors(table: DeltaTable) -> list[dict[str, Any]]:
-    """Actions of a commit after which no file of the table has a vector, and its readers need know none."""
+    """Return the actions that remove deletion vectors from the table's protocol.
+
+    The same commit must leave no file with a vector. Readers then need no support for deletion vectors.
+    """
     held = table.protocol()
     log.info("%s has no deletion vectors from version %d on", table.table_uri, table.version() + 1)
     readers = [name for name in held.reader_features or [] if name != FEATURE]
@@ -82,11 +88,10 @@ def replace_rows(
     files: Sequence[WrittenFile],
     properties: CommitProperties,
 ) -> None:
-    """Mark rows, by the numbers of files and of rows that `rows` has found in the table as it is; add the
-    rows of files; and move the position.
+    """Mark rows as deleted, add files, and set the position, in one commit.
 
-    One commit. Raises what `fenced` does; VersionTakenError when somebody has committed since the rows were
-    found, whose places may be others now.
+    `gone`: by number of the file in `rows`, the numbers of the rows to mark. Raises what `fenced` does.
+    Raises VersionTakenError if another process has committed since `rows` was read, as rows may have moved.
     """
 
     def mark() -> Iterator[dict[str, Any]]:
@@ -108,8 +113,11 @@ def rewrite_files(
     files: Sequence[WrittenFile],
     properties: CommitProperties,
 ) -> None:
-    """Put files in place of those of these numbers, which hold the rows that stay of them as well as others,
-    and move the position. One commit; raises what `replace_rows` does."""
+    """Replace the files with the numbers `gone` by `files`, and set the position, in one commit.
+
+    `files` must have the remaining rows of the replaced files, and the new rows. Raises what `replace_rows`
+    does.
+    """
     leaving = (removed(rows.files[number]) for number in gone)
     _replace(table, app, position, rows, leaving, files, properties)
 
@@ -123,8 +131,10 @@ def _replace(
     files: Sequence[WrittenFile],
     properties: CommitProperties,
 ) -> None:
-    """Commit what becomes of the files that `rows` knows, and others that come. `replacing` is read only
-    once nobody was faster."""
+    """Commit the actions of `replacing`, add `files`, and set the position.
+
+    `replacing` is read only after the check that no other process has committed.
+    """
     if rows.version != int(table.version()):
         raise VersionTakenError
     narrow_bounds(table, app, bounded(files, rows.schema))
@@ -135,7 +145,7 @@ def _replace(
 
 
 def _marked(rows: FileRows, gone: Mapping[int, BitMap64]) -> dict[str, BitMap64 | None]:
-    """By the path of each file that loses rows: those it has lost then; None when no row is left."""
+    """Return, by path of each file that loses rows, all of its deleted rows; None if no row remains."""
     marked: dict[str, BitMap64 | None] = {}
     for number, some in gone.items():
         vector = rows.gone(number) | some
@@ -160,12 +170,12 @@ def _write(uri: str, vectors: Mapping[str, BitMap64]) -> dict[str, VectorRecord]
 def _replacing(
     rows: FileRows, gone: Iterable[int], records: Mapping[str, VectorRecord]
 ) -> Iterator[dict[str, Any]]:
-    """Each file that loses rows is removed and, unless it has lost all, added with its new vector."""
+    """Yield, for each file that loses rows, its `remove` and, if rows remain, its `add` with a new vector."""
     for number in gone:
         file = rows.files[number]
         yield removed(file)
         if file.path in records:
-            # The bounds of what is left may be narrower.
+            # The bounds of the remaining rows may be narrower.
             told = {**file.statistics, "numRecords": rows.count(number), "tightBounds": False}
             stats = json.dumps(told, separators=(",", ":"))
             vector = records[file.path].to_action()

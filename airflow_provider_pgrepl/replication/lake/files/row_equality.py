@@ -1,4 +1,4 @@
-"""Which rows are equal: exact, for every Arrow type that a lake column can have."""
+"""Exact equality of rows, for every Arrow type that a lake column can have."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BITS = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.in
 
 
 def row_codes(columns: Iterable[pa.Array], rows: int) -> Ints:
-    """A code for each different row of these columns, from 0.
+    """Return a code, from 0, for each row of these columns. Equal rows have the same code.
 
-    NULL equals NULL and NaN equals NaN; -0.0 differs from 0.0. Codes of two tables can be compared when their
-    rows were coded together.
+    NULL equals NULL and NaN equals NaN; -0.0 differs from 0.0. Codes can be compared only among rows of the
+    same call.
     """
     codes, count = np.zeros(rows, np.int64), 1
     for column in columns:
@@ -32,7 +32,10 @@ def row_codes(columns: Iterable[pa.Array], rows: int) -> Ints:
 
 
 def match_rows(rows: pa.Table, wanted: pa.Table) -> Ints:
-    """For each row the number of the one in `wanted`, whose rows differ, that it equals; -1: none."""
+    """Return, for each row, the number of the row in `wanted` that it equals; -1 if none.
+
+    The rows of `wanted` must differ from each other.
+    """
     columns = (
         pa.chunked_array([*rows[name].chunks, *wanted[name].cast(rows[name].type).chunks]).combine_chunks()
         for name in wanted.schema.names
@@ -63,12 +66,12 @@ def _value_codes(values: pa.Array) -> Ints:
 
 
 def _under(values: pa.StructArray, index: int) -> pa.Array:
-    """A field of a struct; where the struct is null, so is it, whatever lies beneath."""
+    """Return a field of a struct, null where the struct is null, whatever value the field's own array has."""
     return pc.struct_field(values, index)
 
 
 def _list_codes(values: pa.Array, lists: pa.Array) -> Ints:
-    """Each list is the bytes of its elements' codes."""
+    """Return codes of lists. Each list is compared by the bytes of the codes of its elements."""
     offsets = lists.offsets.to_numpy().astype(np.int64)
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
     elements = _value_codes(lists.values.slice(first, last - first))

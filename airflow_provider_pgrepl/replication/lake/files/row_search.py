@@ -1,6 +1,6 @@
-"""The rows of a table's data files, each by its place: which file it is in, and where there.
+"""Search and reading of rows in a table's data files. A row's location is its file and its number there.
 
-Reads only the columns that are asked for, and of those that only some rows are wanted of, the row groups.
+Reads only the columns that are asked for and, if only some rows are, only the row groups that have them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 
 _FEW = 1 << 10
-"""So many candidates, or twice the rows that are wanted, are few enough to read them whole."""
+"""Up to this many candidates, or twice the wanted rows, all wanted columns of the candidates are read."""
 _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
-"""A file says how many bytes its rows take encoded; where many have one long value that is far less."""
+"""Limits of a batch. Bytes are the encoded ones that a file states: far fewer if a long value is repeated."""
 _ROWS_AT_ONCE = 256 << 10
 _WITH_THREADS_BYTES = 1 << 20
-"""Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
+"""Bytes up to which one thread reads: using more threads takes longer then, above all if cores are busy."""
 _NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Rows of a table's files, in the order of the files and of the rows in each.
+    """Locations of rows in a table's files, ordered by file and row.
 
-    `file`: its number; `row`: the row's in it, from 0, counting those that are gone; `which`: the number of
-    the wanted row that it equals.
+    `file`: the number of the file. `row`: the number of the row in the file, from 0, with deleted rows
+    counted. `which`: the number of the wanted row that it equals.
     """
 
     file: Ints
@@ -62,7 +62,7 @@ class Places:
         return len(self.file)
 
     def by_file(self) -> list[tuple[int, Ints]]:
-        """The number of each file that has any, and the rows in it."""
+        """Return the number of each file that has any of the rows, and the rows in it."""
         files, starts = np.unique(self.file, return_index=True)
         ends = [*starts[1:].tolist(), len(self)]
         return [
@@ -71,28 +71,30 @@ class Places:
         ]
 
     def marks(self) -> dict[int, BitMap64]:
-        """By the number of each file that has any, the rows in it."""
+        """Return, by number of each file that has any of the rows, a bitmap of the rows in it."""
         return {file: BitMap64(rows.tolist()) for file, rows in self.by_file()}
 
     def where(self, chosen: np.ndarray) -> Places:
-        """Some of them, by a mask or by numbers."""
+        """Return some of the locations, chosen by a mask or by numbers."""
         return Places(self.file[chosen], self.row[chosen], self.which[chosen])
 
 
 class Search:
-    """A search for the rows that equal one of `wanted`, whose rows differ, in its columns."""
+    """A search for the rows that equal a row of `wanted` in its columns. The rows of `wanted` must differ."""
 
     def __init__(self, wanted: pa.Table) -> None:
         self.wanted = wanted
 
     @property
     def is_exact(self) -> bool:
-        """Whether `candidates` tells all: there is but one column, of a type whose equality is Arrow's."""
+        """True if `candidates` finds exactly the wanted rows: for a single column that Arrow can compare."""
         return self.wanted.num_columns == 1 and len(self._plain) == 1
 
     def may_be_between(self, least: Mapping[str, Any], most: Mapping[str, Any]) -> bool:
-        """Whether there may be one of the rows where columns have these bounds, as Parquet has them: numbers,
-        days, the bytes of texts."""
+        """Return True if columns with these bounds may have one of the wanted rows.
+
+        Bounds are as in Parquet: integers, days since 1970, or bytes of text.
+        """
         for name, values in self._ordered.items():
             if name in least and name in most:
                 first = bisect_left(values, least[name])
@@ -102,18 +104,19 @@ class Search:
 
     @property
     def bounded(self) -> list[str]:
-        """The columns whose bounds `may_be_between` looks at."""
+        """The columns whose bounds `may_be_between` uses."""
         return list(self._ordered)
 
     @property
     def bounded_in_log(self) -> list[str]:
-        """Those of them whose bounds the log of a table has as Parquet does."""
+        """The columns of `bounded` whose bounds have the same form in the log of a table as in Parquet."""
         return [name for name in self._ordered if pa.types.is_integer(self.wanted.schema.field(name).type)]
 
     def candidates(self, count: int, read: Callable[[str], pa.ChunkedArray]) -> tuple[Ints, Ints]:
-        """Those of `count` rows, ascending, that may be wanted; and which, if `is_exact`, they are, else -1.
+        """Return the numbers, ascending, of those of `count` rows that may be wanted.
 
-        `read` gives one of the columns. No more are read than it takes until few rows are left.
+        Also returns, for each, the number of the wanted row that it equals if `is_exact`, else -1. `read`
+        returns a column by name. Columns are read only until few candidates are left.
         """
         if self.is_exact:
             found = pc.index_in(read(self._plain[0]), self._values(self._plain[0]))
@@ -133,9 +136,9 @@ class Search:
 
     @cached_property
     def _ordered(self) -> dict[str, Ints | list[bytes]]:
-        """The values of columns whose order is Parquet's, ascending, where there is no null among them.
+        """The values, ascending, of the columns that Parquet orders in the same way and that have no null.
 
-        Numbers stay in an array: a merge may look for a million.
+        Integers are kept in an array: a merge may search for a million rows.
         """
         return {
             field.name: _ascending(self._values(field.name).cast(as_bounds))
@@ -145,8 +148,10 @@ class Search:
 
     @cached_property
     def _plain(self) -> list[str]:
-        """The columns by whose values rows can be told apart, those first that tell most; equality of nested
-        and of floating values is not Arrow's."""
+        """The columns by which candidates are filtered, those with the most different values first.
+
+        Nested and floating-point columns are left out: Arrow cannot compare them as needed.
+        """
         plain = [
             field.name
             for field in self.wanted.schema
@@ -162,7 +167,7 @@ def _ascending(values: pa.Array) -> Ints | list[bytes]:
 
 
 def _as_bounds(kind: pa.DataType) -> pa.DataType | None:
-    """The type in which Parquet orders values of a type; None where we do not rely on its order."""
+    """Return the type by which Parquet orders values of a type; None if its bounds are not used."""
     if pa.types.is_signed_integer(kind):
         return kind
     if pa.types.is_date32(kind):
@@ -173,7 +178,7 @@ def _as_bounds(kind: pa.DataType) -> pa.DataType | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some row groups of a file, and the number of the first row of each."""
+    """Some row groups of a file. `first`: the number of the first row of each."""
 
     file: int
     metadata: pq.FileMetaData
@@ -181,16 +186,17 @@ class _Part:
     first: list[int]
 
     def numbers(self) -> Ints:
-        """The numbers of the rows, as the file counts them."""
+        """Return the numbers of the rows in the file."""
         sizes = (self.metadata.row_group(number).num_rows for number in self.groups)
         spans = [np.arange(first, first + size) for first, size in zip(self.first, sizes, strict=True)]
         return np.concatenate(spans)
 
 
 class FileRows:
-    """The rows of a table at the version where its handle stands now. Those that are marked are not there.
+    """The rows of a table at the present version of its handle, without deleted rows.
 
-    Raises LakeTableError when files are gone or not what the log says, LakeUnavailableError.
+    Methods raise LakeTableError if files are missing, or are not as the log describes them;
+    LakeUnavailableError.
     """
 
     def __init__(self, table: DeltaTable) -> None:
@@ -205,7 +211,7 @@ class FileRows:
         self._gone: dict[int, BitMap64] = {}
 
     def gone(self, file: int) -> BitMap64:
-        """The rows of a file that are marked."""
+        """Return the rows of a file that its deletion vector marks as deleted."""
         record = self.files[file].vector
         if record is None:
             return BitMap64()
@@ -215,7 +221,7 @@ class FileRows:
         return self._gone[file]
 
     def count(self, file: int) -> int:
-        """How many rows a file has, counting those that are gone."""
+        """Return the number of rows of a file, with deleted rows counted."""
         told = self.files[file].statistics.get("numRecords")
         if told is not None:
             return int(told)
@@ -223,8 +229,10 @@ class FileRows:
             return int(parquet.metadata.num_rows)
 
     def find(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> Places:
-        """Where the rows are that equal one of `wanted`, whose rows differ, in its columns. They are in these
-        partitions, or (None) in any."""
+        """Return the locations of the rows that equal one of `wanted` in the columns of `wanted`.
+
+        The rows of `wanted` must differ. `partitions`: the partitions to search; None: all.
+        """
         search = self._search(wanted)
         files = self._may_hold(search, partitions)
         self.fetch(files)
@@ -239,18 +247,21 @@ class FileRows:
         )
 
     def bytes_that_may_hold(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> int:
-        """The size of all files in which `find` would look."""
+        """Return the bytes of all files that `find` would search."""
         return sum(self.files[number].size for number in self._may_hold(self._search(wanted), partitions))
 
     def rows(self, places: Places, names: Sequence[str]) -> pa.Table:
-        """These columns of rows, in the order of their places."""
+        """Return the columns `names` of the rows at these locations, in their order."""
         schema = pa.schema([self.schema.field(name) for name in names])
         parts = [schema.empty_table()]
         parts += [self._take(file, rows, names) for file, rows in places.by_file()]
         return pa.concat_tables(parts)
 
     def fetch(self, files: Collection[int]) -> None:
-        """Before files are read one by one: of a store, have small ones here, and what is gone of them."""
+        """Fetch small files, and all deletion vectors, of `files` from an object store, several at a time.
+
+        Call this before reading files one by one. Does nothing for other storage.
+        """
         if is_store(self._filesystem):
             with requests_at_once(self._filesystem, len(files)) as each:
                 list(each(self._fetch, files))
@@ -262,8 +273,10 @@ class FileRows:
                 pass
 
     def all_of(self, file: int, without: Ints = _NOWHERE) -> Iterator[pa.Table]:
-        """The rows of a file, in batches of some MiB, in the columns of the table's schema; `without` some,
-        by their number in it."""
+        """Yield the rows of a file in batches of some MiB, with the columns of the table's schema.
+
+        `without`: the numbers of rows to leave out, in addition to deleted ones.
+        """
         gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
         with self._reading(), self._open(file, in_batches=True) as parquet:
             groups = _groups(parquet)
@@ -281,7 +294,7 @@ class FileRows:
         return Search(wanted.cast(pa.schema([self.schema.field(name) for name in wanted.schema.names])))
 
     def _may_hold(self, search: Search, partitions: Collection[str | None] | None) -> list[int]:
-        """The files in which partition, and the bounds that the log has, leave room for one of the rows."""
+        """Return the files that may have one of the rows, by their partition and their bounds in the log."""
         names = search.bounded_in_log
         return [
             number
@@ -291,7 +304,7 @@ class FileRows:
         ]
 
     def _parts(self, search: Search, file: int) -> list[_Part]:
-        """The row groups of a file that may hold one of the rows, some at once."""
+        """Return the row groups of a file that may have one of the rows, grouped for reading."""
         with self._reading(), self._open(file) as parquet:
             metadata = parquet.metadata
         places = {name: at for name, at in column_places(metadata).items() if name in search.bounded}
@@ -311,7 +324,7 @@ class FileRows:
         return parts
 
     def _find_in(self, search: Search, part: _Part) -> tuple[Ints, Ints]:
-        """Rows of a part of a file, ascending, and for each the number of the wanted row that it equals."""
+        """Return the rows found in a part of a file, ascending, and the number of the wanted row of each."""
         numbers = part.numbers()
         with self._reading(), self._open(part.file) as parquet:
             read = partial(self._read, part.file, parquet, groups=part.groups)
@@ -337,7 +350,7 @@ class FileRows:
             return self._read_rows(file, parquet, rows, names)
 
     def _read_rows(self, file: int, parquet: pq.ParquetFile, rows: Ints, names: Sequence[str]) -> pa.Table:
-        """Some rows, ascending, of only those row groups that have any."""
+        """Read some rows, which are in ascending order, and only the row groups that have them."""
         sizes = [group.num_rows for group in _groups(parquet)]
         ends = np.cumsum(np.array(sizes, np.int64))
         group_of = np.searchsorted(ends, rows, side="right")
@@ -357,8 +370,11 @@ class FileRows:
         return self._aligned(file, rows, count, names)
 
     def _aligned(self, file: int, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
-        """In the table's types. A file from before a column was added has none of it; the partition stands
-        in the log, and need not stand in files that others have written."""
+        """Return rows with the columns `names` in the table's types.
+
+        A column that was added after the file was written is null. The partition is taken from the log: files
+        that other programs have written need not have it.
+        """
         if self._is_partitioned and PARTITION in names:
             held = [name for name in rows.schema.names if name != PARTITION]
             partition = pa.repeat(pa.scalar(self.files[file].partition, pa.string()), count)
@@ -418,7 +434,7 @@ def _logged(file: LiveFile, side: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _bounds(group: pq.RowGroupMetaData, places: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Least and greatest values of columns in a row group, as far as it says."""
+    """Return the least and the greatest values of columns in a row group, if its statistics have them."""
     least, most = dict[str, Any](), dict[str, Any]()
     for name, place in places.items():
         told = group.column(place).statistics

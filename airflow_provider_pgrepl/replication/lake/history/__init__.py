@@ -1,1 +1,1 @@
-"""Past versions of rows, in a table beside the lake table."""
+"""Past versions of rows, in a table next to the lake table."""

@@ -1,4 +1,5 @@
-"""A table's history, brought forward: by changes, or by a snapshot, which ends all open versions."""
+"""Appends to a table's history: versions that changes end, and those that a snapshot ends, which are all open
+ones."""
 
 from __future__ import annotations
 
@@ -53,14 +54,15 @@ def apply_with_history(
     lake_root: str,
     slice_bytes: int,
 ) -> Applied:
-    """What `apply_changes` does, with the versions that end appended to the history, exactly once.
+    """Apply changes as `apply_changes` does, and append the versions that they end to the history, exactly
+    once.
 
-    Both handles must not be refreshed meanwhile. Raises what `apply_changes` does, and LakeTableError when
-    the history is not one of this very table: it lacks changes that the table has, or a snapshot ended all
-    versions and did not replace the table.
+    Neither handle may be refreshed meanwhile. Raises what `apply_changes` does, and LakeTableError if the
+    history does not match the table: it lacks changes that the table has, or a snapshot ended all versions
+    and did not replace the table.
     """
     position = check_history(table, history, relation, app)
-    # No version may be appended in other types than the table has.
+    # Versions must have the types of the table, so check these before anything is appended.
     check_columns(table, lake_schema(relation, choices), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     changes = changes.slice(int(np.searchsorted(commit_lsn, int(position), side="right")))
@@ -77,7 +79,8 @@ def apply_with_history(
 
 
 def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, app: str) -> LSN:
-    """The table's position, which its history has reached. Raises LakeTableError."""
+    """Return the table's position. Raises LakeTableError if its history has not reached it, or has versions
+    that a later snapshot ended."""
     position, reached = read_position(table, app), read_position(history, app)
     if position is None or reached is None:
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
@@ -94,7 +97,8 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
 
 
 def _before_refusal(changes: pa.Table, choices: TableChoices) -> int:
-    """How many changes come before a transaction that the table's policy refuses: it must end no version."""
+    """Return the number of changes before the first transaction that the table's settings reject. That
+    transaction must end no version."""
     if choices.policy.truncate != "error":
         return len(changes)
     first = pc.index(changes["op"], "T").as_py()
@@ -129,11 +133,11 @@ def _sum(before: Applied, now: Applied) -> Applied:
 def end_all_versions(
     relation: Relation, pipeline: Pipeline, position: LSN, epoch: Epoch, exported_at: datetime
 ) -> int:
-    """Append what the lake table holds now to its history, as ended by the snapshot at `position`; the
-    history's version after it.
+    """Append the rows of the lake table to its history, as versions that the snapshot at `position` ended.
+    Return the history's version after the commit.
 
-    Ends nothing twice: neither what a snapshot ended that never replaced the table, nor what changes did that
-    never reached it. Raises LakeError, LakeTableError, FencedError.
+    No version is ended twice: rows are skipped that an earlier snapshot ended without replacing the table, or
+    that changes ended without reaching the table. Raises LakeError, LakeTableError, FencedError.
     """
     history = open_table(history_uri(pipeline.lake_root, relation.table))
     app = app_id(pipeline.name, epoch)
@@ -180,7 +184,8 @@ def _open_versions(
 
 
 def _newest(table: DeltaTable, apps: Sequence[str]) -> tuple[int, int] | None:
-    """The last epoch that wrote under one of the app ids, given in the order of epochs, and its position."""
+    """Return the last epoch that wrote under its app id, and its position, or None. `apps`: the app ids of
+    epochs 1, 2, … in this order."""
     for number in range(len(apps), 0, -1):
         version = app_version(table, apps[number - 1])
         if version is not None and version != CLOSED:
@@ -189,7 +194,12 @@ def _newest(table: DeltaTable, apps: Sequence[str]) -> tuple[int, int] | None:
 
 
 def _columns(table: DeltaTable, history: DeltaTable, relation: Relation) -> list[str]:
-    """The lake table's columns, all of which the history has or gets. They may be of an older relation."""
+    """Return the lake table's columns without the soft-delete and partition columns. Adds those that the
+    history lacks.
+
+    The table may have the columns of an older relation. Raises LakeTableError if it lacks the bookkeeping
+    columns.
+    """
     held = pa.schema(table.schema().to_arrow())
     if not {COMMIT_LSN, COMMIT_TS} <= set(held.names):
         raise LakeTableError(
@@ -205,7 +215,8 @@ def _columns(table: DeltaTable, history: DeltaTable, relation: Relation) -> list
 def _ended_above(
     history: DeltaTable, names: Sequence[str], epoch: Epoch, position: LSN, app: str
 ) -> pa.Table | None:
-    """Versions that changes above the position ended, as rows of the lake table; None when none can have."""
+    """Return versions that changes after `position` ended, as rows of the lake table, or None if there are
+    none."""
     reached = app_version(history, app)
     if reached is None or reached <= position:
         return None

@@ -1,4 +1,4 @@
-"""The compiled loop behind a table's history: the versions of rows that transactions ended."""
+"""The compiled function behind a table's history: it finds the versions of rows that transactions ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BEFORE_ALL = -2
 
 @inner
 def _end(entry, row, now, how, origin, held, version, ended):  # type: ignore[no-untyped-def]
-    """Note a row's version, as it is, as ended; the number of versions noted."""
+    """Record a row's current version as ended, in `entry`. Return the number of the next entry."""
     rows, origins, codes, versions, by, hows, _ = ended
     rows[entry], origins[entry], codes[entry], versions[entry] = row, origin[row], held[row], version[row]
     by[entry], hows[entry] = now, how
@@ -23,7 +23,8 @@ def _end(entry, row, now, how, origin, held, version, ended):  # type: ignore[no
 
 @inner
 def _end_leftover(entry, code, now, ended):  # type: ignore[no-untyped-def]
-    """Note that the lake's row under a key is over, if there is one."""
+    """Record that the lake's row with a key has ended, if the lake has one. Return the number of the next
+    entry."""
     rows, origins, codes, versions, by, hows, maybe = ended
     rows[entry], origins[entry], codes[entry], versions[entry] = NONE, code, code, NONE
     by[entry], hows[entry], maybe[entry] = now, _TRUNCATED, True
@@ -32,7 +33,7 @@ def _end_leftover(entry, code, now, ended):  # type: ignore[no-untyped-def]
 
 @inner
 def _settle(begin, entry, ended, present, deleted):  # type: ignore[no-untyped-def]
-    """A transaction is over: what it touched was changed if the row is still there, and deleted if not."""
+    """Finish a transaction: a row that it touched was changed if it still exists, and deleted if not."""
     rows, _, codes, _, _, hows, _ = ended
     for at in range(begin, entry):
         deleted[codes[at]] = NONE
@@ -44,7 +45,8 @@ def _settle(begin, entry, ended, present, deleted):  # type: ignore[no-untyped-d
 def _displace(  # type: ignore[no-untyped-def]
     entry, row, now, born, touched, entry_of, origin, held, version, leftover, settled, ended
 ):
-    """End what ignored TRUNCATEs left under the key that a row of the transaction has at its end."""
+    """End the versions that ignored TRUNCATEs left under the key that a row has at the end of the
+    transaction."""
     code = held[row]
     left = leftover[code]
     if left != NONE:
@@ -64,7 +66,8 @@ def _displace_all(  # type: ignore[no-untyped-def]
     entry, first, i, now, row_of, alive, born, touched, entry_of, origin, held, version, leftover, settled,
     ended,
 ):  # fmt: skip
-    """Do so for the rows that the changes from `first` until `i` inserted or updated."""
+    """Call `_displace` for each row that the changes from `first` to before `i` inserted or updated, and that
+    still exists."""
     for at in range(first, i):
         row = row_of[at]
         if row != NONE and alive[row]:
@@ -82,18 +85,18 @@ def end_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept 
     op, new_code, codes, transaction, followed, origin,
     truncate_at, truncate_by, ignoring,
 ):  # fmt: skip
-    """Every version that one of these transactions ended, in the order in which they did.
+    """Return every version that one of these transactions ended, in the order in which they ended.
 
-    `followed`: the row of each change, `origin`: by row the code of its key in the lake, as of
-    `merging.kernels.follow_rows`; `transaction`: the number of the change's. TRUNCATE number k came before
-    the change `truncate_at[k]` and belongs to transaction `truncate_by[k]`. `ignoring`: TRUNCATE leaves the
-    rows in the lake, where they are until another one has their key. A row that the transaction which deleted
-    it inserts again under its key is the same row.
+    `followed`: the row of each change, `origin`: for each row the code of its key in the lake, both as in
+    `lake.merge.kernels.follow_rows`. `transaction`: the number of each change's transaction. TRUNCATE number
+    k came before the change `truncate_at[k]`, in transaction `truncate_by[k]`. `ignoring`: TRUNCATE leaves
+    the rows in the lake until another row has their key. A row that a transaction deletes and inserts again
+    under its key is the same row.
 
-    Returns, per version: code of the key under which the lake has it or what it came from (-1: it was
-    inserted), code of its key, the change that made it (-1: it is the lake's), the transaction that ended it,
-    how (U D T), and whether only the lake knows if it was there; then the transaction that first emptied the
-    table (-1: none).
+    Returns, for each version: the code of the key under which the lake has it or its predecessor (-1: it was
+    inserted), the code of its key, the change that made it (-1: the lake has it), the transaction that ended
+    it, how (U D T), and True if only the lake shows whether it existed. Then the transaction that first
+    emptied the table (-1: none).
     """
     changes, rows = op.shape[0], origin.shape[0]
     deleted = np.full(codes, NONE, np.int64)
@@ -108,7 +111,8 @@ def end_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept 
     entry_of = np.empty(rows, np.int64)
     alive = np.zeros(rows, np.bool_)
     present = np.zeros(rows, np.bool_)
-    # A change may end one version, TRUNCATE the one that it began, and what that left is another.
+    # For each change up to 3 versions end: the previous one, the one that it makes if TRUNCATE ends it, and
+    # one that an ignored TRUNCATE left under its key.
     room = 3 * changes
     ended = (
         np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64),
@@ -145,7 +149,8 @@ def end_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept 
                     continue
                 alive[row], present[row] = False, ignoring
                 if ignoring:
-                    # It stays to the transaction's end at least, so what had its key before does not.
+                    # The row stays until the end of the transaction or longer, so end what earlier TRUNCATEs
+                    # left under its key.
                     entries = _displace(
                         entries, row, now, born, touched, entry_of, origin, held, version, leftover,
                         settled, ended,

@@ -1,14 +1,13 @@
-"""The history of one table as a Delta table: made, given more columns, appended to.
+"""The history of one table, as a Delta table: its location, its columns, and how it is created and appended
+to.
 
-It is written under the app id of its lake table, and always before it: a history is never behind its table.
-After a crash between the two it is ahead; what it holds up to its position is then not appended again.
+It is written under the app id of its lake table, and always before it, so a history is never behind its
+table. After a crash between the two commits it is ahead. The versions up to its position are then not
+appended again.
 
-Where the history of a table lies, and what it is called.
-The lake table holds the version of each row that is valid now; its history holds all that have ended.
-
-The columns of a table's history.
-It is only ever appended to: each row is a version of a row that has ended. A version is valid from the
-transaction that made it up to, not including, the one that ended it.
+The lake table has the version of each row that is valid now. The history has all versions that have ended.
+Rows are only appended to it. A version is valid from the transaction that made it up to, but not including,
+the one that ended it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 from airflow_provider_pgrepl.replication.values import typed_columns
 
 HISTORY_SUFFIX = "~history"
-"""No table's own path ends so: there `~` stands before two hexadecimal digits, and `hi` is none."""
+"""The path of a table never ends like this: in such a path, `~` is followed by 2 hexadecimal digits, and `hi`
+is not one."""
 FROM_EPOCH, FROM_LSN, FROM_TS = "_pgrepl_from_epoch", "_pgrepl_from_lsn", "_pgrepl_from_ts"
 TO_EPOCH, TO_LSN, TO_TS, TO_OP = "_pgrepl_to_epoch", "_pgrepl_to_lsn", "_pgrepl_to_ts", "_pgrepl_to_op"
 TIME = pa.timestamp("us", "UTC")
@@ -64,54 +64,57 @@ LIFETIME = pa.schema(
         (TO_OP, pa.string()),
     ]
 )
-"""From when to when a version was valid: `[from, to)` in the order of (epoch, LSN). `to_op` is what ended it:
-`U` a newer version of the row, `D` its deletion, `T` TRUNCATE, `S` a snapshot that took the table anew."""
+"""The lifetime of a version: `[from, to)` in the order of (epoch, LSN). `to_op` is what ended it: `U` a newer
+version of the row, `D` its deletion, `T` TRUNCATE, `S` a snapshot that copied the table again."""
 _KIND = "history"
 
 
 def history_path(table: TableName) -> str:
-    """The history's place under the lake root."""
+    """Return the path of the history below the lake root."""
     return table.path + HISTORY_SUFFIX
 
 
 def history_uri(lake_root: str, table: TableName) -> str:
-    """Where the history of a table lies."""
+    """Return the URI of a table's history."""
     return f"{lake_root}/{history_path(table)}"
 
 
 def history_key(table: TableName) -> str:
-    """The name of the history in a consistent point. No table has it: a name with `~` stands in quotes."""
+    """Return the key of the history in a consistent point. No table has this key: a name with `~` is in
+    quotes."""
     return str(table) + HISTORY_SUFFIX
 
 
 def is_history(key: str) -> bool:
-    """Whether a key of a consistent point, or a path under the lake root, is that of a history."""
+    """Return True if a key of a consistent point, or a path below the lake root, is that of a history."""
     return key.endswith(HISTORY_SUFFIX)
 
 
 def path_of(key: str) -> str:
-    """The place under the lake root of what a consistent point names, be it a table or a history."""
+    """Return the path below the lake root for a key of a consistent point, which is a table or a history."""
     if is_history(key):
         return history_path(TableName.parse(key.removesuffix(HISTORY_SUFFIX)))
     return TableName.parse(key).path
 
 
 def history_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
-    """The columns that a history of this table begins with: the lake table's typed ones, then LIFETIME.
+    """Return the columns of a new history of this table: the lake table's typed columns, then LIFETIME.
 
-    A column that the table gets later stands behind these, and one that it loses stays. Raises ConfigError.
+    Columns that the table gets later are added after these, and columns that it loses stay. Raises
+    ConfigError.
     """
     fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
     return pa.schema([*fields, *LIFETIME])
 
 
 def snapshot_app(app: str) -> str:
-    """The app id under which stands the position of the last snapshot that ended all versions."""
+    """Return the app id whose version is the position of the last snapshot that ended all versions."""
     return f"{app}:snapshot"
 
 
 def snapshot_marks(pipeline_name: str, epoch: Epoch, position: LSN) -> dict[str, int]:
-    """App ids of a commit by which a snapshot ends all versions, beside the epoch's own."""
+    """Return the app ids for a commit in which a snapshot ends all versions, in addition to the epoch's own.
+    Those of earlier epochs are closed."""
     older = dict.fromkeys(earlier_apps(pipeline_name, epoch), CLOSED)
     return {**older, snapshot_app(app_id(pipeline_name, epoch)): position}
 
@@ -126,9 +129,10 @@ def append_versions(
     commit_ts: datetime | None,
     marks: Mapping[str, int] | None = None,
 ) -> None:
-    """Append versions and move the history to a position, in one commit.
+    """Append versions, and advance the history to `position`, in one commit.
 
-    `rows` have LIFETIME and the table's columns, in any order. Raises what `fenced` does, and what `rows` do.
+    `rows` have the LIFETIME columns and those of the table, in any order. Raises what `fenced` does, and what
+    `rows` raises.
     """
     schema = pa.schema(history.schema().to_arrow())
     with ParquetFiles(lake_root, history_path(table), schema) as files:
@@ -141,7 +145,7 @@ def append_versions(
 
 
 def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """In the columns of the schema; one that the rows have not, or no more, is null."""
+    """Return the rows with exactly the columns of the schema. A column that the rows lack is null."""
     columns = [
         rows[field.name].cast(field.type)
         if field.name in rows.column_names
@@ -154,11 +158,12 @@ def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def prepare_history(
     relation: Relation, pipeline: Pipeline, position: LSN, epoch: Epoch, exported_at: datetime
 ) -> None:
-    """Make the history of a table that a snapshot is about to take, or give it the columns that it lacks.
+    """Create the history of a table that a snapshot is about to copy, or add the columns that it lacks.
 
-    A new one begins with this snapshot, which therefore ends nothing. So does one of a table whose first
-    snapshot failed: what the pipeline now chooses for its columns may be another type. Raises ConfigError,
-    LakeError, FencedError; LakeTableError when a column's type is not what it was.
+    A new history begins with this snapshot, which therefore ends no version. If the first snapshot of the
+    table failed, the empty history is created again: the settings may give its columns other types now.
+    Raises ConfigError, LakeError, FencedError, and LakeTableError if a column has another type in the
+    history.
     """
     uri = history_uri(pipeline.lake_root, relation.table)
     schema = history_schema(relation, pipeline.choices(relation.table))
@@ -177,7 +182,8 @@ def prepare_history(
 
 
 def check_not_hidden(lake_root: str, table: TableName) -> None:
-    """Raise LakeTableError if a history that consistent points name may be out of sight."""
+    """Raise LakeTableError if consistent points name a history that is not found and may only be
+    inaccessible."""
     uri = history_uri(lake_root, table)
     if not has_delta(uri) and (doubt := doubt_of_absence(uri)):
         raise LakeTableError(
@@ -188,9 +194,10 @@ def check_not_hidden(lake_root: str, table: TableName) -> None:
 
 
 def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> None:
-    """Add what the history lacks, in a commit of its own, without data.
+    """Add the columns that the history lacks, in a commit without data.
 
-    Raises LakeTableError for a column that it has with another type, or in other letter case.
+    Raises LakeTableError for a column that the history has with another type or letter case, FencedError if
+    another process committed meanwhile.
     """
     wanted = Schema.from_arrow(schema).fields
     held = {field.name.casefold(): field for field in history.schema().fields}

@@ -1,4 +1,5 @@
-"""Versions as typed rows, from the texts of changes and from the rows that the lake has."""
+"""Ended versions as typed rows of the history, from the text values of changes and from rows of the lake
+table."""
 
 from __future__ import annotations
 
@@ -38,13 +39,14 @@ _NOBODY = -1
 
 @dataclass(frozen=True)
 class EndedVersions:
-    """The versions that a slice's transactions ended, one entry each, in the order in which they ended.
+    """The versions that the transactions of a slice ended, one entry each, in the order in which they ended.
 
-    `origin`: code of the key by which the lake has the row (as it was before the slice), -1: it has not.
-    `made_by`, `ended_by`: a change of the transaction that made or ended the version; made by -1: the lake's.
-    `ended_how`: the letters of LIFETIME's `to_op`. `maybe`: it was there only if the lake has it.
-    `touched`: codes of the keys of all lake rows that some change met. `emptied_by`: a change of the first
-    transaction that truncated the table, and so ended every lake row not among these; -1: none did.
+    `origin`: the code of the key by which the lake has the row as it was before the slice, -1 if it does not.
+    `made_by`, `ended_by`: a change of the transaction that made or ended the version. `made_by` is -1 for a
+    version of the lake. `ended_how`: the characters of `to_op` in LIFETIME. `maybe`: True if the version
+    existed only if the lake has it. `touched`: the key codes of all lake rows that a change touched.
+    `emptied_by`: a change of the first transaction that truncated the table, which ended every lake row not
+    in `touched`. -1: none did.
     """
 
     origin: Ints
@@ -59,28 +61,31 @@ class EndedVersions:
     _version: Ints
 
     def key_texts(self, index: int, codes: Ints) -> pa.Array:
-        """Texts of the key column `index` (counted among the key columns) for codes."""
+        """Return the text values of the key column `index` (counted among the key columns) for codes."""
         return self._followed.key_texts(index, codes)
 
     def texts(self, index: int, entries: Ints) -> tuple[pa.Array, Ints]:
-        """Texts of the column `index` for those of the entries whose value is known, and which these are.
+        """Return the text values of the column `index` for the entries whose value is known, and the
+        positions of these entries.
 
-        The others have the value of the lake's row.
+        The other entries have the value of the lake's row.
         """
         texts, in_lake = self._followed.texts(index, self._version[entries], self._code[entries])
         known = np.flatnonzero(~in_lake)
         return texts if len(known) == len(texts) else texts.take(pa.array(known)), known
 
     def needs_lake(self, entries: Ints) -> Bools:
-        """Whether a value or the beginning of an entry is the lake's."""
+        """Return a mask of the entries that need a value, or the beginning of the lifetime, from the lake's
+        row."""
         return self._followed.needs_lake(self._version[entries])
 
 
 def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = False) -> EndedVersions:
-    """The versions that changelog rows of one relation with a key end: ops I U D T, whole transactions, in
-    order. `ignoring`: TRUNCATE is passed over, and rows stay until another one has their key.
+    """Return the versions that changelog rows of one relation with a key end. The rows are ops I U D T of
+    whole transactions, in order.
 
-    Raises DriftError, LakeTableError (the changes contradict each other).
+    `ignoring`: TRUNCATE is ignored, and rows stay until another row has their key. Raises DriftError,
+    LakeTableError (the changes contradict each other).
     """
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     transaction = np.cumsum(np.diff(commit_lsn, prepend=commit_lsn[:1]) != 0)
@@ -113,10 +118,11 @@ def ended_rows(
     epoch: Epoch,
     above: LSN,
 ) -> Iterator[pa.Table]:
-    """The versions that `changes` (whole transactions, in order) end above an LSN, as rows of the history.
+    """Yield the versions that `changes` (whole transactions, in order) end above an LSN, as rows of the
+    history.
 
-    `table` is the lake table, or its rows, at the version on which the changes are to be applied.
-    Raises DriftError, LakeTableError, ValueRangeError.
+    `table`: the lake table, or its rows, at the version to which the changes are to be applied. Raises
+    DriftError, LakeTableError, ValueRangeError.
     """
     ignoring = choices.policy.truncate == "ignore"
     ended = ended_versions(changes, relation, ignoring=ignoring)
@@ -126,9 +132,9 @@ def ended_rows(
 def current_rows(
     table: DeltaTable | pa.Table, names: Sequence[str], condition: str = "", batch_rows: int = _ROWS_AT_ONCE
 ) -> Iterator[pa.Table]:
-    """The table's rows that are no marked deletions, batch by batch. Raises LakeTableError.
+    """Yield the table's rows that are not soft-deleted, in batches. Raises LakeTableError.
 
-    Of rows that are no table of the lake, but as one would have them: all, whatever the condition.
+    If `table` is an Arrow table, all such rows are returned in one batch, and `condition` is ignored.
     """
     if isinstance(table, pa.Table):
         live = table.filter(pc.invert(table[DELETED])) if DELETED in table.column_names else table
@@ -158,7 +164,7 @@ def current_rows(
 
 @dataclass(frozen=True)
 class _Slice:
-    """Whole transactions, with what they ended and the lake table before them."""
+    """The changes of whole transactions, the versions that they end, and the lake table before them."""
 
     table: DeltaTable | pa.Table
     changes: pa.Table
@@ -202,7 +208,8 @@ class _Slice:
         return pa.table(keys)
 
     def _lake_rows(self, codes: Ints) -> tuple[pa.Table, Ints]:
-        """The lake's rows under keys, and for each of the given codes its row; -1 when there is none."""
+        """Return the lake's rows with these keys, and for each given code the number of its row, -1 if there
+        is none."""
         distinct, number = np.unique(codes, return_inverse=True)
         keys = self._keys(distinct)
         found, held = [], []
@@ -224,7 +231,7 @@ class _Slice:
         made = np.flatnonzero(self.ended.made_by[entries] >= 0)
         for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
-                # What was dropped stays in the versions from before.
+                # A dropped column keeps its values in the versions from before the drop.
                 values, sent = pa.nulls(len(made), typed.lake_type), made
             else:
                 texts, sent = self.ended.texts(typed.index, entries)
@@ -251,7 +258,7 @@ class _Slice:
         )
 
     def _filled(self, values: pa.Array, given: Ints, name: str, where: Ints, lake: pa.Table) -> Any:
-        """`values` at the places `given`, and elsewhere the lake's."""
+        """Return a column with `values` at the positions `given`, and the lake's values at the others."""
         if len(given) == len(where):
             return values
         place = where.copy()
@@ -260,7 +267,7 @@ class _Slice:
         return pa.chunked_array(both, values.type).take(pa.array(place))
 
     def _truncated(self) -> Iterator[pa.Table]:
-        """Lake rows that nothing touched before the table was truncated."""
+        """Yield the lake rows that no change touched before the table was truncated, as ended by TRUNCATE."""
         keys = self._keys(np.unique(self.ended.touched))
         ender = self.changes.slice(self.ended.emptied_by, 1)
         for batch in current_rows(self.table, self._names()):
@@ -269,7 +276,8 @@ class _Slice:
 
 
 def _ranges(keys: pa.Table) -> Iterator[str]:
-    """So that Delta and Parquet can leave out what does not hold these keys."""
+    """Yield conditions on integer key columns, with which Delta and Parquet can skip data that lacks these
+    keys."""
     for field in keys.schema:
         if pa.types.is_integer(field.type):
             lowest, highest = pc.min_max(keys[field.name]).as_py().values()
@@ -280,7 +288,7 @@ def _ranges(keys: pa.Table) -> Iterator[str]:
 def closed(
     rows: pa.Table, from_epoch: Epoch, to_epoch: Epoch, to_lsn: pa.Scalar, to_ts: pa.Scalar, to_op: str
 ) -> pa.Table:
-    """Rows of the lake table as versions that have ended."""
+    """Return rows of the lake table as ended versions."""
     constants = {
         history.FROM_EPOCH: pa.scalar(int(from_epoch), pa.int64()),
         history.TO_EPOCH: pa.scalar(int(to_epoch), pa.int64()),

@@ -1,1 +1,1 @@
-"""Changes of a batch into a lake table."""
+"""Merging of changelog rows into a lake table."""

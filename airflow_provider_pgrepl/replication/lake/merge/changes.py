@@ -1,4 +1,7 @@
-"""The changes of one relation as collapse reads them: ops, rows before and after, what was not sent."""
+"""The changes of one relation as `collapse` reads them: ops, rows before and after, and unchanged values.
+
+An unchanged value is one that the server did not send with an update, because the update did not change it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ TEXTS = pa.large_list(pa.large_string())
 class Tuples:
     """One side (`new` or `old`) of some changes of one relation.
 
-    Raises DriftError when a tuple has not `width` values: then the relation was another one.
+    `present`: True for each change that has a tuple. `place`: the offset of its tuple among the tuples.
+    Raises DriftError if a tuple does not have `width` values: then it belongs to another relation.
     """
 
     def __init__(self, lists: pa.Array, width: int, table: TableName) -> None:
@@ -42,13 +46,13 @@ class Tuples:
         self.place: Ints = np.cumsum(self.present, dtype=np.int64) - 1
 
     def column(self, index: int, rows: Ints | None = None) -> pa.Array:
-        """Texts of one column, of all rows that have a tuple, or of `rows` (negative: null)."""
+        """Return the text values of one column, of all tuples or of the changes `rows` (negative: null)."""
         if rows is None:
             return self._texts.take(pa.array(np.arange(index, len(self._texts), self.width)))
         return take(self._texts, np.where(rows < 0, -1, self.place[rows] * self.width + index))
 
     def hashes(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """A hash of each value, by tuple and column."""
+        """Return a hash of each value, in a row for each tuple and a column for each column."""
         valid = self._texts.is_valid().to_numpy(zero_copy_only=False)
         if len(valid) == 0:
             return np.empty((0, self.width), np.uint64)
@@ -60,20 +64,20 @@ class Tuples:
 
 
 def take(values: pa.Array, indexes: Ints) -> pa.Array:
-    """`values[indexes]`; a negative index gives null."""
+    """Return `values[indexes]`, with null for negative indexes."""
     missing = indexes < 0
     return values.take(pa.array(indexes, mask=missing) if missing.any() else pa.array(indexes))
 
 
 def replaced(values: pa.Array, where: Bools, others: pa.Array) -> pa.Array:
-    """`values`, and `others`, in their order, `where` it is said; of any type, nested ones too."""
+    """Return `values`, those at `where` replaced by `others` in order. Any type is allowed, also nested."""
     places = np.arange(len(values), dtype=np.int64)
     places[where] = len(values) + np.arange(len(others))
     return pa.concat_arrays([values, others.cast(values.type)]).take(pa.array(places))
 
 
 def bytes_before(lists: pa.Array) -> Ints:
-    """How many bytes of text lie before each row of a list column, and at the end all of them."""
+    """Return, for each row of a list column, the bytes of text before it; the last entry is the total."""
     child = lists.values
     if len(child) == 0:
         return np.zeros(len(lists) + 1, np.int64)
@@ -82,7 +86,7 @@ def bytes_before(lists: pa.Array) -> Ints:
 
 
 def unchanged_pairs(unchanged: pa.Array) -> tuple[Ints, Ints]:
-    """Which columns the server did not send: rows, ascending, and for each the column's index."""
+    """Return the values that the server did not send: their rows, ascending, and their columns' indexes."""
     if unchanged.null_count == len(unchanged):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows = pc.list_parent_indices(unchanged).to_numpy()
@@ -91,7 +95,7 @@ def unchanged_pairs(unchanged: pa.Array) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Values that updates did not send: of each the row, and the number of its column among `columns`."""
+    """Values that updates did not send: for each its `row`, and the index of its column in `columns`."""
 
     row: Ints
     number: Ints
@@ -100,11 +104,11 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """Changes without the TRUNCATEs among them, numbered from 0.
+    """Changes other than TRUNCATE, numbered from 0.
 
-    `places`: where each stands among the changes given. `truncates`: the number of the change that follows
-    each TRUNCATE, ascending; `truncate_places`: where those themselves stand. `unchanged_row`,
-    `unchanged_column`: which columns an update did not send.
+    `places`: the index of each among the changelog rows given. `truncates`: for each TRUNCATE, the number of
+    the change that follows it, ascending; `truncate_places`: its own index among the changelog rows.
+    `unchanged_row`, `unchanged_column`: change and column of each value that an update did not send.
     """
 
     op: Bytes
@@ -117,7 +121,7 @@ class ChangedRows:
     truncate_places: Ints
 
     def unchanged_beside_key(self, relation: Relation) -> Unchanged:
-        """The values that were not sent and that the key, which every change carries, does not tell."""
+        """Return the values, in columns outside the key, that were not sent. Every change has its key."""
         is_key = np.array([column.is_key for column in relation.columns])
         beside_key = ~is_key[self.unchanged_column]
         columns, number = np.unique(self.unchanged_column[beside_key], return_inverse=True)
@@ -128,7 +132,10 @@ class ChangedRows:
         return len(self.truncates) > 0
 
     def after(self, index: int) -> pa.Array:
-        """Texts of a column after each change that has a new row; what was not sent is taken from the old."""
+        """Return the text values of a column in the new rows.
+
+        A value that was not sent is taken from the old row, or is null without one.
+        """
         texts = self.new.column(index)
         unchanged = self.unchanged_row[self.unchanged_column == index]
         if len(unchanged) == 0:
@@ -140,10 +147,10 @@ class ChangedRows:
 
 
 def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) -> ChangedRows:
-    """Read changelog rows of one relation; only those after the last TRUNCATE unless the `whole` is wanted.
+    """Read changelog rows of one relation: all of them if `whole`, else those after the last TRUNCATE.
 
-    Raises DriftError when rows have another number of columns than the relation, LakeTableError when a
-    change is not as one of this relation must be.
+    Raises DriftError if rows have another number of columns than the relation, LakeTableError if a change is
+    not valid for the relation.
     """
     op = _ops(changes)
     truncate_places = np.flatnonzero(op == _TRUNCATE)
@@ -167,18 +174,18 @@ def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) 
 
 
 def contradiction(relation: Relation, what: str) -> LakeTableError:
-    """The error of a table whose changes cannot all be true; `what`, as said of the changelog."""
+    """Return the error for a table whose changes contradict each other. `what`: a clause that says how."""
     return LakeTableError(f"{relation.table}: the changelog is inconsistent: {what}")
 
 
 def array_of(changes: pa.Table, name: str, wanted: pa.DataType) -> pa.Array:
-    """A column of the changelog as one array."""
+    """Return a column of the changelog as one array of the type `wanted`."""
     column = changes[name].combine_chunks() if changes[name].num_chunks != 1 else changes[name].chunk(0)
     return column if column.type == wanted else column.cast(wanted)
 
 
 def _ops(changes: pa.Table) -> Bytes:
-    """The ops as bytes: each is one letter, so the string array's data are they."""
+    """Return the ops as bytes. Each op is one character, so these are the data of the string array."""
     op = array_of(changes, "op", pa.string())
     if len(op) == 0:
         return np.empty(0, np.uint8)

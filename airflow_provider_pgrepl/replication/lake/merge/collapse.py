@@ -1,7 +1,7 @@
-"""Changes of one relation, each with the row that it changes, and the state that each row ends in.
+"""Collapsing of changes of one relation: the row that each one changes, and the final state of each row.
 
-The server sends old keys exactly as it stored them, so rows are followed by the texts of their keys; only
-what is left at the end is typed.
+The server sends old keys exactly as it stored them, so rows are followed by the text values of their keys.
+Only the final values are converted to lake types.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ _REASON = {
 
 @dataclass(frozen=True)
 class FollowedRows:
-    """Changes, numbered as in `read`, and the rows that they change, numbered as they come.
+    """Changes, numbered as in `read`, and the rows that they change, numbered in order of their first change.
 
-    A version of a row is the number of the change that made it; -1 is the one that the lake has.
-    By change: `row`, and `before`, the row's version before it (-1 also for the first of an inserted row).
-    `new_code`: of the key that the change gives, -1: it deletes. `origin`, by row: code of the key by which
-    the lake has it, -1: it was inserted. Codes are of keys, `codes` many.
+    A version of a row is the number of the change that made it; -1 is the version in the lake. Each of the
+    `codes` different keys has a code from 0.
+
+    For each change: `row`, and `before`, the row's version before it (-1 also for the insert of a row);
+    `new_code`, the code of the key after it, or -1 for a delete. For each row: `origin`, the code of its key
+    in the lake, or -1 if it was inserted.
     """
 
     relation: Relation
@@ -57,11 +59,14 @@ class FollowedRows:
     _sent_by: dict[int, Ints]
 
     def key_texts(self, index: int, codes: Ints) -> pa.Array:
-        """Texts of the key column `index` (counted among the key columns) for codes; -1 gives null."""
+        """Return the text values of the key column `index` (among the key columns) for codes; null for -1."""
         return take(self._keys[index], codes)
 
     def texts(self, index: int, versions: Ints, codes: Ints) -> tuple[pa.Array, Bools]:
-        """Texts of the column `index` of versions that have these keys, and where the lake's value stays."""
+        """Return the text values of the column `index` in `versions`, and where the lake's value is kept.
+
+        `codes`: the keys of these versions.
+        """
         column = self.relation.columns[index]
         if column.is_key:
             texts = self.key_texts(self.relation.key_columns.index(column), codes)
@@ -70,25 +75,26 @@ class FollowedRows:
         return self.read.new.column(index, sent_by), sent_by < 0
 
     def needs_lake(self, versions: Ints) -> Bools:
-        """Where some value is the lake's."""
+        """Return True for each version of which at least one value is only in the lake."""
         needed: Bools = versions < 0
         for index in self._sent_by:
             needed |= self._sent(index, versions) < 0
         return needed
 
     def _sent(self, index: int, versions: Ints) -> Ints:
-        """The changes that sent the column last."""
+        """Return, for each version, the change that last sent the column; -1 if its value is the lake's."""
         if index not in self._sent_by:
             return versions
         return np.where(versions < 0, -1, self._sent_by[index][versions])
 
 
 def follow(changes: pa.Table, relation: Relation, *, whole: bool = False) -> FollowedRows:
-    """Follow the rows of changelog rows of one relation, ops I U D T, in order (commit_lsn, ordinal).
+    """Find the row that each changelog row of one relation changes (ops I U D T).
 
-    Only those after the last TRUNCATE unless the `whole` is wanted. Raises DriftError when rows have another
-    number of columns than the relation, LakeTableError when the changes contradict each other, IdentityError
-    when they do not tell the row that they change.
+    The changelog rows are ordered by (commit_lsn, ordinal). Follows all of them if `whole`, else those after
+    the last TRUNCATE. Raises DriftError if rows have another number of columns than the relation,
+    LakeTableError if the changes contradict each other, IdentityError if a change does not have the key of
+    its row.
     """
     read = read_changes(changes, relation, whole=whole)
     keys, old_code, new_code = _key_codes(relation, read)
@@ -110,9 +116,11 @@ def follow(changes: pa.Table, relation: Relation, *, whole: bool = False) -> Fol
 
 
 def key_hashes(changes: pa.Table, relation: Relation) -> tuple[Hashes, Hashes]:
-    """By change a hash of the key that its row has, and of the one that it had before.
+    """Return, for each change, a hash of the row's key after it, and one of the key before it.
 
-    Of changelog rows of a relation that has a key, without TRUNCATE. Raises what `read_changes` does."""
+    `changes`: changelog rows, without TRUNCATE, of a relation that has a key. Raises what `read_changes`
+    does.
+    """
     read = read_changes(changes, relation)
     is_key = [column.is_key for column in relation.columns]
     before, after = _value_hashes(read)
@@ -122,14 +130,17 @@ def key_hashes(changes: pa.Table, relation: Relation) -> tuple[Hashes, Hashes]:
 
 
 def each_its_own(read: ChangedRows, relation: Relation) -> FollowedRows:
-    """The inserts of a table without a key: a row of its own, and a code, each."""
+    """Return the inserts of a table without a key, each with its own row and its own code."""
     rows = np.arange(len(read.op), dtype=np.int64)
     nowhere = np.full_like(rows, -1)
     return FollowedRows(relation, read, len(rows), rows, rows, nowhere, nowhere, [], {})
 
 
 def _key_codes(relation: Relation, read: ChangedRows) -> tuple[list[pa.Array], Ints, Ints]:
-    """Texts of the different keys by code, and the codes of each change's key before and after."""
+    """Return the text values of the different keys, by code, and the codes of each change's old and new key.
+
+    Raises IdentityError if a change does not have the key of its row.
+    """
     new, old = read.new, read.old
     texts = []
     for index, column in enumerate(relation.columns):
@@ -149,7 +160,7 @@ def _key_codes(relation: Relation, read: ChangedRows) -> tuple[list[pa.Array], I
 
 
 def _encode(texts: list[pa.Array]) -> tuple[Ints, Ints]:
-    """A code for each different tuple of texts, from 0, and where each code stands first."""
+    """Return a code, from 0, for each row of text values, equal for equal rows, and each code's first row."""
     codes = np.zeros(len(texts[0]), np.int64)
     count = 1
     for column in texts:
@@ -166,10 +177,10 @@ def _encode(texts: list[pa.Array]) -> tuple[Ints, Ints]:
 
 
 def _images(relation: Relation, read: ChangedRows) -> tuple[Hashes, Hashes]:
-    """Hashes of the whole row before and after each change, if the replica identity is FULL, else none.
+    """Return hashes of the whole row before and after each change; empty unless replica identity is FULL.
 
-    Only such a table can have a deferrable key (PostgreSQL takes none as replica identity), and only
-    there may two rows hold one key for a moment.
+    Only a table with FULL can have a deferrable key, which PostgreSQL does not accept as replica identity.
+    Only in such a table can two rows have the same key within a transaction.
     """
     if relation.replica_identity != "f":
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
@@ -178,7 +189,10 @@ def _images(relation: Relation, read: ChangedRows) -> tuple[Hashes, Hashes]:
 
 
 def _value_hashes(read: ChangedRows) -> tuple[Hashes, Hashes]:
-    """Hashes of the values of rows before and after; those that were not sent are as before, if that was."""
+    """Return hashes of the values of old and of new rows, by tuple and column.
+
+    A value that was not sent has the hash of the value in the old row, if there is an old row.
+    """
     new, old = read.new, read.old
     after, before = new.hashes(), old.hashes()
     is_told = old.present[read.unchanged_row]
@@ -199,13 +213,13 @@ def _row_hashes(values: Hashes, present: Bools) -> Hashes:
 
 @dataclass(frozen=True)
 class Collapsed:
-    """What a batch does to a table, one entry per row that it leaves changed.
+    """The effect of a batch on a table, with one entry for each row that differs at its end.
 
-    `overwrite`: the table was truncated; everything before counts no more, and no row has an origin.
-    `origin`: code of the key by which the row is found in the lake, -1: it is not there (insert).
-    `final`: code of the key it ends with, -1: deleted (then `origin` is not -1).
-    `last`: index of the change, among those given, which made the final state.
-    Codes index into `key_texts(i, codes)`.
+    `overwrite`: the table was truncated, so all earlier rows are gone and no row has an origin.
+    `origin`: the code of the row's key in the lake; -1 if it is not there (insert).
+    `final`: the code of the row's key at the end; -1 if it is deleted (then `origin` is not -1).
+    `last`: the index, among the changes given, of the change that made the final state.
+    `key_texts` maps codes to keys.
     """
 
     overwrite: bool
@@ -223,24 +237,25 @@ class Collapsed:
         return bool((self.origin < 0).all())
 
     def key_texts(self, index: int, codes: Ints) -> pa.Array:
-        """Texts of the key column `index` (counted among the key columns) for codes; -1 gives null."""
+        """Return the text values of the key column `index` (among the key columns) for codes; null for -1."""
         return self._followed.key_texts(index, codes)
 
     def texts(self, index: int, entries: Ints) -> tuple[pa.Array, Bools | None]:
-        """Final texts of the column `index` for entries that are not deleted, and where to keep the lake's.
+        """Return the final text values of the column `index`, and where to keep the lake's value instead.
 
-        The second is None when every value was sent.
+        `entries`: entries that are not deleted. The second result is None if every value was sent.
         """
         texts, keep = self._followed.texts(index, self._version[entries], self.final[entries])
         return texts, keep if keep.any() else None
 
 
 def collapse(changes: pa.Table, relation: Relation) -> Collapsed:
-    """Collapse changelog rows of one relation, ops I U D T, in order (commit_lsn, ordinal).
+    """Collapse changelog rows of one relation (ops I U D T) to the final states of its rows.
 
-    For deletes that take rows away and a TRUNCATE that empties the table; `held_keys` has the other policies.
-    Raises DriftError when rows have another number of columns than the relation, LakeTableError when the
-    changes contradict each other, IdentityError when they do not tell the row that they change.
+    The changelog rows are ordered by (commit_lsn, ordinal). This is for tables where a delete removes its row
+    and a TRUNCATE empties the table; `held_keys` is for the other policies. Raises DriftError if rows have
+    another number of columns than the relation, LakeTableError if the changes contradict each other,
+    IdentityError if a change does not identify its row.
     """
     followed = follow(changes, relation) if relation.key_columns else _keyless(changes, relation)
     read, codes = followed.read, followed.codes

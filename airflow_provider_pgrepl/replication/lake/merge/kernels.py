@@ -1,4 +1,4 @@
-"""The compiled loops of merging: which row each change changes, and what follows from that."""
+"""Compiled functions of merging: they find the row that each change changes, and the rows' final states."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NONE = -1
 
 @inner
 def _holder(code, image, head, following, images, left_lake):  # type: ignore[no-untyped-def]
-    """The row that a change of key `code` means; NONE: the lake's row of that key.
+    """Return the row that a change of the key `code` changes; NONE for the lake's row with that key.
 
-    A deferrable key may be held by several rows for a moment; then the whole old row tells them apart,
-    and of equal ones any will do. Without images a key has one holder at any moment.
+    Several rows can have the same deferrable key within a transaction. They are distinguished by the whole
+    old row; of equal rows, any can be taken. Without images, only one row at a time has a key.
     """
     first = head[code]
     if first == NONE or images.shape[0] == 0:
@@ -64,7 +64,7 @@ def _arrive(code, row, head, following):  # type: ignore[no-untyped-def]
 
 @inner
 def _shares_key(begun, end, op, new_code, head, following):  # type: ignore[no-untyped-def]
-    """Whether a key that these changes gave is held by two rows."""
+    """Return True if two rows have a key that one of the changes from `begun` to before `end` gave."""
     for i in range(begun, end):
         if op[i] != DELETE:
             first = head[new_code[i]]
@@ -75,14 +75,15 @@ def _shares_key(begun, end, op, new_code, head, following):  # type: ignore[no-u
 
 @loop(BYTES, INTS, INTS, INT, INTS, INTS, HASHES, HASHES)
 def follow_rows(op, old_code, new_code, codes, commit, truncates, old_image, new_image):  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
-    """Say of each change which row it changes, from the key on that the row has in the lake.
+    """Find the row that each change changes, starting from the key that the row has in the lake.
 
-    `op` I, U, D; codes of the key before and after, and their number; `commit`: of the change's transaction;
-    `truncates`: the changes before which a TRUNCATE stands; images: hashes of the whole rows, empty unless
-    the replica identity is FULL.
+    `op`: I, U or D. `old_code`, `new_code`: codes of the key before and after the change; `codes`: their
+    number. `commit`: commit LSN of the change. `truncates`: the changes before which a TRUNCATE comes.
+    `old_image`, `new_image`: hashes of the whole rows; empty unless the replica identity is FULL.
 
-    Returns status and the change at fault; by change its row and the row's change before it (-1: none); by
-    row, numbered as they come, the code of its key in the lake (-1: it was inserted).
+    Returns a status and, if it is not OK, the change that caused it. Returns, for each change, its row and
+    the row's previous change (-1: none), and, for each row in order of appearance, the code of its key in the
+    lake (-1: it was inserted).
     """
     changes = op.shape[0]
     with_images = new_image.shape[0] > 0
@@ -135,7 +136,7 @@ def follow_rows(op, old_code, new_code, codes, commit, truncates, old_image, new
         elif head[code] != NONE:
             return KEY_HELD_TWICE, i, row, before, origin
         else:
-            # Somebody else could take this key only because the lake's row had left it, or never was.
+            # A row can get this key only if the lake's row with it has left it, or does not exist.
             left_lake[code] = True
         _arrive(code, this, head, following)
     if (
@@ -149,8 +150,11 @@ def follow_rows(op, old_code, new_code, codes, commit, truncates, old_image, new
 
 @loop(INTS, INTS)
 def carry(before, unchanged):  # type: ignore[no-untyped-def]
-    """By change, the change of its row that last sent a column which the changes `unchanged` (ascending) did
-    not send; -1: the lake has it."""
+    """Return, for each change, the change of its row that last sent a column; -1 if only the lake has it.
+
+    `before`: for each change, the previous change of its row. `unchanged`: the changes, ascending, that did
+    not send the column.
+    """
     sent_by = np.arange(before.shape[0])
     for i in unchanged:
         sent_by[i] = sent_by[before[i]] if before[i] != NONE else NONE
@@ -159,8 +163,11 @@ def carry(before, unchanged):  # type: ignore[no-untyped-def]
 
 @loop(BYTES, INTS, INT, INTS, INTS)
 def last_changes(op, new_code, codes, row, origin):  # type: ignore[no-untyped-def]
-    """By row its last change. One that is inserted under the key that a deleted row has in the lake is that
-    row, which the lake then updates in place; itself it has none (-1)."""
+    """Return the last change of each row.
+
+    A row that is inserted with the key that a deleted row has in the lake counts as that row, which the lake
+    then updates in place. The inserted row itself gets -1.
+    """
     same_as = np.arange(origin.shape[0])
     deleted = np.full(codes, NONE, np.int64)
     last = np.full(origin.shape[0], NONE, np.int64)
@@ -177,7 +184,7 @@ def last_changes(op, new_code, codes, row, origin):  # type: ignore[no-untyped-d
 
 @loop(INTS, BYTES, FLAGS)
 def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
-    """A 64-bit hash of each text; null has one of its own."""
+    """Return a 64-bit hash of each text value. Null has a hash of its own."""
     hashes = np.empty(offsets.shape[0] - 1, np.uint64)
     for i in range(hashes.shape[0]):
         if not valid[i]:
@@ -193,10 +200,10 @@ def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
 
 @loop(BYTES, INTS, INTS, INT, FLAG)
 def follow_copies(op, old_code, new_code, codes, emptied):  # type: ignore[no-untyped-def]
-    """Follow the copies of each different row of a table without key; what goes is the newest copy.
+    """Follow the copies of each different row of a table without a key. A delete removes the newest copy.
 
-    Returns status, the change at fault, how many copies the lake loses per code, and for each change whether
-    the row that it made is still there at the end.
+    Returns a status and, if it is not OK, the change that caused it; the number of copies that the lake
+    loses, for each code; and, for each change, True if the row that it made still exists at the end.
     """
     changes = op.shape[0]
     newest = np.full(codes, NONE, np.int64)

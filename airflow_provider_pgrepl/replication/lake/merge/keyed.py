@@ -1,4 +1,4 @@
-"""Final states of keyed rows into their lake table, where it holds exactly the source's rows."""
+"""Merging of the final states of keyed rows into a lake table that holds exactly the source's rows."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _INSERT, _UPDATE, _DELETE = range(3)
 
 @dataclass(frozen=True)
 class Kinds:
-    """What the kinds of a source's rows ask for, each a set of kinds.
+    """The effects of the kinds of source rows. Each field is the set of kinds that have the effect.
 
-    `there`: the lake must hold a row under the key; `goes`: the lake's row goes; `comes`: a row comes where
-    the lake has none. The lake's row changes where it is and does not go.
+    `there`: the lake must have a row with the key. `goes`: the lake's row is deleted. `comes`: a row is added
+    if the lake has none. If the lake has a row that is not deleted, it is updated.
     """
 
     there: Sequence[int]
@@ -45,12 +45,14 @@ class Kinds:
 
 @dataclass(frozen=True)
 class MergeOnRead:
-    """The rows of `source`, as they are given to a MERGE, into the table of a commit.
+    """A merge of `source`, with the same columns as for a MERGE, into the table of a commit.
 
-    `keys`: by name of the lake's key column the source's column with the key under which the row is looked
-    for, null: it is a new row. The values for the columns `names` are in c0, c1 …; where u0, u1 … is true the
-    lake's stays. `kind` says what is to happen. `gone_mark`: the column that says of a row in the lake that
-    it has gone already; a row that must be there must not have. `partitions`: how the table is partitioned.
+    `keys`: by name of the lake's key column, the source column with the key to look for; null: the row is
+    new. The source columns c0, c1 … have the values for the columns `names`. Where u0, u1 … is true, the
+    lake's value is kept. The source column `kind` has the kind of each row.
+
+    `gone_mark`: the column that marks soft-deleted rows in the lake; a row that must be there must not be
+    marked. `partitions`: the partitioning of the table.
     """
 
     commit: SliceCommit
@@ -62,16 +64,18 @@ class MergeOnRead:
     partitions: Partitioning | None = None
 
     def make(self, way: Way) -> None:
-        """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        """Commit the merge. Raises LakeTableError if a required row is missing, or a key is there twice."""
         self.commit.replace(self._rows, *self._changes(), way)
 
     def rewrite(self, others: Callable[[pa.Table], pa.Table]) -> None:
-        """Without marks; `others`: what becomes of all rows that the source does not name. Raises what `make`
-        does."""
+        """Commit the merge and rewrite all files. `others` converts the rows that the source does not name.
+
+        Raises what `make` does.
+        """
         self.commit.rewrite(self._rows, *self._changes(), others)
 
     def _changes(self) -> tuple[Places, pa.Table]:
-        """Where rows go, and the rows that come."""
+        """Return the locations of the lake's rows with the keys, which are removed, and the rows to add."""
         self._check()
         place, kind = self._place, self._kind
         changes = (place >= 0) & ~np.isin(kind, self.kinds.goes)
@@ -80,7 +84,7 @@ class MergeOnRead:
 
     @property
     def bytes_to_rewrite(self) -> int:
-        """The size of all files that may hold one of the keys."""
+        """The bytes of all files that may have one of the keys."""
         return self._rows.bytes_that_may_hold(self._wanted, self._may_be_in)
 
     @cached_property
@@ -94,7 +98,7 @@ class MergeOnRead:
 
     @cached_property
     def _keyed(self) -> Ints:
-        """The rows that have a key to look for."""
+        """The source rows that have a key to look for."""
         first = self.source[next(iter(self.keys.values()))]
         return np.flatnonzero(first.is_valid().to_numpy())
 
@@ -109,12 +113,12 @@ class MergeOnRead:
 
     @cached_property
     def _places(self) -> Places:
-        """Where the lake's rows under the keys are."""
+        """The locations of the lake's rows with these keys."""
         return self.commit.read(lambda: self._rows.find(self._wanted, self._may_be_in))
 
     @cached_property
     def _place(self) -> Ints:
-        """By row of the source the number of its place, -1: the lake has no row under the key."""
+        """For each source row, the index of its location in `_places`; -1 if the lake has no such row."""
         place = np.full(len(self.source), -1, np.int64)
         place[self._keyed[self._places.which]] = np.arange(len(self._places))
         return place
@@ -131,7 +135,7 @@ class MergeOnRead:
             raise LakeTableError(f"{self.commit.table.table_uri}: {MISSING}")
 
     def _values(self, chosen: Ints) -> pa.Table:
-        """The rows that are to be there, of all those of the source that are chosen."""
+        """Return the final rows for the source rows `chosen`, with the lake's values where they are kept."""
         columns = {}
         for index, name in enumerate(self.names):
             values = take(_array(self.source[f"c{index}"]), chosen)
@@ -157,7 +161,7 @@ _KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
 
 @dataclass(frozen=True)
 class RowsCommit:
-    """The collapsed changes of whole transactions, to become one commit."""
+    """The collapsed changes of whole transactions, which become one commit."""
 
     collapsed: Collapsed
     changes: pa.Table
@@ -165,7 +169,7 @@ class RowsCommit:
     choices: TableChoices
 
     def make(self, commit: SliceCommit) -> None:
-        """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        """Commit the changes. Raises LakeTableError if a required row is missing, or a key is there twice."""
         if self.collapsed.overwrite:
             commit.write(self._final_rows(), "overwrite")
         elif len(self.collapsed) == 0:
@@ -183,7 +187,7 @@ class RowsCommit:
         return list(lake_schema(self.relation, self.choices).names)
 
     def values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
-        """Typed final values by lake column, and where the lake's value stays."""
+        """Yield, for each lake column, the typed final values, and where the lake's are kept (or None)."""
         partitions, partition = self._partitions, None
         for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
@@ -200,7 +204,7 @@ class RowsCommit:
         if self.choices.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), last), None
         if partition is not None:
-            # Where the value stays that the lake has, so does its partition.
+            # Where the lake's value is kept, its partition is kept, too.
             yield partition
 
     @property
@@ -227,17 +231,20 @@ class RowsCommit:
         merger.when_matched_delete(f"s.kind = {_DELETE}")
         merger.when_matched_update(updates, f"s.kind = {_UPDATE}")
         merger.when_not_matched_insert(values, f"s.kind = {_INSERT}")
-        # A row to update or delete that is not there must stop the commit; MERGE has no other way to say so.
+        # A missing row that is to be updated or deleted must stop the commit. MERGE has no other way to fail.
         fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in values.items()}
         merger.when_not_matched_insert(fail)
         self._check_metrics(commit.run(merger))
 
     def _conditions(self, source: pa.Table) -> Iterator[str]:
-        """Origin keys are equal; and, so that Delta skips files, integer keys lie in the range of these, and
-        the partitions are theirs."""
+        """Yield the join conditions: the keys are equal to the origin keys.
+
+        So that Delta can skip files, also yields the range of integer keys and the partitions of the keys.
+        """
         for number, column in enumerate(self.relation.key_columns):
             key, origins = f"t.{quote_identifier(column.name)}", source[f"o{number}"]
-            # Not null-safe on purpose: a key is never NULL, and an insert, whose origin is, must not match.
+            # Not null-safe on purpose: a key is never NULL, and an insert has a NULL origin and must not
+            # match.
             yield f"({key} = s.o{number})"
             if pa.types.is_integer(origins.type):
                 lowest, highest = pc.min_max(origins).as_py().values()
@@ -247,7 +254,11 @@ class RowsCommit:
             yield from self._partitions.conditions(pa.table(keys))
 
     def _merge_source(self) -> tuple[pa.Table, set[int]]:
-        """Deleted and remaining rows: origin key o…, final values c…, u… where the lake's value is kept."""
+        """Return the source of the merge, and the numbers of the columns that have a column u….
+
+        It has the remaining rows and then the deleted ones, with the columns o… (origin key), c… (final
+        values) and u… (true where the lake's value is kept).
+        """
         collapsed = self.collapsed
         alive, dead = np.flatnonzero(collapsed.final >= 0), np.flatnonzero(collapsed.final < 0)
         order = np.concatenate([alive, dead])
@@ -270,7 +281,7 @@ class RowsCommit:
         return np.where(self.collapsed.final < 0, _DELETE, kinds)
 
     def _check_metrics(self, metrics: dict[str, Any]) -> None:
-        """A key that the lake holds twice is changed twice."""
+        """Raise LakeTableError if the MERGE changed other numbers of rows: a key is there twice then."""
         done = [metrics[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted")]
         if done != np.bincount(self._kinds(), minlength=3).tolist():
             raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice")

@@ -1,7 +1,7 @@
-"""Changes of a table without key (REPLICA IDENTITY FULL): which rows it loses, how often, and which it gains.
+"""Net changes of a table without a key (REPLICA IDENTITY FULL): the rows that it loses, and those it gains.
 
-A row is known only by all of its values, and may be there many times. Of equal rows the one that came last
-goes first, so what is left does not depend on how the changes were cut into batches.
+A row is identified only by all of its values, and can exist many times. Of equal rows, the newest is deleted
+first, so the result does not depend on how the changes are cut into batches.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from airflow_provider_pgrepl.replication.values import (
 
 @dataclass(frozen=True)
 class NetRows:
-    """What changes do to the rows of a table without key.
+    """The net effect of changes on a table without a key.
 
-    `overwrite`: the table was truncated; nothing that was there before counts, and `lost` is empty.
-    `lost`: different rows, typed, in the columns that changes carry; `times`, alongside: how many copies of
-    each the lake loses. `gained`: the new rows, all columns of the lake table, one entry for each copy.
-    `lost_from`: the partitions in which the lost rows are; None: any.
+    `overwrite`: the table was truncated, so all earlier rows are gone and `lost` is empty.
+    `lost`: the different rows that the lake loses, typed, with the columns that changes have.
+    `times`: for each of `lost`, the number of copies that the lake loses.
+    `gained`: the new rows, with all columns of the lake table, one for each copy.
+    `lost_from`: the partitions that have the lost rows; None: any.
     """
 
     overwrite: bool
@@ -55,10 +56,10 @@ class NetRows:
     lost_from: set[str | None] | None = None
 
     def remaining(self, lake: pa.Table) -> pa.Table:
-        """The rows of the lake that stay; `gained` then come beside them.
+        """Return the rows of the lake that remain, without those of `gained`.
 
-        `lake` has at least the columns of `lost`. Of equal rows those with the greatest commit LSN go.
-        Raises LakeTableError when the lake lacks one.
+        `lake` has at least the columns of `lost`. Of equal rows, those with the greatest commit LSN are
+        deleted first. Raises LakeTableError if the lake has too few copies of a row.
         """
         if self.overwrite:
             return lake.slice(0, 0)
@@ -67,7 +68,7 @@ class NetRows:
         return lake.filter(pa.array(~self.leaving(lake)))
 
     def leaving(self, lake: pa.Table) -> Bools:
-        """Which of these rows of the lake go, as `remaining` has it."""
+        """Return True for each of these rows of the lake that is deleted. Raises what `remaining` does."""
         columns = (
             pa.chunked_array(
                 [*lake[field.name].cast(field.type).chunks, *self.lost[field.name].chunks], field.type
@@ -96,10 +97,11 @@ class NetRows:
 def net_rows(
     changes: pa.Table, relation: Relation, choices: TableChoices, truncate: Truncate | None = None
 ) -> NetRows:
-    """What changelog rows of one relation without key (ops I U D T, in order) do to its rows.
+    """Return the net effect of changelog rows (ops I U D T, in order) of one relation without a key.
 
-    `truncate` None: as the pipeline has it; one that is ignored leaves the rows that were there.
-    Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
+    `truncate`: the policy for TRUNCATE; None: that of the table's settings. An ignored TRUNCATE keeps the
+    rows. Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError, and
+    IdentityError if rows were updated or deleted and no column of the relation is in the lake.
     """
     ignoring = (truncate or choices.policy.truncate) == "ignore"
     read = read_changes(changes, relation, whole=ignoring)
@@ -130,7 +132,10 @@ def net_rows(
 
 
 def _codes(read: ChangedRows, indexes: list[int]) -> tuple[Ints, Ints, int]:
-    """Codes of each change's row before and after, by the texts of what the lake holds of it."""
+    """Return the codes of each change's old and new row (-1: none), and the number of codes.
+
+    Rows with equal text values, in the columns that the lake has, have the same code.
+    """
     texts = (pa.concat_arrays([read.after(index), read.old.column(index)]) for index in indexes)
     codes = row_codes(texts, read.new.count + read.old.count)
     new, old = np.full(len(read.op), -1, np.int64), np.full(len(read.op), -1, np.int64)
@@ -148,9 +153,10 @@ def _after(typed: TypedColumn, read: ChangedRows, made: Ints) -> pa.Array:
 def _lost(
     columns: tuple[TypedColumn, ...], read: ChangedRows, old: Ints, lost: Ints
 ) -> tuple[pa.Table, Ints]:
-    """Different texts may be one value in the lake: a NULL that was an infinity.
+    """Return the different rows that the lake loses, typed, and the number of copies of each.
 
-    What a dropped column holds in the lake says nothing about which row is meant.
+    Different text values can be the same value in the lake, such as an infinity that is stored as NULL.
+    Dropped columns are left out: their values in the lake do not identify a row.
     """
     taker = np.full(len(lost), -1, np.int64)
     taker[old[old >= 0]] = np.flatnonzero(old >= 0)
@@ -163,9 +169,10 @@ def _lost(
 
 
 def commit_net_rows(net: NetRows, commit: SliceCommit) -> None:
-    """One commit: all copies of a row that the lake loses go, those that stay are written again as they were.
+    """Commit the net changes in one commit.
 
-    Raises LakeTableError when the lake holds a row less often than it is to lose it; FencedError.
+    A MERGE deletes all copies of each lost row, and adds the remaining copies again unchanged. Raises
+    LakeTableError if the lake has fewer copies of a row than it loses; FencedError.
     """
     if net.overwrite:
         commit.write(net.gained, "overwrite")
@@ -216,7 +223,10 @@ def _of(table: pa.Table, names: list[str]) -> pa.Schema:
 
 
 def _same(target: str, source: str, kind: pa.DataType) -> str:
-    """NULL equals NULL, and the join is still one by hash. Only within a list does -0.0 differ from 0.0."""
+    """Return the SQL condition that two values are equal, with NULL equal to NULL. It allows a hash join.
+
+    Floats are compared as lists: only in a list does DataFusion distinguish -0.0 from 0.0.
+    """
     if pa.types.is_floating(kind):
         target, source = f"make_array({target})", f"make_array({source})"
     return f"({target} is not distinct from {source})"

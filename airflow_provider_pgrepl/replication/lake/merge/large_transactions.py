@@ -1,8 +1,8 @@
-"""Changes of one table that are too many to be in memory at once, as those of a very large transaction.
+"""Changes of one table that do not fit into memory together, such as those of a very large transaction.
 
-What decides about them needs their outline only. The rows themselves are read from the changelog's files when
-they are merged, and of a transaction that is too large parted by the keys of its rows: each part lies in a
-file on the local disk, which nobody else can open and which is gone when the process is.
+Decisions about them need only their outline. The rows are read from the changelog's files when they are
+merged. A transaction that is too large is split into parts by the keys of its rows. Each part is a temporary
+file on the local disk, which no other process can open and which is deleted when the process ends.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 
 BYTES, ROWS = "bytes", "rows"
-"""Columns of an outline: of how many bytes of values, in how many rows, its row tells."""
+"""Columns of an outline: the bytes of values, and the number, of the rows that its row represents."""
 
 _PART_BYTES = 32 << 20
 _BYTES_A_ROW = 64
-"""What following a row takes beside its values."""
+"""Bytes of memory that following a row takes in addition to its values."""
 _MOST_PARTS = 256
 
 
 class KeysMoveError(Exception):
-    """A change gives a row another key: by their keys alone, changes cannot be parted."""
+    """A change gives its row another key, so the changes cannot be split into parts by key."""
 
 
 @dataclass(frozen=True)
 class LargeChanges:
-    """The changelog rows of a relation above a position and before another, in these files.
+    """The changelog rows of a relation after the position `above` and before the position `before`, in files.
 
-    All raise ChangelogFileGoneError when a file is not there any more, LakeUnavailableError.
+    All methods raise ChangelogFileGoneError if a file no longer exists, LakeUnavailableError.
     """
 
     filesystem: pafs.FileSystem
@@ -65,34 +65,37 @@ class LargeChanges:
 
     @property
     def bytes(self) -> int:
-        """Of the values in the files, those of other tables included."""
+        """The bytes of uncompressed values in the files, including those of other tables."""
         return sum(map(reader.value_bytes, self.paths))
 
     def all(self) -> pa.Table:
-        """All rows, in order."""
+        """Return all rows, ordered by (commit_lsn, ordinal)."""
         rows = reader.read_rows(self.filesystem, self.root, self.paths, self.relation_id, self.above)
         return reader.rows_before(rows, self.before)
 
     def outline(self) -> pa.Table:
-        """All rows but those between the first and the last of a transaction that are alike: inserts, updates
-        and deletes in the same version of the relation. BYTES and ROWS say of each what stands from it on to
-        the next."""
+        """Return the outline: of each run of similar rows in a file, only the first and the last row.
+
+        Similar rows are inserts, updates and deletes of one transaction with the same version of the
+        relation. The columns BYTES and ROWS count what each row represents: itself and the rows left out
+        after it.
+        """
         return reader.ordered(pa.concat_tables([_outlined(self._of(path).all()) for path in self.paths]))
 
     def read(self, first: LSN, last: LSN) -> pa.Table:
-        """The inserts, updates, deletes and truncates of transactions from one LSN to another, in order."""
+        """Return the inserts, updates, deletes and truncates committed from `first` to `last`, in order."""
         return reader.ordered(pa.concat_tables(list(self._between(first, last))))
 
     def parts(self, lsn: LSN, after: int, weight: int, relation: Relation) -> Iterator[pa.Table]:
-        """The inserts, updates and deletes of one transaction, behind an ordinal, by parts, each in order,
-        which have all changes of their rows; as many as its `weight` asks for.
+        """Yield the inserts, updates and deletes of one transaction after the ordinal `after`, in parts.
 
-        Raises KeysMoveError before the first, also what `read_changes` does.
+        Each part has all changes of its rows, in order. The number of parts depends on `weight`, the bytes in
+        memory. Raises KeysMoveError before the first part, and what `read_changes` does.
         """
         count = min(_MOST_PARTS, 1 + weight // _PART_BYTES)
         with ExitStack() as stack:
             with _spooling(relation):
-                # Unbuffered, so that nothing is left to be written when a full disk has ended it.
+                # Unbuffered, so that closing a file writes nothing after the disk was full.
                 files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(count)]
                 writers = [pa.ipc.new_stream(file, ROW_SCHEMA) for file in files]
             for rows in self._between(lsn, lsn):
@@ -119,14 +122,14 @@ class LargeChanges:
 
 
 def bytes_of(rows: pa.Table) -> int:
-    """Of the values of changelog rows, or of those of which an outline tells."""
+    """Return the bytes of values of changelog rows, or of the rows that an outline represents."""
     if BYTES in rows.column_names:
         return int(pc.sum(rows[BYTES]).as_py() or 0)
     return int(rows["new"].nbytes + rows["old"].nbytes)
 
 
 def weight(outline: pa.Table) -> int:
-    """The bytes in memory that what an outline tells of takes at least."""
+    """Return the least bytes of memory that the rows represented by an outline take."""
     return int(pc.sum(outline[BYTES]).as_py() + _BYTES_A_ROW * pc.sum(outline[ROWS]).as_py())
 
 
@@ -157,7 +160,7 @@ def _stands_out(rows: pa.Table) -> Bools:
 
 @contextmanager
 def _spooling(relation: Relation) -> Iterator[None]:
-    """Only this table has such a transaction, and so only this one stops."""
+    """Convert an OSError to a LakeTableError, which stops only this table."""
     try:
         yield
     except OSError as error:
@@ -170,7 +173,7 @@ def _spooling(relation: Relation) -> Iterator[None]:
 
 
 def _parted(rows: pa.Table, relation: Relation, count: int) -> list[tuple[int, pa.Table]]:
-    """The parts that have any of these rows, by number."""
+    """Split rows into `count` parts, and return the number and the rows of each part that is not empty."""
     part = _part_of(rows, relation, count)
     rows = rows.take(pa.array(np.argsort(part, kind="stable")))
     ends = np.cumsum(np.bincount(part, minlength=count)).tolist()
@@ -194,16 +197,16 @@ def _part_of(rows: pa.Table, relation: Relation, count: int) -> Ints:
 
 @dataclass(frozen=True)
 class PartedCommit(SliceCommit):
-    """What is to be written goes into files as it comes; `make_of` commits them all at once."""
+    """A commit of several parts: each part writes its rows to files, and `make_of` commits all of them."""
 
     _files: list[LakeFiles] = field(default_factory=list)
     _gone: dict[int, BitMap64] = field(default_factory=dict)
 
     def make_of(self, parts: Iterable[pa.Table], take: Callable[[pa.Table], None], *, empties: bool) -> None:
-        """Have `take` make, with this very commit, what each part asks for; and commit all that. `empties`:
-        of what the table held before nothing stays.
+        """Call `take` for each part, and then commit all rows that it deleted and added through this object.
 
-        Raises VersionTakenError when somebody has committed meanwhile, and what `take` does.
+        `empties`: the commit also deletes all rows that the table had before. Raises VersionTakenError if
+        another process has committed in between, and what `take` does.
         """
         found = FileRows(self.table)
         with files_beside(found.uri, found.schema) as files:
@@ -221,23 +224,23 @@ class PartedCommit(SliceCommit):
                 self._replace(found, self._gone, files, way)
 
     def whole(self) -> SliceCommit:
-        """The same commit, of changes that are all in memory."""
+        """Return the same commit for changes that are all in memory."""
         return SliceCommit(*(getattr(self, each.name) for each in fields(SliceCommit)))
 
     def nothing(self) -> None:
-        """Of this part."""
+        """Do nothing: this part changes nothing, and `make_of` commits."""
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:  # noqa: ARG002 - is told
-        """Add rows; that the table is emptied, `make_of` is told."""
+        """Write rows to the files of the commit. `mode` is ignored: `make_of` gets it as `empties`."""
         schema = pa.schema(self.table.schema().to_arrow())
         write_rows(self._files[0], rows.select(schema.names).cast(schema))
 
     def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:  # noqa: ARG002 - of each part
-        """What goes is looked up in any case, however it is to go."""
+        """Return "mark": a part only looks up the rows to delete, and `make_of` decides the way."""
         return "mark"
 
     def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:  # noqa: ARG002
-        """Have rows go, and others come."""
+        """Note the rows to delete for `make_of`, and write the rows to add."""
         for number, marks in gone.marks().items():
             self._gone[number] = self._gone.get(number, BitMap64()) | marks
         self.write(rows, "append")

@@ -1,6 +1,6 @@
-"""Changes into a lake table: cut into slices, collapsed, typed, each slice one commit with its position.
+"""Merging of changes into a lake table in slices, each of which is one commit with its position.
 
-A slice ends where a source transaction ends, so every version of a lake table holds whole transactions.
+A slice ends at the end of a source transaction, so every version of a lake table holds whole transactions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
 @dataclass(frozen=True)
 class Applied:
-    """What `apply_changes` did: where the table stands now, and how many changes and commits that took."""
+    """The result of `apply_changes`: the new position and version, and the numbers of changes and commits."""
 
     position: LSN
     version: int
@@ -60,19 +60,23 @@ def apply_changes(
     slice_bytes: int,
     large: LargeChanges | None = None,
 ) -> Applied:
-    """Apply changelog rows of one relation (ops I U D T, ordered by commit_lsn and ordinal), exactly once.
+    """Apply changelog rows of one relation (ops I U D T, ordered by commit_lsn and ordinal) exactly once.
 
-    Changes at or below the table's position are skipped. Each commit takes whole transactions, of at most
-    `slice_bytes` of values if they fit. Where `large` has the changes, `changes` are their outline, and a
-    transaction that fits into no slice goes in by parts. The `relation_version` of each change is that of the
-    relation in force after it, which reads like `relation`: the commit that ends there says it. `table` is
-    the handle on which the position is read and every commit made; it must not be refreshed meanwhile, and
-    stands at the last commit afterwards.
+    Skips changes at or before the table's position. Each commit has whole transactions, of at most
+    `slice_bytes` bytes of values together, unless a single transaction is larger.
 
-    Raises FencedError when another process writes the table; LakeTableError when the table is not as this
-    pipeline left it or the changes contradict each other; TruncatedError when the table was truncated and
-    must not be; LakeError, DriftError, ValueRangeError. After these the table holds whole slices up to its
-    position and nothing else.
+    :param table: the handle through which the position is read and every commit is made; it must not be
+        refreshed during the call, and is at the last commit afterwards
+    :param changes: the changelog rows, or, with `large`, their outline; the `relation_version` of a change is
+        that of the relation in force after it, which has the layout of `relation`; each commit records that
+        of its last change
+    :param large: the changelog rows in files; a transaction larger than `slice_bytes` is then merged in parts
+
+    :raises FencedError: if another process writes the table
+    :raises LakeTableError: if the table is not as this pipeline left it, or the changes contradict each other
+    :raises TruncatedError: if the table was truncated and its policy forbids that
+    :raises LakeError: also DriftError, ValueRangeError, ChangelogError. After each of these errors the table
+        holds exactly the slices up to its position.
     """
     position = read_position(table, app)
     if position is None:
@@ -107,7 +111,7 @@ def apply_changes(
 
 
 def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
-    """Cut changes into [start, end) of at most `limit` bytes of values, ending where transactions end.
+    """Yield slices [start, end) of the changes with whole transactions, of at most `limit` bytes of values.
 
     A larger transaction is a slice of its own.
     """
@@ -132,7 +136,7 @@ def _bytes_before(changes: pa.Table) -> Ints:
 
 
 def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
-    """Raises LakeChangedError when the lake table has other columns than the pipeline gives it."""
+    """Raise LakeChangedError if the lake table has other columns or partitions than the pipeline gives it."""
     found = {field.name: field.type for field in table.schema().fields}
     expected = {field.name: field.type for field in Schema.from_arrow(wanted).fields}
     unlike = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
@@ -171,7 +175,7 @@ def _make_large(
     first, last = (LSN(outline["commit_lsn"][at].as_py()) for at in (0, -1))
     truncates = pc.equal(outline["op"], "T")
     is_truncated = bool(pc.any(truncates).as_py())
-    # Copies of a row that has no key, and rows that a TRUNCATE leaves behind, are counted over all changes.
+    # Copies of a row without a key, and rows that a TRUNCATE leaves behind, depend on all changes together.
     has_no_key = not relation.key_columns and relation.replica_identity == "f"
     goes_whole = (
         has_no_key
@@ -189,7 +193,10 @@ def _make_large(
 
 
 def _has_keys_of_many_texts(relation: Relation, choices: TableChoices) -> bool:
-    """Whether keys that differ as texts, by which parts are made, may be one in the lake: 1.0 and 1.00."""
+    """Return True if different text values of a key may be equal in the lake, such as 1.0 and 1.00.
+
+    Parts are made by text values, so they could not separate such keys.
+    """
     free = [column for column in relation.key_columns if column.typmod < 0]
     types = (typed_column(column, relation.table, choices).lake_type for column in free)
     return any(pa.types.is_decimal(lake_type) for lake_type in types)
@@ -198,7 +205,7 @@ def _has_keys_of_many_texts(relation: Relation, choices: TableChoices) -> bool:
 def refused_truncate(
     changes: pa.Table, relation: Relation, choices: TableChoices
 ) -> tuple[LSN, TruncatedError] | None:
-    """The first transaction at which a table that must not be truncated stops, and its error."""
+    """Return the commit LSN and the error of the first TRUNCATE if the policy is `error`, else None."""
     if choices.policy.truncate != "error":
         return None
     truncates = changes.filter(pc.equal(changes["op"], "T"))["commit_lsn"]

@@ -1,4 +1,4 @@
-"""One commit of a slice of changes to its lake table: the ways to make it, all with the slice's position."""
+"""One commit of a slice of changes to its lake table, with the slice's position, and the ways to make it."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _DIVISION = "Divide by zero"
 _ATTEMPTS = 10
 _CHEAP_BYTES = 256 << 10
 _WORTH_REWRITING = 4
-"""By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
+"""Factor by which a rewrite may exceed the bytes of the change. A rewrite leaves nothing to compact later."""
 _DEAR_BYTES = 8 << 20
-"""More is never rewritten for a change, however large: while that takes seconds, the next one grows."""
+"""Bytes that a rewrite may reach for a large change: while it takes seconds, the next change grows."""
 
 
 Way = Literal["mark", "rewrite", "merge"]
 
 
 def write_rows(files: LakeFiles, rows: pa.Table) -> None:
-    """Rows in the columns and types of the files."""
+    """Write rows to files. The rows must have the columns and types of the files."""
     for batch in rows.to_batches():
         files.write(batch)
 
@@ -66,7 +66,10 @@ def write_left(
     gone: Mapping[int, BitMap64],
     make: Callable[[pa.Table], pa.Table] = lambda rows: rows,
 ) -> None:
-    """What stays of the rows of some files, as it is made."""
+    """Write the remaining rows of data files to new files, each batch after `make` has changed it.
+
+    `gone`: by number of the data file, the rows to leave out.
+    """
     found.fetch(gone)
     for number, marks in gone.items():
         for left in found.all_of(number, without=np.asarray(marks.to_array(), np.int64)):
@@ -75,11 +78,12 @@ def write_left(
 
 @dataclass(frozen=True)
 class SliceCommit:
-    """The commit that brings `table`, through this very handle, to `position`. Only one method is called.
+    """The commit that sets `table` to `position`, made through this handle. Only one method may commit.
 
-    `relation_version`: of the effective relation at the position.
+    `relation_version`: the version of the relation in force at the position.
 
-    All raise FencedError when another process has written the table, LakeTableError, LakeUnavailableError.
+    All methods raise FencedError if another process of this pipeline has written the table, LakeTableError,
+    LakeUnavailableError.
     """
 
     table: DeltaTable
@@ -90,10 +94,11 @@ class SliceCommit:
     strategy: Merge = "auto"
 
     def make(self, how: Callable[[], None]) -> None:
-        """Call `how`, which makes the commit from what the table holds; again when somebody was faster.
+        """Call `how`, which reads the table and commits, up to 10 times until no other commit comes first.
 
-        Who may be: a compaction, also by another process, or an OPTIMIZE of somebody's, which leave the
-        position where it is. A MERGE of Delta's is refused by these as by another writer.
+        That can be a compaction, also by another process, or an OPTIMIZE by another program: these leave the
+        position unchanged. They make a MERGE of deltalake fail as any other writer does. If the position has
+        changed, raises FencedError. If every attempt failed, raises OvertakenError.
         """
         before = app_version(self.table, self.app)
         for _ in range(_ATTEMPTS):
@@ -104,7 +109,7 @@ class SliceCommit:
             except (VersionTakenError, OvertakenError):
                 pass
             except LakeTableError as error:
-                # What it read may have been compacted, and then deleted, meanwhile.
+                # The files that it read may have been compacted and deleted in the meantime.
                 failed = error
             self.read(self.table.update_incremental)
             is_ours_still = app_version(self.table, self.app) == before
@@ -120,18 +125,21 @@ class SliceCommit:
         return commit_properties(self.app, self.position, "changes", self.commit_ts, marks)
 
     def _writer(self, values: Mapping[str, pa.ChunkedArray]) -> WriterProperties:
-        """For a commit that brings these values into the columns."""
+        """Return the writer properties for a commit that adds these values to the columns.
+
+        Columns whose new values have no safe bounds are removed from the table's declared bounds first.
+        """
         bounded = bounded_columns(self.table, self.app)
         safe = [name for name in bounded if name not in values or has_safe_bounds(values[name])]
         return writer_properties(narrow_bounds(self.table, self.app, safe), compression="SNAPPY")
 
     def read(self, reading: Callable[[], Result]) -> Result:
-        """Read the table as it is before the commit."""
+        """Call `reading`, which reads the table, and check that the table's position stays the same."""
         before = read_position(self.table, self.app)
         return fenced(self.table, self.app, before, reading)
 
     def nothing(self) -> None:
-        """The position moves, the data stay."""
+        """Commit the position without changing data."""
         commit_nothing(self.table, self.app, self.position, self._properties)
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
@@ -151,7 +159,10 @@ class SliceCommit:
         fenced(self.table, self.app, self.position, commit)
 
     def _write_partitions(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
-        """deltalake would make a folder of each partition's name, in which not all readers find the files."""
+        """Write rows of a partitioned table to files of this package, and commit them.
+
+        deltalake would write a folder for each partition, in which some readers do not find the files.
+        """
         schema = pa.schema(self.table.schema().to_arrow())
         with files_beside(self.table.table_uri, schema) as files:
             write_rows(files, rows.cast(schema))
@@ -163,12 +174,16 @@ class SliceCommit:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we do all that the table demands of its writers, and it need not be a MERGE of Delta's."""
+        """True if this package supports all that the table requires of writers, so no MERGE is needed."""
         return can_commit(self.table)
 
     def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:
-        """How rows are to go: marked where they lie; left out where their files are written again; or by a
-        MERGE of Delta's."""
+        """Return the way to delete rows.
+
+        "mark" uses deletion vectors, "rewrite" rewrites their files, and "merge" runs deltalake's MERGE, for
+        tables that require more of writers than this package supports. The strategy `auto` chooses "rewrite"
+        if that rewrites few bytes, also in proportion to the change, and else "mark".
+        """
         if not self.is_ours:
             return "merge"
         if self.strategy == "auto":
@@ -178,9 +193,9 @@ class SliceCommit:
         return "mark" if self.strategy == "merge_on_read" else "rewrite"
 
     def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:
-        """Have the rows at these places go, and add others, in all columns of the table.
+        """Delete the rows at the locations `gone`, and add `rows`, which have all columns of the table.
 
-        Raises VersionTakenError when somebody has committed since the places were found.
+        Raises VersionTakenError if another process has committed since the locations were found.
         """
         if len(gone) == 0 and len(rows) == 0:
             self.nothing()
@@ -188,7 +203,8 @@ class SliceCommit:
         with files_beside(found.uri, found.schema) as files:
             marks = gone.marks()
             if way == "rewrite":
-                # In the order in which rows came: of equal ones without a key the oldest go first.
+                # Keep the order in which rows were added: it shows which of equal rows without a key is
+                # newer.
                 write_left(files, found, marks)
             write_rows(files, rows.select(found.schema.names).cast(found.schema))
             self._replace(found, marks, files, way)
@@ -203,7 +219,7 @@ class SliceCommit:
     def rewrite(
         self, found: FileRows, gone: Places, rows: pa.Table, others: Callable[[pa.Table], pa.Table]
     ) -> None:
-        """The same, and write all files anew, with what `others` makes of the rows that stay."""
+        """Delete and add rows as `replace` does, and rewrite all files. `others` converts the other rows."""
         numbers, lost = range(len(found.files)), gone.marks()
         with files_beside(found.uri, found.schema) as files:
             write_left(files, found, {number: lost.get(number, BitMap64()) for number in numbers}, others)
@@ -212,9 +228,9 @@ class SliceCommit:
         rewrite_files(self.table, self.app, self.position, found, numbers, written, self._properties)
 
     def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
-        """A MERGE of `source`, as s, into the table, as t; `run` commits it.
+        """Return a MERGE of `source` (alias s) into the table (alias t), which `run` commits.
 
-        What the columns `names` are to hold stands in the source's columns c0, c1 and so on.
+        The source's columns c0, c1 and so on have the values for the columns `names`.
         """
         writer = self._writer({name: source[f"c{index}"] for index, name in enumerate(names)})
         return self.table.merge(
@@ -227,13 +243,16 @@ class SliceCommit:
         )
 
     def run(self, merger: TableMerger) -> dict[str, Any]:
-        """Commit a MERGE, which may divide by zero to say that a row is missing; returns its metrics."""
+        """Commit a MERGE and return its metrics.
+
+        A MERGE that divides by zero reports a missing row: raises LakeTableError then.
+        """
 
         def execute() -> dict[str, Any]:
             before = self.table.version()
             metrics: dict[str, Any] = merger.execute()
             if self.table.version() == before:
-                # Delta commits no MERGE that changes nothing.
+                # deltalake makes no commit for a MERGE that changes nothing.
                 self.nothing()
             return metrics
 

@@ -1,10 +1,11 @@
-"""What each key is to hold into its lake table, where deleted or truncated rows may stay there.
+"""Merging of changes by key into a lake table in which deleted or truncated rows may remain.
 
-What the lake is to hold under each key that changes touched, where deleted or truncated rows may stay.
-`collapse` is enough where the lake holds exactly the source's rows. With soft deletes, or a TRUNCATE that is
-passed over, a row stays under its key until another takes it, and then it counts which rows were ever to be
-seen: what one transaction inserts and deletes leaves nothing, what two do leaves a mark. Nothing here depends
-on how changes are cut into batches, as long as no transaction is cut.
+This module determines the row that the lake must have for each key that changes touched. `collapse` is enough
+if the lake holds exactly the source's rows. With soft deletes, or with an ignored TRUNCATE, a row remains
+under its key until another row gets the key. So it matters which rows were visible after a transaction: a row
+that one transaction inserts and deletes leaves nothing, but one that two transactions insert and delete
+leaves a row marked as deleted. The result does not depend on how changes are cut into batches of whole
+transactions.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from airflow_provider_pgrepl.replication.values import (
     typed_columns,
 )
 
-# What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
-# one comes; it must be there and goes; it goes if it is there.
+# The effect on the lake's row with a key. _UPDATE: it must exist and is updated. _PUT: it is updated if it
+# exists, else a row is added. _DELETE: it must exist and is deleted. _CLEAR: it is deleted if it exists.
 _UPDATE, _PUT, _DELETE, _CLEAR = range(4)
 _STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
 _KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
@@ -51,13 +52,13 @@ _KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
 def _settle(  # type: ignore[no-untyped-def]
     touched, alive, stale, at_code, seen_at, shadow, left_at, latest, version, of_row, gone, since, places
 ):
-    """What a transaction did to keys becomes visible: first what left them, then who holds them now."""
+    """Record what keys hold after a transaction: first the keys that rows left, then the keys they have."""
     for n in range(touched.shape[0]):
         row = touched[n]
         code = seen_at[row]
         if code != NONE and (not alive[row] or at_code[row] != code):
             version[code], of_row[code], gone[code], since[code] = shadow[row], row, True, left_at[row]
-    # A row that an ignored TRUNCATE left gives way to one that came after it.
+    # A row that was kept by an ignored TRUNCATE is replaced by one that came after it.
     for passed_over in (True, False):
         for n in range(touched.shape[0]):
             row = touched[n]
@@ -83,13 +84,14 @@ def hold_keys(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in 
     op, new_code, codes, commit, row, before, origin,
     places, truncates, truncate_commits, truncate_places, ignoring,
 ):  # fmt: skip
-    """Say what each key holds after the last transaction, of what was ever visible after one.
+    """Find what each key holds after the last transaction. Counts rows that were visible after a transaction.
 
-    `row`, `before`, `origin` as of `kernels.follow_rows`; `places`, `truncate_places`: what is told of when
-    something became so; `ignoring`: TRUNCATE is passed over.
+    `row`, `before`, `origin`: as `kernels.follow_rows` returns them. `places`, `truncate_places`: the indexes
+    of the changes, and of the TRUNCATEs, among the changelog rows. `ignoring`: TRUNCATE is ignored.
 
-    Returns by code: the row that the key holds (-1: as in the lake), the change that made it what it is (-1:
-    it is the lake's), whether it has left the key, and the place of the change or TRUNCATE that made it so.
+    Returns, for each code: the row that the key holds (-1: unchanged in the lake); the change that made its
+    version (-1: the version in the lake); True if the row has left the key; and the index of the change or
+    TRUNCATE since which this is so.
     """
     rows = origin.shape[0]
     of_row = np.full(codes, NONE, np.int64)
@@ -144,7 +146,7 @@ def hold_keys(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in 
             in_commit[this] = now
             touched[touches] = this
             touches += 1
-        # Under the key that it leaves stays what it was there.
+        # Under the key that the row leaves, its last version with that key remains.
         if (
             seen_at[this] != NONE
             and at_code[this] == seen_at[this]
@@ -163,13 +165,15 @@ def hold_keys(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in 
 
 @dataclass(frozen=True)
 class HeldKeys:
-    """One entry for each key whose row in the lake changes.
+    """The keys whose row in the lake changes, with one entry for each key.
 
-    `truncated`: index of the change that emptied the source's table first, -1: none. It takes every row of
-    the lake that has not gone, but those under the keys here. `code`: the key's. `gone`: its row has left
-    it (deleted, truncated, or moved to another key). `since`: index of the change that made it so. `in_lake`:
-    the lake must hold a live row under the key; otherwise it may hold one. `origin`: code of the key whose
-    row in the lake has the values that no change sent. Codes index into `key_texts(i, codes)`.
+    `truncated`: the index of the first TRUNCATE, which marks every live row of the lake as deleted, except
+    those with the keys here; -1 if there is none. `code`: the code of the key. `gone`: its row has left it
+    (deleted, truncated, or moved to another key). `since`: the index of the change or TRUNCATE that made it
+    so.
+
+    `in_lake`: the lake must have a live row with the key; otherwise it may have one. `origin`: the code of
+    the key whose row in the lake has the values that no change sent. `key_texts` maps codes to keys.
     """
 
     truncated: int
@@ -185,19 +189,20 @@ class HeldKeys:
         return len(self.code)
 
     def key_texts(self, index: int, codes: Ints) -> pa.Array:
-        """Texts of the key column `index` (counted among the key columns) for codes; -1 gives null."""
+        """Return the text values of the key column `index` (among the key columns) for codes; null for -1."""
         return self._followed.key_texts(index, codes)
 
     def texts(self, index: int) -> tuple[pa.Array, Bools]:
-        """Texts of the column `index`, and where instead the value of the origin's row in the lake stays."""
+        """Return the text values of the column `index`, and where the value of the origin's row is kept."""
         return self._followed.texts(index, self._version, self.code)
 
 
 def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> HeldKeys:
-    """Follow changelog rows of one relation with a key, ops I U D T, in order (commit_lsn, ordinal).
+    """Return what the keys hold after changelog rows (ops I U D T) of one relation with a key.
 
-    `truncate` is `apply` or `ignore`. Raises DriftError when rows have another number of columns than the
-    relation, LakeTableError when the changes contradict each other.
+    The rows are ordered by (commit_lsn, ordinal). `truncate` is `apply` or `ignore`. Raises DriftError if
+    rows have another number of columns than the relation, LakeTableError if the changes contradict each
+    other.
     """
     followed = follow(changes, relation, whole=True)
     read, origin = followed.read, followed.origin
@@ -224,7 +229,7 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
 
 @dataclass(frozen=True)
 class KeysCommit:
-    """One slice of changes, followed by key, to become one commit."""
+    """One slice of changes, followed by key, which becomes one commit."""
 
     held: HeldKeys
     changes: pa.Table
@@ -232,7 +237,7 @@ class KeysCommit:
     choices: TableChoices
 
     def make(self, commit: SliceCommit) -> None:
-        """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        """Commit the changes. Raises LakeTableError if a required row is missing, or a key is there twice."""
         if len(self.held) == 0 and self.held.truncated < 0:
             commit.nothing()
             return
@@ -241,7 +246,7 @@ class KeysCommit:
         keys = {column.name: f"k{number}" for number, column in enumerate(self.relation.key_columns)}
         gone_mark = DELETED if self.soft else None
         on_read = MergeOnRead(commit, source, keys, names, _KINDS, gone_mark, self._partitions)
-        # A TRUNCATE that leaves rows behind changes every row there is.
+        # A TRUNCATE that leaves rows behind changes every row of the table.
         is_truncated = self.held.truncated >= 0
         if is_truncated and commit.is_ours:
             on_read.rewrite(self._marked_by_truncate)
@@ -265,7 +270,7 @@ class KeysCommit:
         merger.when_matched_delete(f"s.kind >= {_DELETE}")
         merger.when_matched_update(changed, f"s.kind < {_DELETE}")
         merger.when_not_matched_insert(fresh, f"s.kind = {_PUT}")
-        # A row that is not there, or has gone before, must stop the commit; MERGE has no other way to say so.
+        # A row that is missing, or was deleted before, must stop the commit. MERGE has no other way to fail.
         fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in fresh.items()}
         merger.when_not_matched_insert(fail, f"s.kind = {_UPDATE} or s.kind = {_DELETE}")
         if self.held.truncated >= 0:
@@ -294,7 +299,7 @@ class KeysCommit:
             yield from self._partitions.conditions(pa.table(keys))
 
     def _marked_by_truncate(self, rows: pa.Table) -> pa.Table:
-        """What `_mark_all_others` does, to rows."""
+        """Return rows with the live ones marked as deleted by the TRUNCATE, as `_mark_all_others` does."""
         live, at = pc.invert(rows[DELETED]), self.held.truncated
         marks = {DELETED: pa.scalar(True)}
         marks |= {name: self.changes[source][at] for name, source in _STAMPS.items()}
@@ -305,7 +310,10 @@ class KeysCommit:
         return rows
 
     def _mark_all_others(self, merger: Any) -> None:
-        """TRUNCATE: rows that no later change concerns; those marked before keep the moment of their end."""
+        """Mark the rows without an entry here as deleted by the TRUNCATE.
+
+        Rows that were marked before keep the LSN and the time of their end.
+        """
         at = self.held.truncated
         marks = {quote_identifier(DELETED): "true"}
         if self.choices.commit_lsn_column:
@@ -318,7 +326,10 @@ class KeysCommit:
         merger.when_not_matched_by_source_update(marks, f"not t.{quote_identifier(DELETED)}")
 
     def values(self) -> Iterator[tuple[pa.Array, Bools | None]]:
-        """Typed values by lake column, and where the value of the origin's row in the lake stays."""
+        """Yield, for each lake column, the typed values, and where the lake's are kept (or None).
+
+        A kept value is that of the row with the origin key.
+        """
         partitions, partition = self._partitions, None
         for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
@@ -343,7 +354,10 @@ class KeysCommit:
         return partitioning(self.relation, self.choices)
 
     def _source(self, commit: SliceCommit) -> tuple[pa.Table, set[int]]:
-        """Keys k…, values c…, u… where the value stays that the lake has under that key."""
+        """Return the source of the merge, and the numbers of the columns that have a column u….
+
+        Its columns are k… (keys), c… (values) and u… (true where the lake's value with that key is kept).
+        """
         held, columns, kept = self.held, dict[str, Any](), set[int]()
         kinds, at_origin = self._kinds(), self.held.origin == self.held.code
         for number, key in enumerate(self._key_columns()):
@@ -369,7 +383,7 @@ class KeysCommit:
         ]
 
     def _check(self, metrics: dict[str, Any]) -> None:
-        """A key that the lake holds twice is changed twice."""
+        """Raise LakeTableError if the MERGE changed other numbers of rows: a key is there twice then."""
         counts = np.bincount(self._kinds(), minlength=4).tolist()
         changed = metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]
         deleted = metrics["num_target_rows_deleted"]
@@ -379,7 +393,7 @@ class KeysCommit:
 
 
 class _LakeValues:
-    """Values that a row takes along to another key: they are in the lake only, under the key it had there."""
+    """Values of rows that move to another key. Only the lake has them, under the rows' old keys."""
 
     def __init__(self, keys: KeysCommit, commit: SliceCommit) -> None:
         self._keys = keys
@@ -388,7 +402,10 @@ class _LakeValues:
         self._row_of: Ints = np.empty(0, np.int64)
 
     def filled(self, name: str, values: pa.Array, where: Bools) -> pa.Array:
-        """`values`, and where it is said those that the lake has in column `name`."""
+        """Return `values` with those at `where` replaced by the lake's values of the column `name`.
+
+        Raises LakeTableError if the lake lacks a row.
+        """
         if self._rows is None:
             self._read()
         assert self._rows is not None
@@ -398,7 +415,7 @@ class _LakeValues:
         return replaced(values, where, take(self._rows[name].combine_chunks(), rows))
 
     def _read(self) -> None:
-        """The lake's rows under the keys from which rows have moved, with all their values."""
+        """Read all values of the lake's rows with the keys from which rows have moved."""
         held, typed = self._keys.held, self._keys._key_columns()
         moved = np.flatnonzero((held.origin >= 0) & (held.origin != held.code))
         origins = np.unique(held.origin[moved])

@@ -1,1 +1,1 @@
-"""Lake tables follow their relations: which one holds for which change, and how rows are translated."""
+"""Schema evolution of lake tables: the relation of each change, and the translation of rows and tables."""

@@ -1,8 +1,8 @@
-"""A lake table, and its history, from one relation into the next: metadata only where that is enough.
+"""Evolution of a lake table and its history from one relation to the next, by metadata alone if possible.
 
-Both follow the table's own fence, at the position where they stand. The history goes first; since it is
-recognised by its columns, and the table by its RELATION_APP, whatever ends us in between is mended by doing
-it again. Older versions of a table keep the columns and types that they had.
+The commits to both are fenced as all commits of the table, and keep the position. The history evolves first.
+Its columns show whether it has evolved; for the table, RELATION_APP does. So after an interruption in
+between, the evolution can be repeated. Older versions of a table keep their columns and types.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Convert = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True)
 class Evolution:
-    """One safe change of a table's relation, into its lake table."""
+    """One safe change of a table's relation, to apply to its lake table."""
 
     before: Relation
     after: Relation
@@ -60,10 +60,10 @@ class Evolution:
     app: str
 
     def evolve(self, table: DeltaTable, history: DeltaTable | None) -> None:
-        """Bring the history, then the table, to the relation `after`; both handles stand there then.
+        """Evolve the history, and then the table, to the relation `after`. Moves both handles.
 
-        The position stays. Raises FencedError, LakeError, LakeTableError; DriftError and ValueRangeError for
-        values that cannot follow.
+        The position does not change. Raises FencedError, LakeError, LakeTableError; DriftError and
+        ValueRangeError for values that cannot be converted.
         """
         if history is not None:
             self._evolve_history(history)
@@ -72,7 +72,7 @@ class Evolution:
     def _evolve_table(self, table: DeltaTable) -> None:
         held, wanted = _held(table), lake_schema(self.after, self.choices)
         schema = _joined(held, wanted)
-        # The position stays, and so does the relation in which the changes above it begin.
+        # Like the position, the relation of the first changes after it stays the same.
         versions = read_relations(table)
         first = self.before.version if versions is None else versions[1]
         marks = {RELATION_APP: self.after.version, BEFORE_APP: first}
@@ -92,7 +92,7 @@ class Evolution:
         )
 
     def _evolve_history(self, history: DeltaTable) -> None:
-        """Versions that ended before a column came had none: null, whatever its default."""
+        """Evolve the history. Versions that ended before a column was added get null despite its default."""
         held = _held(history)
         schema = _joined(held, history_schema(self.after, self.choices))
         place = _Place(history, self.lake_root, history_path(self.after.table), self.app)
@@ -102,14 +102,14 @@ class Evolution:
             place.add(held, schema, {})
 
     def _widened(self, rows: pa.Table) -> pa.Table:
-        """As `evolved`, without the defaults of added columns."""
+        """Return rows as `evolved` does, without added columns."""
         found = evolved(rows, self.before, self.after, self.choices)
         return found.select(rows.column_names)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A Delta table, and where its files lie."""
+    """A Delta table, and the location of its files: the folder `path` below the lake root."""
 
     table: DeltaTable
     lake_root: str
@@ -117,7 +117,7 @@ class _Place:
     app: str
 
     def add(self, held: pa.Schema, schema: pa.Schema, marks: Mapping[str, int]) -> None:
-        """Add the columns that it has not, without data."""
+        """Add the columns of `schema` that the table lacks, in a commit without data."""
         added = [field for field in schema if field.name not in held.names]
         fields = [
             Field(field.name, field.type, nullable=True)
@@ -134,7 +134,7 @@ class _Place:
         fenced(self.table, self.app, position, commit)
 
     def rewrite(self, schema: pa.Schema, convert: Convert, marks: Mapping[str, int]) -> None:
-        """Write each file anew, and have the table consist of these, in one commit."""
+        """Rewrite all files with converted rows, and replace the table's files by them in one commit."""
         position = self._position()
         files = self._write(schema, convert)
         replace_files(self.table, self.app, position, files, schema, self._properties(position, marks))
@@ -166,10 +166,10 @@ def _held(table: DeltaTable) -> pa.Schema:
 
 
 def _joined(held: pa.Schema, wanted: pa.Schema) -> pa.Schema:
-    """The columns that are there, in their order and in the types that they get, then those that come."""
+    """Return the existing columns, in their order but with their wanted types, and then the new columns."""
     types = {field.name: field.type for field in wanted}
     names = [*held.names, *(name for name in wanted.names if name not in held.names)]
-    # With what is said of each column.
+    # Keep the metadata of each column, such as its comment.
     about = {field.name: field.metadata for field in held}
     return pa.schema(
         [pa.field(name, types.get(name) or held.field(name).type, metadata=about.get(name)) for name in names]
@@ -177,17 +177,18 @@ def _joined(held: pa.Schema, wanted: pa.Schema) -> pa.Schema:
 
 
 def _is_widened(held: pa.Schema, schema: pa.Schema) -> bool:
-    """Delta's types, of which Arrow has several each, differ."""
+    """Return True if the Delta type of an existing column differs. Arrow types may share a Delta type."""
     own = {field.name: field.type for field in Schema.from_arrow(held).fields}
     return any(own.get(field.name, field.type) != field.type for field in Schema.from_arrow(schema).fields)
 
 
 @dataclass
 class EvolvingTable:
-    """Both handles must not be refreshed meanwhile.
+    """A lake table, and its history, that follow a timeline of changes and relations.
 
-    `built`: the relation that the table is for; `first`: that in which the changes above its position begin.
-    `large` has the changes, where those of a timeline are their outline.
+    The handles `table` and `history` must not be refreshed by others in between. `built`: the relation for
+    which the table is built. `first`: the relation of the first changes after its position. `large`: the
+    changes, if the rows of a timeline are their outline.
     """
 
     choices: TableChoices
@@ -208,9 +209,10 @@ class EvolvingTable:
         return position
 
     def follow(self, timeline: RelationTimeline) -> int:
-        """Bring the table through all spans of a timeline that began with `first`; how many changes it took.
+        """Apply all spans of a timeline that begins with `first`, and return the number of applied changes.
 
-        Raises what `apply_changes`, `apply_with_history` and `Evolution.evolve` do.
+        Evolves the table before each further span, and compacts it if changes were applied. Raises what
+        `apply_changes`, `apply_with_history` and `Evolution.evolve` do.
         """
         evolved = self._steps_done(timeline)
         changes, before = 0, self.first
@@ -237,7 +239,12 @@ class EvolvingTable:
         return self.choices.policy.cluster_by or tuple(column.name for column in self.built.key_columns)
 
     def _steps_done(self, timeline: RelationTimeline) -> int:
-        """Up to which span the table has evolved already, by somebody who died before the changes."""
+        """Return the number of the span up to which the table has already evolved.
+
+        An earlier process may have ended after evolving the table and before applying the changes. Returns
+        the number of spans if no span has that relation and none has changes. Raises LakeChangedError if the
+        table is built for a relation that does not fit its changes.
+        """
         if self.built.version == self.first.version:
             return 0
         for number, span in enumerate(timeline.spans):
@@ -275,10 +282,12 @@ class EvolvingTable:
         )
 
     def _settle(self, timeline: RelationTimeline) -> None:
-        """What was received, and then changed nothing, is behind us: so must the position say, or the next
-        timeline begins with it again."""
+        """Move the position past rows without changes, if the table has evolved for a later relation.
+
+        Otherwise the next timeline would begin with these rows again.
+        """
         relations, rows = read_relations(self.table), timeline.spans[-1].rows
-        # What stands before a transaction says nothing of that one.
+        # Relations ordered directly before a transaction belong to no transaction, so they set no position.
         rows = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
         if relations is None or relations[0] == relations[1] or rows.num_rows == 0:
             return

@@ -1,10 +1,13 @@
-"""Which relation holds for which changes of a table: the changelog's rows as spans, in order.
+"""The relation in force for each change of a table: a timeline of spans of changelog rows, in order.
 
-Call `relation_timeline(relation, rows, find_record, choices)`, where `relation` is the one that holds before
-the rows: of a lake table, the second of what `read_relations` says. It gives spans: rows, and the
-relation in whose layout they are. The lake table is for the first span's relation when the timeline begins
-(or, where the two that `read_relations` says differ, for that with which a later one `begins`); before
-another span goes in, it must be evolved (`evolution.evolved`) from the relation of the one before.
+Call `relation_timeline(relation, rows, find_record, choices)`, where `relation` is in force before the rows.
+For a lake table, it is the second relation that `read_relations` returns. Each span has rows, and the
+relation in whose layout they are.
+
+When the timeline begins, the lake table is built for the first span's relation. If the two relations that
+`read_relations` returns differ, it is built for the one with which a later span `begins`. Before the rows of
+each further span are applied, the lake table must evolve from the relation of the previous span
+(`evolution.Evolution`).
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.values import history_problems, lake_schema
 
 FindRecord = Callable[[int], RelationRecord | None]
-"""Gives the relation of a relation version."""
+"""Returns the relation with a relation version, or None."""
 
 _OBEYING = ["I", "U", "D", "R"]
 _WRITING = ["I", "U"]
@@ -42,20 +45,21 @@ _TRUNCATED_AND_FILLED = (
     " after that cannot be told"
 )
 _TRUNCATE = 0
-"""Stands among relation versions, of which none is 0."""
+"""Marks a TRUNCATE among relation versions, none of which is 0."""
 _records: dict[tuple[str, int, int], RelationRecord] = {}
-"""By changelog, relation and version."""
+"""Records by changelog, relation and version."""
 
 
 @dataclass(frozen=True)
 class RelationSpan:
-    """Rows in the layout of one relation; whole transactions.
+    """Changelog rows of whole transactions, in the layout of one relation.
 
-    `begins`: the relation with which the span began; `relation`: that with which it ends, which differs in
-    nothing that the lake table, or the reading of changes, could tell. The `relation_version` of each row is
-    that of the effective relation after its transaction, as a commit says it under RELATION_APP.
-    `before`: the relation in which the span's first transaction begins in the changelog, when that is
-    another one than `begins`.
+    `begins`: the relation in force at the start of the span. `relation`: the one in force at its end; the
+    lake table and the layout of changes are the same for both. `before`: the relation in which the span's
+    first transaction begins in the changelog, if it is not `begins`.
+
+    The `relation_version` of each row is that of the effective relation after its transaction, which a commit
+    records under RELATION_APP.
     """
 
     begins: Relation
@@ -66,8 +70,11 @@ class RelationSpan:
 
 @dataclass(frozen=True)
 class RelationTimeline:
-    """`stop`: the commit LSN from which on nothing may be applied, and why. `derived`: effective relations
-    that no stream has sent in this form, which the relation index must know before a commit names them.
+    """The spans of a table's changelog rows.
+
+    `stop`: the commit LSN from which on no change may be applied, and the error. `derived`: effective
+    relations that no stream has sent in this form. They must be in the relation index before a commit names
+    them.
     """
 
     spans: tuple[RelationSpan, ...]
@@ -81,10 +88,10 @@ class RelationTimeline:
 
 
 def read_relations(table: DeltaTable) -> tuple[int, int] | None:
-    """The versions of the relation for which the lake table is built, and of that in which the changes above
-    its position begin; None for a table that says neither.
+    """Return the versions of two relations: the table's, and that of the first changes after its position.
 
-    They differ while a table has evolved for a transaction that is not in it yet.
+    The first is the relation for which the lake table is built. The two differ while a table has evolved for
+    a transaction that is not in it yet. Returns None for a table that does not record the first.
     """
     built = app_version(table, RELATION_APP)
     if built is None:
@@ -96,20 +103,21 @@ def read_relations(table: DeltaTable) -> tuple[int, int] | None:
 def relation_timeline(
     relation: Relation, rows: pa.Table, find_record: FindRecord, choices: TableChoices
 ) -> RelationTimeline:
-    """Judge each relation that rows bring or obey, in order.
+    """Return the timeline of changelog rows, with a check of each relation in them for unsafe changes.
 
-    `rows` are changelog rows of the relation, op R among them, by (commit_lsn, ordinal), of whole
-    transactions. A relation that changed in the middle of a transaction holds from that transaction's
-    beginning: its earlier rows are translated. Without the columns new, old and unchanged nothing is.
-    At an unsafe change the timeline ends: the spans hold the transactions before. Raises ChangelogError for
-    a version that is lost.
+    `rows`: changelog rows of the table in whole transactions, including op R, ordered by (commit_lsn,
+    ordinal). A relation that changes in the middle of a transaction is in force from the start of that
+    transaction: its earlier rows are translated, unless `rows` lacks the columns new, old and unchanged.
+
+    At an unsafe change, or at a relation version that `find_record` does not find, the timeline ends: the
+    spans have the transactions before it. Raises what `find_record` does.
     """
     return _TimelineBuilder(rows, choices, relation).build(find_record)
 
 
 @dataclass
 class _Step:
-    """The relation from a row on, to which the lake table must be brought before that row."""
+    """The relation from the row `start` on, to which the lake table must evolve before that row."""
 
     start: int
     begins: Relation
@@ -142,13 +150,13 @@ class _TimelineBuilder:
             if error is not None:
                 end = self._transaction_start(at)
                 stop = LSN(self.lsns[at]), error
-                # What the same transaction has changed before is not to be followed either.
+                # Drop the earlier changes of relation in the same transaction, too.
                 self.steps = [step for step in self.steps if step.start < end or step is self.steps[0]]
                 break
         return RelationTimeline(tuple(self._spans(end)), stop, tuple(self.derived))
 
     def _received(self) -> Iterator[tuple[int, int]]:
-        """Where the version of rows differs from that of the row before, and that version."""
+        """Yield the index and the version of each row whose relation version differs from the row before."""
         obeying = pc.is_in(self.rows["op"], pa.array(_OBEYING)).to_numpy()
         places = np.flatnonzero(obeying)
         versions = self.rows["relation_version"].to_numpy()[places]
@@ -156,9 +164,10 @@ class _TimelineBuilder:
         return zip(places[first].tolist(), versions[first].tolist(), strict=True)
 
     def _truncates(self) -> list[int]:
-        """Where a table of which files are watched was truncated as a whole: it has others since.
+        """Return the indexes of the TRUNCATEs of a table whose files are watched: each gives it new files.
 
-        A partitioned one that had none may have got some."""
+        This includes a partitioned table without files, as it may have got partitions since.
+        """
         if self.first.relkind != "p" and not self.first.files:
             return []
         places: list[int] = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy()).tolist()
@@ -174,7 +183,7 @@ class _TimelineBuilder:
         return None
 
     def _is_filled_after(self, at: int) -> bool:
-        """Whether the transaction wrote rows after it had truncated the table for the last time."""
+        """Return True if the TRUNCATE is the last of its transaction, and rows were written after it."""
         end = int(np.searchsorted(self.lsns, self.lsns[at], side="right"))
         ops = self.rows["op"].slice(at + 1, end - at - 1)
         return not _any_of(ops, ["T"]) and _any_of(ops, _WRITING)
@@ -183,7 +192,11 @@ class _TimelineBuilder:
         return self.rows["xid"][at].as_py() or 0
 
     def _truncated_by(self, record: RelationRecord) -> int:
-        """The TRUNCATE that made the files of a catalog, which may have been read later than received."""
+        """Return the xid of the TRUNCATE that created the files in the record's catalog.
+
+        The catalog may have been read later than the relation was received. If no TRUNCATE here matches,
+        returns that of the relation in force.
+        """
         held = self.steps[-1].relation.truncated_by
         files = {xmin for _, xmin in record.catalog.files.values()} if record.catalog else set()
         return next((xid for at in self.truncates if (xid := self._xid(at)) in files), held)
@@ -192,7 +205,7 @@ class _TimelineBuilder:
         return int(np.searchsorted(self.lsns, self.lsns[at]))
 
     def _follow(self, at: int, version: int, find_record: FindRecord) -> DriftError | None:
-        """Take the relation that was received at a row as the effective one; the error if that cannot be."""
+        """Make the relation received at a row the effective one. Return the error if that is not safe."""
         step = self.steps[-1]
         hint = errors.resnapshot(step.relation.table)
         record = find_record(version)
@@ -250,7 +263,10 @@ class _TimelineBuilder:
             )
 
     def _stamped(self) -> pa.Table:
-        """DDL may come after the last change of a transaction, of which a commit says how it ends."""
+        """Return the rows, each with the version of the effective relation after its transaction.
+
+        DDL can follow the last change of a transaction, and a commit records the relation at its end.
+        """
         places = np.array([place for place, _ in self.stamps])
         versions = np.array([held.version for _, held in self.stamps], np.int64)
         ends = np.searchsorted(self.lsns, self.lsns, side="right") - 1
@@ -264,7 +280,7 @@ def _any_of(ops: pa.ChunkedArray, wanted: list[str]) -> bool:
 
 
 def _problem(relation: Relation, choices: TableChoices) -> tuple[str, str] | None:
-    """What keeps a lake table from having the columns of a relation, and what to do."""
+    """Return why a lake table cannot have the columns of a relation, and a hint; None if it can."""
     try:
         lake_schema(relation, choices)
     except PgReplError as error:
@@ -275,17 +291,17 @@ def _problem(relation: Relation, choices: TableChoices) -> tuple[str, str] | Non
 
 @dataclass(frozen=True)
 class RelationCache:
-    """The relation versions of one table."""
+    """The relation versions of one table, cached in this process."""
 
     lake_root: str
     changelog: str
     relation_id: int
 
     def find(self, version: int) -> RelationRecord | None:
-        """Looked up once a worker: after a TRUNCATE or VACUUM FULL every batch has a version of its own.
+        """Return the record of a relation version, or None if it was neither received nor derived.
 
-        None when it was never received, nor made by an evolution. Raises ChangelogError,
-        LakeUnavailableError.
+        Each version is looked up once in a process: after a TRUNCATE or VACUUM FULL, every batch has a
+        version of its own. Raises ChangelogError, LakeUnavailableError.
         """
         key = (self.changelog, self.relation_id, version)
         if key not in _records:
@@ -297,12 +313,12 @@ class RelationCache:
         return _records[key]
 
     def remember(self, rows: pa.Table) -> None:
-        """Relations that came with these very rows need no looking up."""
+        """Cache the relations in the op R rows, so that they need no lookup."""
         for new in rows.filter(pc.equal(rows["op"], "R"))["new"].to_pylist():
             self._keep(RelationRecord.from_json(new[0]))
 
     def add(self, relations: Iterable[Relation], epoch: Epoch) -> None:
-        """Have relations that no stream sent in this form in the index, before a commit names them."""
+        """Add derived relations to the relation index, before a commit names them."""
         missing = [relation for relation in relations if self._key(relation.version) not in _records]
         index = RelationIndex(relations_uri(self.lake_root)) if missing else None
         for relation in missing:

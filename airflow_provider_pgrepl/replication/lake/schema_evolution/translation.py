@@ -1,8 +1,8 @@
-"""From one relation of a table to the next: its changes, as texts, and its lake rows, as values. Pure.
+"""Translation of a table's changes (text values) and lake rows (typed values) from one relation to the next.
 
-Columns are followed by attnum. What a safe change does to values is what PostgreSQL does: rows that were
-there get an added column's `missing`, a wider type says the same value in its own words, and a dropped
-column is left as it was.
+These are pure functions. Columns are matched by attnum. Values change as in PostgreSQL: existing rows get the
+`missing` value of an added column, a wider type has the same value in its own text form, and a dropped column
+keeps its values in the lake.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
 _FINITE = r"^-?\d"
-# From here on double precision is written with an exponent.
+# From this number on, PostgreSQL writes double precision with an exponent.
 _LARGE = 1e15
 _ROWS = ["I", "U", "D"]
 
 
 def widened_text(texts: pa.Array, before: Column, after: Column) -> pa.Array:
-    """Texts of a column (`string` or `large_string`) in its new type; most types keep them."""
+    """Return the text values of a column (`string` or `large_string`) in its new type. Most do not change."""
     was, now = (before.type_oid, before.typmod), (after.type_oid, after.typmod)
     if was[0] == oids.FLOAT4 and now[0] == oids.FLOAT8:
         return _as_doubles(texts)
@@ -56,7 +56,10 @@ def _with_zeros(texts: pa.Array, before: int, after: int) -> pa.Array:
 
 
 def _as_doubles(texts: pa.Array) -> pa.Array:
-    """Texts of real as the texts of the same numbers in double precision; each different one made once."""
+    """Convert text values of type real to the text of the same numbers in double precision.
+
+    Each different value is converted once.
+    """
     encoded = texts.dictionary_encode()
     numbers = pc.cast(pc.cast(encoded.dictionary, pa.float32()), pa.float64())
     rewritten = pa.array([_text_of_double(number) for number in numbers.to_pylist()], texts.type)
@@ -64,7 +67,7 @@ def _as_doubles(texts: pa.Array) -> pa.Array:
 
 
 def _text_of_double(number: float | None) -> str | None:
-    """The shortest text of exactly this number, in PostgreSQL's notation."""
+    """Return the shortest text of exactly this number, in PostgreSQL's notation."""
     if number is None:
         return None
     if not math.isfinite(number):
@@ -77,9 +80,9 @@ def _text_of_double(number: float | None) -> str | None:
 
 
 def _digits(number: float) -> str:
-    """The fewest digits that mean a large number, and lie nearer to it than to any other.
+    """Return the fewest digits of a large number that are nearer to it than to any other number.
 
-    Python takes those half-way to a neighbour if they are read back as this number; PostgreSQL does not.
+    Python also accepts digits half-way to a neighbor if they are parsed as this number; PostgreSQL does not.
     """
     neighbours = (math.nextafter(number, 0), math.nextafter(number, math.inf))
     for count in range(17):
@@ -92,11 +95,12 @@ def _digits(number: float) -> str:
 
 
 def translated(changes: pa.Table, before: Relation, after: Relation) -> pa.Table:
-    """Changelog rows of `before`, as they would read had the table been `after` from the beginning.
+    """Translate changelog rows of `before` to what they would be if the table had always been `after`.
 
-    `new`, `old` and `unchanged` go from one order of published columns into the other's. A dropped column's
-    values go; an added one has its `missing` in each `new`, and in `old` where that is the whole row (replica
-    identity FULL). TRUNCATE and relations pass as they are. Raises DriftError when rows are not `before`'s.
+    `new`, `old` and `unchanged` are converted to the published columns of `after`, in their order. The values
+    of a dropped column are removed. An added column has its `missing` value in each `new`, and in `old` if
+    that is the whole row (replica identity FULL). Rows of other ops (TRUNCATE, relations) are not changed.
+    Raises DriftError if rows do not have the columns of `before`.
     """
     if _layout(before) == _layout(after) or changes.num_rows == 0:
         return changes
@@ -117,7 +121,7 @@ def translated(changes: pa.Table, before: Relation, after: Relation) -> pa.Table
 
 
 def is_same_layout(before: Relation, after: Relation) -> bool:
-    """Whether changes of one read as changes of the other."""
+    """Return True if changes of both relations have the same columns, in attnum, type and order."""
     return _layout(before) == _layout(after)
 
 
@@ -144,7 +148,7 @@ def _rebuilt(lists: pa.Array, before: Relation, after: Relation, *, whole: bool)
 
 
 def _listed(columns: list[pa.Array], present: Bools, count: int) -> pa.Array:
-    """Lists of one value of each column for the rows that are present; null for the others."""
+    """Return a list of one value of each column for each row that is present; null for the other rows."""
     width = len(columns)
     order = (np.arange(width)[None, :] * count + np.arange(count)[:, None]).ravel()
     texts = pa.concat_arrays([pa.array([], pa.large_string()), *columns]).take(pa.array(order))
@@ -153,7 +157,7 @@ def _listed(columns: list[pa.Array], present: Bools, count: int) -> pa.Array:
 
 
 def _moved(unchanged: pa.Array, before: Relation, after: Relation) -> pa.Array:
-    """Indexes of unchanged columns in the new order; those of dropped columns go."""
+    """Return the indexes of unchanged columns in the new order, without those of dropped columns."""
     rows, indexes = unchanged_pairs(unchanged)
     places = _places(after)
     there = np.array([places.get(column.attnum, -1) for column in before.columns], np.int64)
@@ -170,11 +174,11 @@ def _moved(unchanged: pa.Array, before: Relation, after: Relation) -> pa.Array:
 
 
 def evolved(rows: pa.Table, before: Relation, after: Relation, choices: TableChoices) -> pa.Table:
-    """Rows of the lake table for `before`, as that for `after` has them.
+    """Convert rows of the lake table for `before` to rows of the lake table for `after`.
 
-    Values are cast exactly, added columns are the typed `missing`, dropped ones stay; what is no column of
-    the relation (bookkeeping, a version's lifetime) passes as it is and stands last. Raises DriftError for a
-    value that cannot follow, ConfigError, ValueRangeError.
+    Values are cast exactly, added columns have the typed `missing` value, and dropped ones are kept. Columns
+    that are not of the relation (bookkeeping, a version's lifetime) are unchanged and come last. Raises
+    DriftError for a value that cannot be cast, ConfigError, ValueRangeError.
     """
     known = {typed.column.attnum: typed for typed in typed_columns(before, choices)}
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
@@ -187,7 +191,7 @@ def evolved(rows: pa.Table, before: Relation, after: Relation, choices: TableCho
 
 
 def added_values(typed: TypedColumn, count: int) -> pa.Array:
-    """What rows from before a column have in it."""
+    """Return `count` copies of the typed value that rows from before a column was added have in it."""
     if typed.column.missing is None:
         return pa.nulls(count, typed.lake_type)
     value = typed.parse(pa.array([typed.column.missing], pa.large_string()))
@@ -200,7 +204,7 @@ def _widened(values: pa.ChunkedArray, before: TypedColumn, after: TypedColumn) -
     try:
         return values.cast(after.lake_type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        # Arrow's message has the value in it.
+        # Ignore Arrow's message: it has the value in it.
         pass
     raise DriftError(
         f"column {show_identifier(after.name)} cannot go from lake type {before.lake_type} to"

@@ -1,1 +1,1 @@
-"""From COPY to lake tables: ranges, CSV, and the commit that ends a copy."""
+"""Copies source tables into lake tables: ranges, COPY's CSV, and the commit that ends a copy."""

@@ -1,4 +1,4 @@
-"""COPY's CSV into typed Arrow batches."""
+"""Reads COPY's CSV as typed Arrow batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _COLUMN_OF_ERROR = re.compile(r"In CSV column #(\d+)")
 
 
 class OddValueError(Exception):
-    """The CSV reader's own types do not take some value; reading as text does, or names the column."""
+    """pyarrow's CSV reader cannot read a value as the column's type. Reading the column as text succeeds, or
+    raises an error that names the column."""
 
 
 def read_csv(
@@ -34,12 +35,12 @@ def read_csv(
     block_bytes: int = BLOCK_BYTES,
     as_text: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of `COPY … TO STDOUT (FORMAT csv)` over `values.copied_part`'s columns, in its order, as lake
-    types.
+    """Yield the rows of `COPY … TO STDOUT (FORMAT csv)` in the types of the lake. The stream has the columns
+    of `values.copied_part`, in its order.
 
-    Fast when pyarrow's CSV reader can type the values itself; with `as_text` all go through `values.parse`.
-    Raises OddValueError (never with `as_text`), ValueRangeError naming the column, or SnapshotError when the
-    bytes are not such a CSV. No error carries a value.
+    Fast if pyarrow's CSV reader can convert the values itself. With `as_text`, all values go through the
+    columns' `parse`. Raises OddValueError (never with `as_text`), ValueRangeError with the column's name, or
+    SnapshotError if the bytes are not such a CSV. No error contains a value.
     """
     typed = values.typed_columns(relation, choices)
     types = {
@@ -54,7 +55,7 @@ def read_csv(
 def read_texts(
     stream: BinaryIO, relation: Relation, choices: TableChoices, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows as the texts that they are. Raises as `read_csv` with `as_text`."""
+    """Yield the same rows with text values. Raises what `read_csv` does with `as_text`."""
     relation = values.copied_part(relation, choices)
     types = {column.name: pa.string() for column in relation.columns}
     yield from _batches(stream, relation, types, block_bytes, as_text=True)
@@ -68,18 +69,19 @@ def _batches(
     *,
     as_text: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Of the relation's columns those that have a type."""
+    """Yield the rows with those of the relation's columns that have a type in `types`."""
     names = [column.name for column in relation.columns]
     finding: Exception | None = None
     for rows in whole_rows(stream, block_bytes):
         if not names:
-            # Of a table without columns each row is an empty line.
+            # A row of a table without columns is an empty line.
             yield pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([])))
             continue
         try:
             table = _read(rows, names, types)
         except pa.ArrowInvalid as error:
-            # Arrow's message holds the value: nothing of it may go on, not even as a cause.
+            # Arrow's message may contain the value, so neither it nor the exception as a cause may be passed
+            # on.
             finding = _finding(str(error), relation, as_text=as_text)
         if finding:
             raise finding
@@ -87,14 +89,15 @@ def _batches(
 
 
 def whole_rows(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
-    """The stream in pieces of about `block_bytes` that end where a row ends; a longer row is one piece.
+    """Yield the stream in blocks of about `block_bytes` that end at the end of a row. A longer row is one
+    block.
 
-    pyarrow's streaming reader would do this in a thread of its own, but destroying it after an error waits
-    for that thread while holding the lock which the thread needs to read from a Python stream.
+    pyarrow's streaming reader would do this in a thread of its own. But destroying that reader after an error
+    waits for the thread while holding the GIL, which the thread needs to read from a Python stream.
     """
     rest, wanted, quotes = b"", block_bytes, 0
     while fresh := stream.read(wanted):
-        # What was left holds no end of a row, so only the new bytes are searched, however long the row is.
+        # The rest contains no end of a row, so search only the new bytes, however long the row is.
         end = _end_of_rows(fresh, quotes)
         quotes = quotes + fresh.count(b'"') if end == 0 else fresh.count(b'"', end)
         if end:
@@ -102,16 +105,16 @@ def whole_rows(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
             rest = fresh[end:]
         else:
             rest += fresh
-        # A row that goes on takes twice as much each time, so that it is not copied too often.
+        # Read twice as much each time while a row continues, so that its bytes are not copied too often.
         wanted = max(block_bytes, len(rest))
     if rest:
         yield rest
 
 
 def _end_of_rows(block: bytes, quotes_before: int) -> int:
-    """The end of the last row that ends in the block; 0 when none does.
+    """Return the offset after the last row that ends in the block, 0 if none does.
 
-    A newline ends a row when an even number of quotes is before it (a quote within a value is written twice).
+    A newline ends a row if the number of quotes before it is even: a quote within a value is written twice.
     """
     end = len(block)
     quotes = quotes_before + block.count(b'"')
@@ -122,13 +125,13 @@ def _end_of_rows(block: bytes, quotes_before: int) -> int:
         quotes -= block.count(b'"', newline, end)
         if quotes % 2 == 0:
             return newline + 1
-        # Within quotes, and so is all back to the quote before.
+        # This newline is within quotes, and so is everything back to the previous quote.
         end = block.rfind(b'"', 0, newline) + 1
     return _end_of_rows_among_many(block, quotes_before)
 
 
 def _end_of_rows_among_many(block: bytes, quotes_before: int) -> int:
-    """The same for a long value full of quotes and newlines, all of which must be looked at."""
+    """Return the same for a long value with many quotes and newlines, by examining all of them at once."""
     characters = np.frombuffer(block, np.uint8)
     newlines = np.flatnonzero(characters == _NEWLINE)
     quotes = np.searchsorted(np.flatnonzero(characters == _QUOTE), newlines) + quotes_before
@@ -138,12 +141,13 @@ def _end_of_rows_among_many(block: bytes, quotes_before: int) -> int:
 
 def _read(rows: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
     if rows.startswith(BOM_UTF8):
-        # pyarrow drops a byte order mark at the start, which here is the beginning of a row's text.
+        # pyarrow drops a byte order mark at the start. Here it is the beginning of a row's text, so add
+        # another one.
         rows = BOM_UTF8 + rows
     return csv.read_csv(
         pa.BufferReader(rows),
         read_options=csv.ReadOptions(column_names=names, block_size=len(rows) + 1, use_threads=False),
-        # A one-column table writes NULL as an empty line.
+        # COPY writes NULL of a one-column table as an empty line.
         parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=csv.ConvertOptions(
             column_types=types,
@@ -158,7 +162,7 @@ def _read(rows: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Ta
 
 
 def _type(batch: pa.RecordBatch, typed: Iterable[values.TypedColumn]) -> pa.RecordBatch:
-    """Parse the columns that were read as text and are not."""
+    """Convert the columns to their lake types. Columns that already have their type are kept."""
     columns = {column.name: _typed(batch, column) for column in typed}
     if not columns:
         return batch
@@ -173,7 +177,7 @@ def _typed(batch: pa.RecordBatch, column: values.TypedColumn) -> pa.Array:
 
 
 def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:
-    """What Arrow's message says, without the value that it may hold."""
+    """Return the error for Arrow's message, without the value that the message may contain."""
     if not as_text:
         return OddValueError()
     place = _COLUMN_OF_ERROR.match(message)

@@ -1,4 +1,5 @@
-"""RangeCopies: one table's ranges, copied in Spark tasks; what failed is tried again, the rest is kept."""
+"""Copies the ranges of one table in Spark tasks. Failed ranges are copied again, and finished ones are
+kept."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["WrittenFile", "read_csv", "write_files", "write_range"]
 log = logging.getLogger(__name__)
 _PAUSES_S = (0.5, 5.0, 15.0)
-"""How long to wait before the ranges that failed are copied again; as often as there are pauses."""
+"""Seconds to wait before each further attempt at the ranges that failed. Their number limits the attempts."""
 
 
 def write_range(
@@ -59,15 +60,16 @@ def write_range(
     position: LSN,
     exported_at: datetime,
 ) -> list[WrittenFile]:
-    """Copy one range; every row carries the snapshot's position and time in the bookkeeping columns.
+    """Copy one range, and return its files. Every row has the snapshot's position and time in the bookkeeping
+    columns.
 
-    Reads the range again, more carefully, when its values need that. A failed attempt leaves no file.
-    Raises SourceError, ValueRangeError or LakeError; none of them carries a value.
+    If pyarrow's CSV reader cannot convert a value, the range is read again as text. A failed attempt leaves
+    no file. Raises SourceError, ValueRangeError or LakeError. None of them contains a value.
     """
 
     def attempt(*, as_text: bool) -> list[WrittenFile]:
         batches = _copy(dsn, snapshot, copy_range, relation, choices, as_text=as_text)
-        # Closed here, so that the server's COPY ends before this returns or tries again.
+        # Close it here, so that the server's COPY ends before this returns or tries again.
         with closing(batches):
             return write_files(batches, relation, choices, lake_root, position, exported_at)
 
@@ -85,7 +87,8 @@ def _copy(
     *,
     as_text: bool,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The range's rows. Ends only after the COPY did well: its failure comes up before a file is complete."""
+    """Yield the range's rows. Ends only after COPY succeeded: an error of COPY is raised before a file is
+    complete."""
     with open_copy(dsn, snapshot, copy_range) as stream:
         yield from read_csv(stream, relation, choices, as_text=as_text)
 
@@ -98,7 +101,8 @@ def write_files(
     position: LSN,
     exported_at: datetime,
 ) -> list[WrittenFile]:
-    """Write all batches (the relation's columns) and list the files, of which none stays if this raises."""
+    """Write all batches, which have the relation's columns, and return the files. If this raises, no file
+    remains."""
     schema = values.lake_schema(relation, choices)
     constants = {
         values.DELETED: pa.scalar(False, pa.bool_()),
@@ -124,7 +128,7 @@ def _marked(
 
 @dataclass(frozen=True)
 class CopyJob:
-    """A table's share of the snapshot, as it goes to the tasks."""
+    """One table's part of the snapshot, as it is sent to the tasks."""
 
     dsn: str
     snapshot: str
@@ -150,7 +154,7 @@ class CopyJob:
             kind = error.__class__.__name__
             return RangeOutcome(number, (), kind, error.message, error.hint, error.trace)
         except Exception as error:  # noqa: BLE001 - it goes into the outcome, without its text
-            # Its text may hold values of rows, so only its class and frames are told.
+            # The message may contain values of rows, so only the class and the frames are reported.
             log_unexpected(log, f"copying {self.relation.table}", error)
             message = f"unexpected {error.__class__.__name__}"
             return RangeOutcome(number, (), "TableError", message, trace=trace_of(error))
@@ -159,9 +163,9 @@ class CopyJob:
 
 @dataclass(frozen=True)
 class RangeOutcome:
-    """What a task has to say: the files, or the error, as data, so that no value travels in a traceback.
+    """The result of a task: the files, or the error as data, so that no value is sent in a traceback.
 
-    `trace`: classes and frames of the unexpected exception behind the error, if there is one.
+    `trace`: classes and frames of an unexpected exception behind the error, otherwise empty.
     """
 
     number: int
@@ -185,7 +189,8 @@ _Answers = list[RangeOutcome | UnfitHost]
 
 
 class _Gathered(AccumulatorParam[_Answers]):
-    """Brings each task's outcome to the driver when it ends, so that it is there when another one crashes."""
+    """Sends the outcome of each task to the driver when the task ends, so that it is kept if another task
+    crashes."""
 
     def zero(self, value: _Answers) -> _Answers:  # noqa: ARG002 - Spark's
         return []
@@ -195,7 +200,7 @@ class _Gathered(AccumulatorParam[_Answers]):
 
 
 class RangeCopies:
-    """One table's ranges under one keeper, at most `sessions` of them at the same time."""
+    """The copies of one table's ranges under one keeper. At most `sessions` of them run at the same time."""
 
     def __init__(self, spark: SparkSession, job: CopyJob, keeper: TableKeeper, sessions: int) -> None:
         self._spark = spark
@@ -204,12 +209,13 @@ class RangeCopies:
         self._sessions = sessions
 
     def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
-        """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
+        """Copy all ranges, and return their files. Failed ranges are copied again under the same snapshot,
+        and finished ones are kept.
 
-        Ranges that ended because the keeper lent its lock to a statement begin again without a pause.
-        Raises what a range failed with that trying again does not help, or has not helped. Whatever is
-        finished, raises TableSnapshotError when the keeper gave way to a statement or is gone. Raises
-        TableError when the tasks themselves crash again and again. Files of a copy that fails are deleted.
+        Ranges that ended because the keeper lent its lock to a statement are copied again without a pause.
+        Raises the error of a range if a retry cannot help, or if the retries have failed. Raises
+        TableSnapshotError if the keeper gave up the table or is lost, even if all ranges are copied. Raises
+        TableError if the tasks crash in every attempt. If this raises, the files of the copy are deleted.
         """
         done: dict[int, RangeOutcome] = {}
         try:
@@ -249,7 +255,8 @@ class RangeCopies:
         self._keeper.check()
 
     def _try(self, left: Mapping[int, CopyRange], done: dict[int, RangeOutcome]) -> errors.PgReplError | None:
-        """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
+        """Copy the ranges that are left, and add the finished ones to `done`. Return the error of one that
+        failed, or None."""
         context = self._spark.sparkContext
         gathered = context.accumulator([], _Gathered())
         copy = on_executor(self._job.copy)
@@ -260,7 +267,8 @@ class RangeCopies:
                 lambda part: gathered.add([copy(*part)])
             )
         except (Py4JJavaError, PySparkException) as error:
-            # Its text may hold values of rows. A context that has ended is no trouble of this table.
+            # The message may contain values of rows. If the Spark context was stopped, raise: this is not an
+            # error of the table.
             if context._jsc is None or context._jsc.sc().isStopped():
                 raise
             trace = text_of(error)
@@ -275,13 +283,13 @@ class RangeCopies:
                 done[outcome.number] = outcome
             else:
                 failed.append(outcome.error)
-        # What no retry helps comes first: it decides.
+        # An error that no retry can resolve comes first: it decides whether to try again.
         failed.sort(key=lambda error: error.retry is not errors.Retry.NEVER)
         return failed[0] if failed else crash
 
 
 class _CrashedError(errors.TableError):
-    """Tasks that ended without a word."""
+    """Tasks that crashed without returning a result."""
 
 
 def _crashed(table: TableName, trace: str) -> _CrashedError:

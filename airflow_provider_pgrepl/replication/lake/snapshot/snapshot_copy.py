@@ -1,4 +1,4 @@
-"""SnapshotCopy: tables at one snapshot, range by range in Spark tasks, each table one commit."""
+"""Copies tables at one snapshot, in ranges that Spark tasks copy. Each table is committed once."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotCopy:
-    """Copies the keeper's tables, which are `snapshotting`. An errored table does not keep the others from
-    being copied."""
+    """Copies the keeper's tables, which are in state `snapshotting`. If a table fails, the others are still
+    copied."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SnapshotCopy:
         self._record = record
         self._keeper = keeper
         self._exported = exported
-        # A commit at the consistent point itself is not in the snapshot.
+        # The snapshot does not include a commit at the consistent point itself.
         self._position = LSN(exported.consistent_point - 1)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
         watching = trigger.read_watching(keeper.connection, pipeline)
@@ -88,8 +88,8 @@ class SnapshotCopy:
         self._ranges_at_once = 1
 
     def run(self) -> Copied:
-        """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
-        when all that were under way have been recorded."""
+        """Copy, commit and record each table. Raises an error that stops more than one table, after the
+        running copies have ended and been recorded."""
         found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
         relations = {relation.table: relation for relation in found}
         self._comments = {
@@ -113,9 +113,10 @@ class SnapshotCopy:
         self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
 
     def write_point(self) -> None:
-        """Record the copies as a consistent point: the first moment of an epoch that can be read.
+        """Write a consistent point of the copied tables: the first point in time of an epoch that can be
+        read.
 
-        Only for the snapshot that begins it: from then on points are the replication app's.
+        Only for the snapshot that begins the epoch. The replication app writes all later points.
         """
         if self._versions:
             position, epoch, exported_at = self._moment
@@ -125,11 +126,12 @@ class SnapshotCopy:
 
     @property
     def _moment(self) -> tuple[LSN, Epoch, datetime]:
-        """Position, epoch and time that the rows are of."""
+        """Position, epoch and export time of the copied rows."""
         return self._position, self._record.epoch, self._exported.exported_at
 
     def _plan(self, keeper: TableKeeper, relation: Relation) -> list[CopyRange]:
-        """Raise TableError when settings do not fit the table as it is held: it may have been altered."""
+        """Return the ranges to copy. Raises TableError if settings do not fit the locked table, which may
+        have been altered since they were checked."""
         if problems := list(self._rules.problems(relation)):
             raise errors.TableError("\n".join(f"{relation.table}: {problem}" for problem in problems))
         choices = self._pipeline.choices(relation.table)
@@ -137,7 +139,7 @@ class SnapshotCopy:
 
     def _copy(self, relation: Relation) -> int:
         started = time.monotonic()
-        # Before the first file is written: it would stay in a folder that is not ours.
+        # Check before the first file is written: it would remain in a folder that this pipeline does not own.
         self._check_replaceable(relation.table)
         with self._keeper.hold(relation) as keeper:
             ranges = self._plan(keeper, relation)
@@ -158,14 +160,15 @@ class SnapshotCopy:
 
     @cached_property
     def _copied_before(self) -> set[TableName]:
-        """The tables of which state or points say that they were copied before this run."""
+        """The tables that were copied before this run, according to the state database or consistent
+        points."""
         records = self._store.read_tables(self._pipeline.name)
         known = {table for table, record in records.items() if record.position_lsn is not None}
         return known | {TableName.parse(key) for key in self._named_before if not is_history(key)}
 
     @cached_property
     def _named_before(self) -> frozenset[str]:
-        """What kept points name: keys of tables, and of histories."""
+        """The keys of tables and histories that kept consistent points name."""
         return frozenset(Points(self._pipeline.lake_root).kept_versions())
 
     def _copy_ranges(

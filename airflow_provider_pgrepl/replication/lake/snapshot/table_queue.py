@@ -1,4 +1,5 @@
-"""The tables of a snapshot, copied a few at a time; which errors stop one of them, and which stop all."""
+"""Copies the tables of a snapshot, a few at a time. Decides which errors stop one table, and which stop
+all."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from airflow_provider_pgrepl.trace import log_unexpected
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Tables that are copied at the same time at most."""
+"""Maximum number of tables that are copied at the same time."""
 
 
 @dataclass
 class Copied:
-    """What became of the tables: rows of those that are in the lake now, errors of those that stopped.
+    """The result of copying tables: `done` has the number of rows of each copied table, `failed` the errors
+    of tables that stopped.
 
-    `displaced`: tables that another session altered, or had to wait for. `lost`: the keeper was lost. What is
-    neither done nor failed has to be copied again, under another snapshot.
+    `displaced`: tables that another session altered or had to wait for. `lost`: the error if the keeper was
+    lost. Tables that are neither done nor failed have to be copied again, under another snapshot.
     """
 
     done: dict[TableName, int] = field(default_factory=dict)
@@ -32,7 +34,7 @@ class Copied:
 
     @property
     def unusable(self) -> errors.SnapshotError | None:
-        """Why tables have to be copied again under another snapshot, if any has."""
+        """The error because of which tables have to be copied again under another snapshot, or None."""
         return self.lost or next(iter(self.displaced.values()), None)
 
 
@@ -44,11 +46,12 @@ def copy_tables(
     finished: Callable[[TableName, int], None],
     failed: Callable[[TableName, errors.PgReplError], None],
 ) -> Copied:
-    """Copy each table in a thread of its own, `at_once` at a time; `copy` gives the number of rows.
+    """Copy each table in a thread of its own, `at_once` at a time. `copy` returns the number of rows.
 
-    `finished` and `failed` record what became of a table, in the thread that calls. What stops all of them
-    (a lost snapshot, the lake out of reach, an outcome that cannot be recorded) keeps those in the queue from
-    beginning; those under way are waited for, and recorded. Raises it, except a lost snapshot.
+    `finished` and `failed` record the result of a table, and are called in the calling thread. After an error
+    that stops all tables (a lost snapshot, an unreachable lake, a result that cannot be recorded), no further
+    copy is started. Running copies are waited for, and recorded unless recording failed. Raises that error,
+    except for a lost snapshot.
     """
     copied = Copied()
     stopping: errors.PgReplError | None = None
@@ -85,7 +88,8 @@ def copy_tables(
 
 
 def _traced(copy: Callable[[TableName], int], table: TableName) -> int:
-    """Copy a table. The thread logs what is unexpected: of several such errors the process ends by one."""
+    """Copy a table, and log an unexpected error. Logged in the thread, because the process reports only one
+    of several such errors."""
     try:
         return copy(table)
     except Exception as error:
@@ -94,17 +98,18 @@ def _traced(copy: Callable[[TableName], int], table: TableName) -> int:
 
 
 def _cancel(futures: dict[Future[int], TableName]) -> None:
-    """Begin none that has not begun.
+    """Cancel the copies that have not started.
 
-    One by one: of those that the pool's `shutdown(cancel_futures=True)` drops, `as_completed` never hears.
+    They are canceled one by one, because `as_completed` is not notified of futures that the pool's
+    `shutdown(cancel_futures=True)` drops.
     """
     for future in futures:
         future.cancel()
 
 
 def is_of_one_table(error: errors.PgReplError) -> bool:
-    """Whether an error of one table's COPY leaves the other tables alone: a right that it lacks, and what the
-    server says of this table only, are no trouble of the others."""
+    """Return True if an error in copying one table does not affect the other tables: a missing privilege, or
+    an error that the server reports for this table only."""
     if error.scope is errors.Scope.TABLE or isinstance(error, errors.PrivilegeError):
         return True
     return type(error) is errors.SourceError

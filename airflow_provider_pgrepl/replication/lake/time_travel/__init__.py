@@ -1,1 +1,1 @@
-"""Reading tables as of a moment."""
+"""Reading tables as of a point in time."""

@@ -1,11 +1,11 @@
-"""Reading tables as of any source transaction: a version of the lake table with later changes laid over it.
+"""Reads tables as of any source transaction: a version of the lake table with later changes applied to it.
 
-`as_of` and `read_as_of` give Spark data frames, `arrow_view_as_of` and `arrow_as_of` Arrow tables and need no
-JVM. Several tables of one view show the same transactions.
+`as_of` and `read_as_of` return Spark data frames. `arrow_view_as_of` and `arrow_as_of` return Arrow tables
+and need no JVM. All tables of one view show the same transactions.
 
-All versions of a table's rows as of one moment: those that had ended, and those valid then (no end).
-The columns are those that the history has by now, and those that the table had at the moment. A version that
-ended before a column was added has null there.
+A history contains all row versions as of a point in time: those that had ended, and those valid then, whose
+end is null. Its columns are those that the history has now, and those that the table had at the point in
+time. A version that ended before a column was added is null there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _FROM = {FROM_LSN: COMMIT_LSN, FROM_TS: COMMIT_TS}
 
 @dataclass(frozen=True)
 class HistoryAt:
-    """The history of a table up to a moment; it is only ever appended to, so a later version will do.
+    """The history of a table up to a point in time. Rows are only appended to it, so that any later version
+    of it can be used.
 
     `schema`: the columns of the result.
     """
@@ -73,7 +74,8 @@ class HistoryAt:
 
     @classmethod
     def find(cls, lake_root: str, table: TableName, current: pa.Schema, epoch: Epoch, lsn: LSN) -> HistoryAt:
-        """`current`: the lake table's columns at the moment. Raises LakeError when the table keeps none."""
+        """Return the history of a table. `current`: the table's columns at the point in time. Raises
+        LakeError if the table has no history."""
         uri = history_uri(lake_root, table)
         try:
             opened = open_delta(uri)
@@ -86,7 +88,8 @@ class HistoryAt:
         return cls(TableVersion(table, uri, int(opened.version())), schema, epoch, lsn)
 
     def arrow(self, current: pa.Table, plan: TablePlan | None = None) -> pa.Table:
-        """All versions: those of the history, those that the plan's changes end, and the `current` rows."""
+        """Return all row versions: those that ended in the history, those that the plan's changes end, and
+        the `current` rows."""
         sql = f"select * from it where {self._ended}"  # noqa: S608 - names and numbers of ours
         opened = self.version.open()
         held = pa.schema(opened.schema().to_arrow())
@@ -98,7 +101,7 @@ class HistoryAt:
         return pa.concat_tables([aligned(piece, self.schema) for piece in (closed, *pieces)])
 
     def frame(self, spark: SparkSession, current: DataFrame, plan: TablePlan | None = None) -> DataFrame:
-        """The same, for Spark."""
+        """Return what `arrow` does, as a Spark data frame."""
         from pyspark.sql import functions
 
         closed = self.version.frame(spark).where(self._ended)
@@ -122,7 +125,8 @@ class HistoryAt:
 
 
 def _united(history: pa.Schema, current: pa.Schema) -> pa.Schema:
-    """The history's columns, and those that the table has got since; of two types the wider one."""
+    """Return the history's columns, and those that the table got since. If the types differ, the wider one is
+    used."""
     own = {*_FROM.values(), DELETED, PARTITION}
     fields = {field.name: field for field in history}
     for field in current:
@@ -160,11 +164,11 @@ def as_of(
     timestamp: datetime | None = None,
     epoch: int | None = None,
 ) -> SparkAsOf:
-    """The pipeline's tables as of one moment, as Spark data frames; without an LSN or a time the newest one
-    that is durable in the changelog, whether or not it has been applied.
+    """Return the pipeline's tables as of one point in time, as Spark data frames. Without an LSN or a
+    timestamp, this is the newest durable LSN in the changelog, whether or not it has been applied.
 
-    Raises ToolError when the session has no Delta, ConfigError for arguments that cannot be meant, LakeError
-    for a moment that is not known yet or not kept any more.
+    Raises ToolError if the session has no Delta, ConfigError for contradictory or invalid arguments, and
+    LakeError for a point in time that is not known yet or no longer kept.
     """
     check_delta(spark)
     return SparkAsOf(*_find(pipeline, lsn, timestamp, epoch), spark)
@@ -179,7 +183,8 @@ def read_as_of(
     timestamp: datetime | None = None,
     epoch: int | None = None,
 ) -> DataFrame:
-    """One table as of a moment. Several tables of the same moment: `as_of`. Raises what these raise."""
+    """Return one table as of a point in time. Use `as_of` to read several tables at the same one. Raises what
+    `as_of` and `SparkAsOf.table` raise."""
     return as_of(spark, pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).table(table)
 
 
@@ -190,7 +195,7 @@ def arrow_view_as_of(
     timestamp: datetime | None = None,
     epoch: int | None = None,
 ) -> ArrowAsOf:
-    """The same as `as_of`, as Arrow tables and without a JVM."""
+    """Return what `as_of` does, as Arrow tables and without a JVM."""
     return ArrowAsOf(*_find(pipeline, lsn, timestamp, epoch))
 
 
@@ -202,7 +207,8 @@ def arrow_as_of(
     timestamp: datetime | None = None,
     epoch: int | None = None,
 ) -> pa.Table:
-    """One table as of a moment. Several tables of the same moment: `arrow_view_as_of`."""
+    """Return one table as of a point in time. Use `arrow_view_as_of` to read several tables at the same
+    one."""
     return arrow_view_as_of(pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).table(table)
 
 
@@ -214,10 +220,11 @@ def verified(
     timestamp: datetime | None = None,
     epoch: int | None = None,
 ) -> bool:
-    """Whether all DDL up to a moment is known to show in the table as of it.
+    """Return True if all DDL up to a point in time is known to be reflected in the table as of it.
 
-    It is not where the table was altered later, or before, at a place that the stream does not tell. What has
-    not been found yet cannot be said: later the answer may be another. Raises what `read_as_of` does.
+    Returns False if the next announcement of the table after that point shows unsafe DDL whose position is
+    not known: it may have come before. DDL that has not been detected yet is not considered, so that a later
+    call may return False. Raises what `read_as_of` does.
     """
     return arrow_view_as_of(pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).verified(table)
 
@@ -242,25 +249,27 @@ class _AsOf:
 
     @property
     def lsn(self) -> LSN:
-        """All that committed at or before it is shown, and nothing later. The same again: pass this."""
+        """Every transaction that committed at or before this LSN is shown, and no later one. Pass it to read
+        the same rows again."""
         return self.moment.lsn
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch to which the LSN belongs."""
+        """The epoch of the LSN."""
         return self.moment.epoch
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables that were replicated at the nearest consistent point, in order."""
+        """The tables that the nearest consistent point names, sorted."""
         return self.planner.tables
 
     def relation(self, table: str) -> Relation:
-        """What the source's table was at the moment: columns, types, key. Raises what `table` does."""
+        """Return the source table's columns, types and key at the point in time. Raises what `table` does."""
         return self.planner.relation(_parse(table))
 
     def verified(self, table: str) -> bool:
-        """Whether all DDL up to the moment is known to show in the table. Raises what `table` does."""
+        """Return True if all DDL up to the point in time is known to be reflected in the table. Raises what
+        `table` does."""
         return self.planner.plan(_parse(table)).unverified is None
 
     def _plan(self, table: str) -> TablePlan:
@@ -282,25 +291,26 @@ def _parse(table: str) -> TableName:
 
 @dataclass(frozen=True)
 class ArrowAsOf(_AsOf):
-    """Tables as of one moment, without a JVM."""
+    """Tables as of one point in time, as Arrow tables."""
 
     def table(self, name: str) -> pa.Table:
-        """The whole table. Raises LakeError, DriftError, ValueRangeError; never shows another moment. Warns
-        with UnverifiedWarning."""
+        """Return the whole table. Warns with UnverifiedWarning. Raises LakeError, DriftError, ValueRangeError
+        if the table cannot be read as of exactly this point."""
         return self._plan(name).rows()
 
     def history(self, name: str) -> pa.Table:
-        """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
-        null. Raises LakeError also when the table keeps no history."""
+        """Return every row version up to the point in time, with its lifetime. The end of those valid then is
+        null. Also raises LakeError if the table has no history."""
         plan = self._plan(name)
         return self._history(plan).arrow(plan.rows(), plan)
 
     def sql_reader(self, sql: str) -> AbstractContextManager[pa.RecordBatchReader]:
-        """Run a query of DataFusion's SQL over the tables, named as in `public.orders`; yields its rows.
+        """Run a query in DataFusion's SQL over the tables, named as in `public.orders`. Yields a reader of
+        its rows.
 
-        A table with changes since the nearest version of it is read into memory, and lies in a temporary
-        folder meanwhile. Raises ConfigError for what is no query, LakeError for what fails, and
-        what `table` raises.
+        A table with changes since its nearest version is read into memory, and is stored in a temporary
+        folder while the query runs. Raises ConfigError for a statement that is not a query, LakeError for a
+        query that fails, and what `table` raises.
         """
         return sql_reader(sql, self.tables, self._source, str(self.lsn))
 
@@ -309,28 +319,28 @@ class ArrowAsOf(_AsOf):
         return plan.rows() if plan.overlays else plan.version.open()
 
     def for_spark(self, spark: SparkSession) -> SparkAsOf:
-        """Return the same for Spark. Raises ToolError when the session has no Delta."""
+        """Return the same view for Spark. Raises ToolError if the session has no Delta."""
         check_delta(spark)
         return SparkAsOf(self.moment, self.planner, spark)
 
 
 @dataclass(frozen=True)
 class SparkAsOf(_AsOf):
-    """Tables as of one moment, for Spark."""
+    """Tables as of one point in time, as Spark data frames."""
 
     spark: SparkSession
 
     def table(self, name: str) -> DataFrame:
-        """The table, read when it is used and on the executors only.
+        """Return the table. Its rows are read when the frame is used, only on the executors.
 
-        Raises LakeError and DriftError; what is wrong with single values comes up when it is used. Warns with
-        UnverifiedWarning.
+        Warns with UnverifiedWarning. Raises LakeError and DriftError. Errors in single values are raised when
+        the frame is used.
         """
         return self._frame(self._plan(name))
 
     def history(self, name: str) -> DataFrame:
-        """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
-        null. Raises LakeError also when the table keeps no history."""
+        """Return every row version up to the point in time, with its lifetime. The end of those valid then is
+        null. Also raises LakeError if the table has no history."""
         plan = self._plan(name)
         return self._history(plan).frame(self.spark, self._frame(plan), plan)
 

@@ -1,4 +1,4 @@
-"""Moment: a place in the source's history, named by an LSN or by a time of the source's clock."""
+"""Points in time to read tables at, named by an LSN or by a time of the source's clock."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 HEADS = ["commit_lsn", "ordinal", "xid", "relation_id", "relation_version", "op"]
-"""What says where a row stands and which relation it obeys; no values."""
+"""The columns that give a row's position and the relation version that it uses. They contain no values of
+rows."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """All that committed at or before `lsn` of `epoch`, and nothing later.
+    """A point in time: all transactions of `epoch` that committed at or before `lsn`, and no later ones.
 
-    `changelog` was open when the moment was found and holds every change up to it from `floor_lsn` on;
-    `timestamp` is the time that was asked for, None when it was an LSN.
+    `changelog` was opened when the point was determined, and has every change from `floor_lsn` up to `lsn`.
+    `timestamp`: the requested time, None if an LSN was requested.
     """
 
     record: EpochRecord
@@ -68,7 +69,7 @@ class Moment:
 
 
 def parse_lsn(given: int | str) -> LSN:
-    """An LSN as people write it: a number, or text like `16/B374D848`. Raises ConfigError."""
+    """Return an LSN that is given as a number or as text like `16/B374D848`. Raises ConfigError."""
     if isinstance(given, str):
         try:
             return LSN.parse(given)
@@ -86,13 +87,15 @@ def find_moment(
     timestamp: datetime | None = None,
     epoch: int | None = None,
 ) -> Moment:
-    """The moment of an LSN or a time, in `epoch` or else the newest one; without both the newest moment.
+    """Return the point in time of an LSN or a timestamp, in `epoch` or else the newest one. Without both,
+    return the newest point in time.
 
-    By time it is the longest prefix, in LSN order, of transactions that all committed at or before it.
+    For a timestamp, this is the longest prefix, in LSN order, of transactions that all committed at or before
+    it. The LSN at which the last durable transaction ends is also accepted: the server's functions return it
+    after a commit.
 
-    An LSN at which a transaction ends is taken as such: the server's own functions give it after a commit.
-    Raises ConfigError for arguments that cannot be meant, ChangelogError when there is no changelog,
-    LakeError for what has not been received yet, or is not kept any more.
+    Raises ConfigError for contradictory or invalid arguments, ChangelogError if there is no changelog, and
+    LakeError for a point in time that has not been received yet or is no longer kept.
     """
     if lsn is not None and timestamp is not None:
         raise ConfigError("lsn and timestamp are both given", "give the one that is meant")
@@ -116,9 +119,10 @@ def find_moment(
 
 
 def _newest_lsn(changelog: DeltaTable, record: EpochRecord, epoch: Epoch, points: Points) -> LSN:
-    """Up to where all of the epoch is known."""
+    """Return the LSN up to which every transaction of the epoch is known. Raises LakeError for an unknown
+    epoch, and for one of which nothing is kept."""
     if epoch == record.epoch:
-        # What is durable is where a commit ended; another may begin there.
+        # The durable LSN is the end of a commit. Another transaction's commit may begin there.
         return LSN(max(0, read_durable_lsn(changelog) - 1))
     if not 0 < epoch < record.epoch:
         raise LakeError(f"there is no epoch {epoch}; the newest is {record.epoch}")
@@ -166,9 +170,10 @@ def _place_of(moment: datetime, changelog: DeltaTable, epoch: Epoch, newest: LSN
 
 @dataclass(frozen=True)
 class TableVersion:
-    """Version `version` of the Delta table at `uri`; errors speak of `name`.
+    """Version `version` of the Delta table at `uri`. Errors name the table `name`.
 
-    `position`, under the app id `app`: at which a consistent point saw it; another one is another's.
+    `position`: the position under the app id `app` at which a consistent point recorded this version. If the
+    version has another position, the table was restored or written again, and `open` fails.
     """
 
     name: TableName
@@ -178,7 +183,8 @@ class TableVersion:
     position: int | None = None
 
     def open(self) -> DeltaTable:
-        """Raises LakeError."""
+        """Open the version. Raises LakeError if it cannot be read, or is not the one that the consistent
+        point recorded."""
         try:
             opened = open_delta(self.uri, self.version)
         except (DeltaError, TableNotFoundError, OSError):
@@ -192,7 +198,7 @@ class TableVersion:
         return opened
 
     def read(self) -> pa.Table:
-        """All of it, in the table's own types. Raises LakeError."""
+        """Return all rows, in the types of the table. Raises LakeError."""
         opened = self.open()
         schema = pa.schema(opened.schema().to_arrow())
         try:
@@ -207,14 +213,15 @@ class TableVersion:
         raise failed
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """For Spark, read when it is used. Raises LakeError, ToolError without a connector to its store."""
+        """Return a Spark data frame that reads the version when it is used. Raises LakeError, or ToolError if
+        Spark has no connector to the store."""
         if self._is_known:
             self.open()
         try:
             return spark.read.format("delta").option("versionAsOf", self.version).load(hadoop_uri(self.uri))
         except Exception as error:
             check_connector(error)
-            # Spark raises one of many classes. Of a store it may be Spark's own way to it that is wrong.
+            # Spark raises one of many classes. In an object store, it may be Spark's own access that fails.
             self.open()
             if is_object_store(self.uri):
                 raise self._unreached() from error
@@ -241,8 +248,8 @@ class TableVersion:
 
 @dataclass(frozen=True)
 class KeptChanges:
-    """Finds rows of single relations in the live files of the moment's epoch. Raises ChangelogError when a
-    file is gone."""
+    """Finds rows of one relation in the live changelog files of the epoch. Raises ChangelogError if a file no
+    longer exists."""
 
     moment: Moment
     index: RelationIndex
@@ -252,7 +259,8 @@ class KeptChanges:
         return str(self.moment.changelog.table_uri).rstrip("/")
 
     def files(self, relation_id: int, above: LSN, upto: LSN | None = None) -> list[ChangelogFile]:
-        """Files that can hold the relation's rows above an LSN, up to another, in order."""
+        """Return the files that can hold rows of the relation after `above` and up to `upto`, in LSN
+        order."""
         found = reader.live_files(self.moment.changelog, self.moment.epoch, above)
         return [
             file for file in found if file.may_hold(relation_id) and (upto is None or file.min_lsn <= upto)
@@ -261,7 +269,8 @@ class KeptChanges:
     def rows(
         self, files: Sequence[ChangelogFile], relation_id: int, above: LSN, upto: LSN | None = None
     ) -> pa.Table:
-        """The HEADS of the relation's rows in these files, in order."""
+        """Return the HEADS columns of the relation's rows in these files, ordered by (commit_lsn,
+        ordinal)."""
         filesystem, root = open_storage(self.uri)
         paths = [file.path for file in files]
         rows = reader.read_rows(filesystem, root, paths, relation_id, above, HEADS)
@@ -269,10 +278,11 @@ class KeptChanges:
 
     @cached_property
     def records(self) -> list[RelationRecord]:
-        """Every relation version ever received."""
+        """Return every relation version that the relation index has."""
         return self.index.all()
 
     def find_record(self, relation_id: int, version: int) -> RelationRecord | None:
-        """The relation of a version; None when nothing says any more what it was."""
+        """Return the relation of a version from the index or the changelog, or None if neither has it any
+        more."""
         found = self.index.find(relation_id, version)
         return found or reader.find_relation_record(self.uri, relation_id, version)

@@ -1,8 +1,10 @@
-"""Entries: what changes do to the rows of a table with a key, one entry for each row that they leave changed.
+"""Applies changes to a version of a lake table. For a table with a key they become entries, one for each
+changed row.
 
-Columns: `kind`; `r…` the key of the version's row that goes (null: none), `must` whether there is to be one;
-`alive` whether a row comes instead; `c…` its values, `u…` those that are the origin's, `o…` its key (null:
-the origin is not in the version).
+Columns of entries: `kind`. `r…`: the key of the version's row that is removed (null: none), and `must`: True
+if that row must exist. `alive`: True if a new row is added. `c…`: the values of the new row. `u…`: True where
+the value of the origin row is used instead. `o…`: the key of the origin row in the version (null: it is not
+in the version).
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from airflow_provider_pgrepl.replication.values import (
 _STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
 
 ROW, EMPTY, MARK = range(3)
-"""Kinds of entries. EMPTY: nothing of the version counts; MARK: each row of the version that no entry
-replaces is deleted, softly, with the bookkeeping of this entry."""
+"""Kinds of entries. ROW: a changed row. EMPTY: all rows of the version are removed. MARK: each row of the
+version that no entry replaces is soft-deleted, with the commit LSN and time of this entry."""
 
 KIND, ALIVE, MUST = "kind", "alive", "must"
 
@@ -52,31 +54,34 @@ MISSING = (
     "a row to be updated or deleted is missing or there twice: the lake table is not as this pipeline left it"
 )
 Values = Iterable[tuple[pa.Array, Bools | None]]
-"""By lake column: values, and where the origin's stays."""
+"""For each lake column: the values, and a mask of the rows that use the origin's value instead."""
 
 
 def replaced(number: int) -> str:
-    """The entry's column for the key column `number` of the version's row that goes."""
+    """Return the entries' column for key column `number` of the version's row that is removed."""
     return f"r{number}"
 
 
 def origin(number: int) -> str:
-    """… of the version's row whose values stay where no change sent them."""
+    """Return the entries' column for key column `number` of the origin: the version's row whose values stay
+    where no change sent them."""
     return f"o{number}"
 
 
 def value(number: int) -> str:
-    """The entry's column for the lake table's column `number`."""
+    """Return the entries' column for the lake table's column `number`."""
     return f"c{number}"
 
 
 def kept(number: int) -> str:
-    """Whether the value of the lake table's column `number` is that of the origin."""
+    """Return the entries' column that is True where the lake table's column `number` uses the origin's
+    value."""
     return f"u{number}"
 
 
 def entries_of(changes: pa.Table, relation: Relation, choices: TableChoices) -> pa.Table:
-    """The entries of changelog rows of one relation with a key: ops I U D T, in order.
+    """Return the entries of changelog rows of one relation with a key, ops I U D T, ordered by (commit_lsn,
+    ordinal).
 
     Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
     """
@@ -141,7 +146,7 @@ class _Builder:
 
 
 def _rows(values: Values, present: int, missing: int) -> dict[str, pa.ChunkedArray]:
-    """Values and kept flags of the rows that come, and `missing` nulls after them."""
+    """Return the value columns and kept flags of `present` new rows, followed by `missing` nulls."""
     columns: dict[str, pa.ChunkedArray] = {}
     for number, (found, keep) in enumerate(values):
         columns[value(number)] = pa.chunked_array([found, pa.nulls(missing, found.type)])
@@ -151,7 +156,7 @@ def _rows(values: Values, present: int, missing: int) -> dict[str, pa.ChunkedArr
 
 
 def _special(schema: pa.Schema, kind: int) -> pa.Table:
-    """An entry that is no row."""
+    """Return one entry of a kind other than ROW. All other columns are False or null."""
     flags = {ALIVE: False, MUST: False, KIND: kind}
     return pa.table(
         [
@@ -164,13 +169,14 @@ def _special(schema: pa.Schema, kind: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class Replaced:
-    """The entries of some changes, and the columns by which the version's rows are found."""
+    """The entries of some changes, and the key columns that identify the version's rows."""
 
     entries: pa.Table
     key_names: list[str]
 
     def lay_over(self, version: pa.Table) -> pa.Table:
-        """The version with the changes. Raises LakeTableError when it lacks a row, or holds a key twice."""
+        """Return the version with the changes applied. Raises LakeTableError if a row is missing or a key
+        exists twice."""
         kinds = self.entries[KIND]
         if pc.any(pc.equal(kinds, EMPTY)).as_py():
             version = version.slice(0, 0)
@@ -193,7 +199,8 @@ class Replaced:
         return pa.concat_tables([remaining, pa.table(columns, schema=version.schema)])
 
     def _places(self, version: pa.Table, rows: pa.Table) -> tuple[Ints, Ints]:
-        """Where in the version the rows to go and the origins stand; -1: nowhere."""
+        """Return the row numbers in the version of the rows to remove, and of the origins. -1: the version
+        has no such row."""
         keys, size, wanted = range(len(self.key_names)), len(version), len(rows)
         columns = (
             _joined(version[self.key_names[key]], rows[replaced(key)], rows[origin(key)]) for key in keys
@@ -211,7 +218,8 @@ class Replaced:
 
 
 def _marked(remaining: pa.Table, marks: pa.Table) -> pa.Table:
-    """Live rows deleted, softly; such that were deleted before stay as they are."""
+    """Return the remaining rows with live ones soft-deleted. Rows that were deleted before keep their
+    values."""
     live = pc.invert(remaining[DELETED])
     for number, name in enumerate(remaining.column_names):
         if name in (DELETED, COMMIT_LSN, COMMIT_TS):
@@ -241,12 +249,13 @@ def _final(
 
 @dataclass(frozen=True)
 class Overlay:
-    """The changes of a table above one LSN up to another, while one relation is effective, and all that it
-    takes to read them.
+    """The changes of a table above one LSN and up to another, while one relation is effective, and everything
+    needed to read them.
 
-    `before`: the relation of the version that they are laid over. Where DDL came in the midst of their first
-    transaction: `first`, the relation in which it begins in the changelog, and what is `received` since.
-    `count`: how many changes there are; `truncated`: whether a TRUNCATE is among them.
+    `before`: the relation of the version that they are applied to. If DDL came in the middle of their first
+    transaction, `first` is the relation in which that transaction begins in the changelog, and `received` has
+    the relations that were received since. `count`: the number of changes. `truncated`: True if a TRUNCATE is
+    among them.
     """
 
     changelog: str
@@ -263,12 +272,12 @@ class Overlay:
 
     @property
     def schema(self) -> pa.Schema:
-        """The lake table's columns, with the changes."""
+        """The lake table's columns after the changes."""
         return lake_schema(self.relation, self.choices)
 
     @property
     def key_names(self) -> list[str]:
-        """The columns by which rows are found; none: a row is known by all of its values only."""
+        """The key columns that identify rows. If there are none, a row is identified by all of its values."""
         return [column.name for column in self.relation.key_columns]
 
     @property
@@ -276,32 +285,34 @@ class Overlay:
         return partitioning(self.relation, self.choices)
 
     def fits(self, names: Collection[str]) -> bool:
-        """Whether a version with these columns is as the effective relation has it. One from before a
-        resnapshot with another choice may have no partitions."""
+        """Return True if a version with these columns needs no conversion. A version from before a resnapshot
+        with other settings may lack the partition column."""
         return not self.evolves and set(self.schema.names) <= set(names)
 
     @property
     def evolves(self) -> bool:
-        """Whether the version must become that of another relation before the changes are laid over it."""
+        """Return True if the version must be converted to another relation before the changes are applied."""
         return not (
             is_same_layout(self.before, self.relation)
             and lake_schema(self.before, self.choices) == self.schema
         )
 
     def evolved(self, version: pa.Table) -> pa.Table:
-        """Rows of the version as the effective relation has them. Raises DriftError, ValueRangeError."""
+        """Return rows of the version in the layout of the effective relation. Raises DriftError,
+        ValueRangeError."""
         if self.evolves:
             version = evolved(version, self.before, self.relation, self.choices)
         if self._partitions is not None and PARTITION not in version.column_names:
             values = version[self._partitions.typed.name]
             version = version.append_column(PARTITION, self._partitions.texts(values))
-        # A column that came later stands last in the lake table.
+        # In the lake table, a column that was added later is the last one.
         return version.select(self.schema.names).cast(self.schema)
 
     def changes(self) -> pa.Table:
-        """The changes in order, ops I U D T, all as the effective relation has them.
+        """Return the changes, ops I U D T, ordered by (commit_lsn, ordinal), in the layout of the effective
+        relation.
 
-        Raises ChangelogError when a file is gone, DriftError.
+        Raises ChangelogError if a file no longer exists, DriftError.
         """
         filesystem, root = open_storage(self.changelog)
         rows = reader.read_rows(filesystem, root, self.paths, self.relation.oid, self.above)
@@ -312,15 +323,17 @@ class Overlay:
         return rows.filter(pc.is_in(rows["op"], letters(CHANGES))).combine_chunks()
 
     def net_rows(self) -> NetRows:
-        """What the changes do to a table without key. Raises LakeTableError, ValueRangeError."""
+        """Return the net effect of the changes on a table without a key. Raises LakeTableError,
+        ValueRangeError."""
         return net_rows(self.changes(), self.relation, self.choices)
 
     def entries(self) -> pa.Table:
-        """What the changes do to a table with a key. Raises LakeTableError, ValueRangeError."""
+        """Return the entries of the changes to a table with a key. Raises LakeTableError, ValueRangeError."""
         return entries_of(self.changes(), self.relation, self.choices)
 
     def lay_over(self, version: pa.Table) -> pa.Table:
-        """The version with the changes. Raises LakeTableError when it is not what they were made to."""
+        """Return the version with the changes applied. Raises LakeTableError if the version lacks rows that
+        the changes need."""
         version = self.evolved(version)
         if not self.count:
             return version

@@ -1,4 +1,5 @@
-"""What it takes to show a table as of a moment: a version of the lake table, and the changes since."""
+"""Plans to read a table as of a point in time: a version of the lake table, and the changes to apply to
+it."""
 
 from __future__ import annotations
 
@@ -43,9 +44,10 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Base:
-    """A version of a lake table: all up to `lsn` is in it, and nothing later.
+    """A version of a lake table that has every transaction up to `lsn` and no later one.
 
-    `sure`: the table was replicated from there to the moment; otherwise that must be shown.
+    `sure`: True if the table is known to have been replicated from there up to the point in time. Otherwise
+    the planner has to verify it.
     """
 
     name: TableName
@@ -63,13 +65,13 @@ class Base:
         return found
 
     def relation(self, index: RelationIndex) -> Relation | None:
-        """What the version was built for; None when it does not say."""
+        """Return the relation of the version, or None if the version or the index does not have it."""
         version = app_version(self.opened, RELATION_APP)
         record = None if version is None else index.find_version(version)
         return None if record is None else record.catalog
 
     def check_time(self, timestamp: datetime | None) -> None:
-        """Raises LakeError for a time before the copy."""
+        """Raise LakeError if `timestamp` is before the table's snapshot was exported."""
         if timestamp is None or self.exported_us is None:
             return
         exported = _START + timedelta(microseconds=self.exported_us)
@@ -82,7 +84,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Bases:
-    """Finds the bases of tables for one moment."""
+    """Finds the base versions of tables for one point in time."""
 
     lake_root: str
     moment: Moment
@@ -91,11 +93,12 @@ class Bases:
 
     @property
     def point(self) -> ConsistentPoint | None:
-        """The newest kept point at or before the moment."""
+        """The newest kept consistent point at or before the point in time."""
         return self.points.at_or_before(self.moment.lsn, self.moment.epoch)
 
     def find(self, name: TableName) -> Base:
-        """Raises LakeError for a table that was not in the lake then, saying from when on it is."""
+        """Return the base of a table. Raises LakeError if the table was not in the lake then, and names the
+        first LSN at which it can be read."""
         newest, key, point = self._newest(name), str(name), self.point
         position = app_version(newest, self.moment.app)
         if (
@@ -113,7 +116,7 @@ class Bases:
         opened = TableVersion(name, uri, nearest.tables[key], self.moment.app, seen).open()
         base = Base(name, opened, LSN(nearest.lsn), nearest == point)
         if base.lsn < self.moment.lsn and base.exported_us != app_version(newest, EXPORTED_APP):
-            # Taken anew meanwhile: between the two it may not have been replicated at all.
+            # The table was copied again since. It may not have been replicated at all between the two copies.
             sure = base.sure and self._is_same_member(opened, newest)
             return Base(name, opened, base.lsn, sure)
         return base
@@ -148,21 +151,21 @@ class Bases:
 
 
 def _is_settled(table: DeltaTable) -> bool:
-    """Whether the table is for the relation that was effective at its position, and not for a later one, for
-    which it has evolved before the changes were applied."""
+    """Return True if the table has the relation that was effective at its position. It has a later one if it
+    evolved before the changes of a transaction were applied."""
     relations = read_relations(table)
     return relations is None or relations[0] == relations[1]
 
 
 def membership(relation: Relation | None) -> tuple[int, int, int] | None:
-    """Which table it is, and which place in the publication it has."""
+    """Return what identifies the table and its membership in the publication, None without a relation."""
     if relation is None:
         return None
     return relation.oid, relation.membership_oid, relation.membership_xmin
 
 
 def no_relation(name: TableName) -> LakeError:
-    """A version that does not say what it was built for."""
+    """Return the error for a version whose relation is not known."""
     return LakeError(
         f"{name}: the lake table does not say which definition of the table it was made for",
         f"read it at a consistent point, or {errors.resnapshot(name)}",
@@ -171,12 +174,12 @@ def no_relation(name: TableName) -> LakeError:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A version of the lake table, which holds all up to `lsn`, and what is to be laid over it, one after the
-    other; none: it is all.
+    """A version of the lake table that has every transaction up to `lsn`, and the overlays to apply to it in
+    order. Without overlays, the version is the result.
 
-    `relation` is the effective one at the moment, None when the version is all and does not say; `schema` are
-    the columns of the result. `unverified`: DDL that may have
-    come before the moment and is not shown.
+    `relation`: the effective one at the point in time. None if the version is the result and does not record
+    its relation. `schema`: the columns of the result. `unverified`: DDL that may have come before the point
+    in time and is not reflected in the result.
     """
 
     table: TableName
@@ -188,7 +191,8 @@ class TablePlan:
     unverified: Unverified | None = None
 
     def rows(self) -> pa.Table:
-        """The table as of the moment. Raises LakeError, LakeTableError, DriftError, ValueRangeError."""
+        """Return the table as of the point in time. Raises LakeError, LakeTableError, DriftError,
+        ValueRangeError."""
         rows = self.version.read()
         for overlay in self.overlays:
             rows = overlay.lay_over(rows)
@@ -196,7 +200,7 @@ class TablePlan:
 
 
 class Planner:
-    """Finds plans of tables for one moment."""
+    """Creates plans of tables for one point in time."""
 
     def __init__(self, pipeline: Pipeline, moment: Moment, points: Points) -> None:
         index = RelationIndex(relations_uri(pipeline.lake_root))
@@ -211,13 +215,16 @@ class Planner:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables that were replicated at the nearest consistent point, in order."""
+        """The tables that the nearest consistent point names, sorted."""
         point = self._bases.point
         return tuple(sorted(key for key in point.tables if not is_history(key))) if point else ()
 
     def plan(self, name: TableName) -> TablePlan:
-        """Raises LakeError for a table that cannot be shown as of the moment, saying since or until when it
-        can; DriftError when it was altered or made anew before."""
+        """Return the plan of a table.
+
+        Raises LakeError for a table that cannot be read as of the point in time, with the LSNs at which it
+        can be read. Raises DriftError if it was altered unsafely or recreated before.
+        """
         base = self._bases.find(name)
         base.check_time(self._moment.timestamp)
         built = base.relation(self._kept.index)
@@ -236,14 +243,16 @@ class Planner:
         return TablePlan(name, base.version, base.lsn, relation, schema, overlays, unverified)
 
     def relation(self, name: TableName) -> Relation:
-        """The table's definition that was effective. Raises what `plan` does."""
+        """Return the relation of the table that was effective at the point in time. Raises what `plan`
+        does."""
         plan = self.plan(name)
         if plan.relation is None:
             raise no_relation(name)
         return plan.relation
 
     def _schema_of(self, base: Base, relation: Relation | None) -> pa.Schema:
-        """The version's columns, in the relation's order: one that came later stands last in the lake."""
+        """Return the version's columns in the order of the relation. In the lake table, a column that was
+        added later is the last one."""
         held = pa.schema(base.opened.schema().to_arrow())
         if relation is None:
             return held
@@ -260,8 +269,9 @@ class Planner:
             )
 
     def _overlays(self, built: Relation, above: LSN) -> tuple[Relation, tuple[Overlay, ...]]:
-        """The relation in force at the moment, and the changes up to it. Reads no values; raises what would
-        have stopped the table among them."""
+        """Return the relation at the point in time, and the overlays up to it, without reading values of
+        rows. Raises the errors that stop a table: DriftError, LakeError for a gap, LakeTableError for a
+        TRUNCATE that the settings reject."""
         files = self._kept.files(built.oid, above, self._moment.lsn)
         rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
         self._check_gaps(built.table, rows)
@@ -326,7 +336,7 @@ class Planner:
             )
 
     def _check_successors(self, relation: Relation, above: LSN) -> None:
-        """A table of the same name and another oid, with changes up to the moment, took its place."""
+        """Raise DriftError if another table with the same name has changes up to the point in time."""
         upto = self._moment.lsn
         others = {
             record.catalog.oid
@@ -341,7 +351,8 @@ class Planner:
                 )
 
     def _is_member_later(self, relation: Relation) -> bool:
-        """Whether a later change shows that the table never left the publication."""
+        """Return True if the first later change shows the same membership in the publication: the table never
+        left it."""
         lsn = self._moment.lsn
         rows = self._kept.rows(self._kept.files(relation.oid, lsn), relation.oid, lsn)
         rows = rows.filter(pc.is_in(rows["op"], letters(CHANGES)))
@@ -362,10 +373,10 @@ class Planner:
 
 
 def ended_since(plan: TablePlan, schema: pa.Schema, epoch: Epoch) -> pa.Table:
-    """The versions of rows that a plan's changes end, in the history's columns.
+    """Return the row versions that the changes of a plan end, in the columns of the history.
 
-    Where the table evolved in between, or between two of its changes, all of its rows are read.
-    Raises LakeError, LakeTableError, DriftError, ValueRangeError.
+    If the table evolved before or between these changes, all of its rows are read into memory. Raises
+    LakeError, LakeTableError, DriftError, ValueRangeError.
     """
     pieces: list[pa.Table] = []
     held: DeltaTable | pa.Table = plan.version.open()
@@ -384,7 +395,8 @@ def ended_since(plan: TablePlan, schema: pa.Schema, epoch: Epoch) -> pa.Table:
 
 
 def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
-    """Versions that ended before a relation came into force, in its types: null in the columns added."""
+    """Return row versions that ended before `overlay.relation` became effective, in its types. Columns that
+    it added are null, whatever their default."""
     before = overlay.before
     held = {column.attnum for column in (*before.columns, *before.unpublished, *before.dropped)}
     after = evolved(rows, before, overlay.relation, overlay.choices)
@@ -397,7 +409,7 @@ def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
 
 
 def evolved_closed(rows: pa.Table, overlays: Iterable[Overlay]) -> pa.Table:
-    """The same for all relations that came into force, one after the other."""
+    """Return what `_evolved_ended` does, for each overlay that evolves the table, in order."""
     for overlay in overlays:
         if overlay.evolves:
             rows = _evolved_ended(rows, overlay)

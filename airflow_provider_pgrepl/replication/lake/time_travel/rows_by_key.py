@@ -1,4 +1,4 @@
-"""Single rows of a table as of a moment: those under some keys, without the whole table in memory."""
+"""The rows of a table with given keys, as of a point in time, without reading the whole table into memory."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
 
 
 class RowsByKey:
-    """`names`: of the columns that are wanted, without the key's."""
+    """Finds rows of the table of a plan. `names`: the other columns to return, without those of the key."""
 
     def __init__(self, plan: TablePlan, key_names: Sequence[str], names: Sequence[str]) -> None:
         self._plan, self._key_names, self._names = plan, list(key_names), list(names)
 
     @property
     def can_be_read(self) -> bool:
-        """Whether the version has the table's columns as of the moment: no DDL came between."""
+        """Return True if the version has the columns that the table had at the point in time, so that no DDL
+        came in between. `find` requires this."""
         overlays = self._plan.overlays
         return not overlays or (len(overlays) == 1 and not overlays[0].evolves)
 
     def find(self, keys: pa.Table) -> pa.Table:
-        """The rows under keys, which differ: the key's columns, then the others. Raises LakeError,
-        LakeTableError, DriftError, ValueRangeError, and what DataFusion does."""
+        """Return the rows with these keys: the key's columns, then the others. The keys must be distinct.
+        Raises LakeError, LakeTableError, DriftError, ValueRangeError, and the errors of DataFusion."""
         overlay = next((one for one in self._plan.overlays if one.count), None)
         if overlay is None:
             return self._of_version(keys)
@@ -66,7 +67,7 @@ class RowsByKey:
 
     @cached_property
     def _entries(self) -> pa.Table:
-        """What the changes since the version do."""
+        """The entries of the changes since the version."""
         (overlay,) = self._plan.overlays
         return overlay.entries()
 
@@ -76,16 +77,16 @@ class RowsByKey:
         return found.cast(pa.schema([self._plan.schema.field(name) for name in self._columns]))
 
     def _final(self, overlay: Overlay) -> list[str]:
-        """The entries' columns with the keys of the rows that come."""
+        """Return the columns of the entries with the keys of the new rows."""
         return [value(overlay.schema.get_field_index(name)) for name in self._key_names]
 
     def _is_any(self, rows: pa.Table, names: Sequence[str], keys: pa.Table) -> pa.Array:
-        """Which rows have one of the keys in these columns."""
+        """Return a mask of the rows that have one of `keys` in these columns."""
         named = pa.table([rows[name] for name in names], names=self._key_names)
         return pa.array(match_rows(named, keys) >= 0)
 
     def _with_those_of(self, entries: pa.Table, keys: pa.Table) -> pa.Table:
-        """The keys, and those of the version's rows that entries replace or take values of."""
+        """Return `keys`, and the keys of the version's rows that the entries replace or take values from."""
         parts = [keys]
         for column in (replaced, origin):
             named = pa.table([entries[column(number)] for number in self._places], names=self._key_names)
@@ -93,7 +94,7 @@ class RowsByKey:
         return pa.concat_tables(parts).group_by(self._key_names).aggregate([]).select(self._key_names)
 
     def _renumbered(self, entries: pa.Table, overlay: Overlay) -> pa.Table:
-        """Entries for a version that has only the columns that are read."""
+        """Return the entries numbered for a version that has only the columns to return."""
         fixed = [KIND, ALIVE, "must", *(of(number) for of in (replaced, origin) for number in self._places)]
         found = entries.select(fixed)
         for number, name in enumerate(self._columns):

@@ -1,4 +1,4 @@
-"""Changes of a table with a key, laid over a version of it by Spark: rows are found by joins."""
+"""Applies changes to a version of a lake table in Spark. Rows of a table with a key are found by joins."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ Batches = Iterator[pa.RecordBatch]
 Told = TypeVar("Told")
 _WHICH, _TIMES, _RANK = "_pgrepl_which", "_pgrepl_times", "_pgrepl_rank"
 _SMALL = 200_000
-"""Up to so many changed rows are sent to every executor instead of moving the table's rows to them."""
+"""Maximum number of changed rows that are broadcast to every executor. With more changes, Spark may shuffle
+the table's rows instead."""
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark wants it, whatever characters are in it."""
+    """Return a column name quoted for Spark, whatever characters it contains."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def one_task(spark: SparkSession, schema: StructType, work: Callable[[], pa.Table]) -> DataFrame:
-    """What one task works out, as a data frame of this schema."""
+    """Return a data frame of this schema with the rows that `work` returns. One Spark task runs `work`."""
     names = schema.names
 
     def run(batches: Iterable[pa.RecordBatch]) -> Batches:
@@ -69,7 +70,8 @@ def one_task(spark: SparkSession, schema: StructType, work: Callable[[], pa.Tabl
 
 
 def told(work: Callable[[], Told]) -> Told:
-    """Our own errors pass; of others, whose text may hold values of rows, only class and frames."""
+    """Return what `work` returns. This package's errors pass. Any other becomes a LakeTableError with only
+    its class and frames, because its message may contain values of rows."""
     try:
         return work()
     except PgReplError:
@@ -82,7 +84,7 @@ def told(work: Callable[[], Told]) -> Told:
 
 
 class SparkNetRows:
-    """A table without key: its rows are compared by value in Arrow, as everywhere, and counted by Spark."""
+    """Applies changes to a table without a key. Arrow compares its rows by value, and Spark counts them."""
 
     def __init__(self, version: DataFrame, overlay: Overlay) -> None:
         from pyspark.sql import functions
@@ -100,7 +102,8 @@ class SparkNetRows:
         return self._remaining(compared).unionByName(gained).unionByName(self._lacking(compared))
 
     def _compared(self) -> DataFrame:
-        """The version's rows, each with the number of the lost row that it equals, and how many go."""
+        """Return the version's rows, each with the number of the lost row that it equals (-1: none), and how
+        many copies of that row are removed."""
         from pyspark.sql.types import LongType, StructField, StructType
 
         counted = [StructField(_WHICH, LongType()), StructField(_TIMES, LongType())]
@@ -118,7 +121,8 @@ class SparkNetRows:
         return staying.unionByName(ranked.where(f"{_RANK} > {_TIMES}").select(*names))
 
     def _lacking(self, compared: DataFrame) -> DataFrame:
-        """No row, but an error if the version holds a lost row less often than it goes."""
+        """Return an empty frame that fails when it is used if the version has fewer copies of a lost row than
+        are removed."""
         from pyspark.sql.types import LongType, StructField, StructType
 
         sql, overlay = self.sql, self.overlay
@@ -128,7 +132,7 @@ class SparkNetRows:
         lacks = sql.coalesce(sql.col("count"), sql.lit(0)) < sql.col("often")
         joined = lost.join(there, sql.col("lost") == sql.col(_WHICH), "left")
         error = sql.raise_error(sql.lit(MISSING)).cast("boolean")
-        # In one expression: a condition that needs no row would be looked at before all others.
+        # Keep this one expression: Spark would evaluate a condition that uses no column before all others.
         return joined.where(sql.when(lacks, error).otherwise(sql.lit(False))).select(
             *(sql.lit(None).cast(field.dataType).alias(field.name) for field in self.version.schema.fields)
         )
@@ -154,7 +158,7 @@ def _comparing(overlay: Overlay) -> Callable[[Iterable[pa.RecordBatch]], Batches
 
 
 class SparkReplaced:
-    """A table with a key: the rows that changes replace are found by joins."""
+    """Applies changes to a table with a key. Joins find the rows that the changes replace."""
 
     def __init__(self, version: DataFrame, overlay: Overlay) -> None:
         from pyspark.sql import functions
@@ -184,13 +188,13 @@ class SparkReplaced:
         return self.sql.broadcast(frame) if self.small else frame
 
     def _remaining(self) -> DataFrame:
-        """Rows of the version that no entry replaces."""
+        """Return the rows of the version that no entry replaces."""
         keys = self._rows().select(*(self.sql.col(replaced(n)) for n in range(len(self.keys))))
         same = self._all((self.version[quoted(key)], keys[replaced(n)]) for n, key in enumerate(self.keys))
         return self.version.join(self._hinted(keys), same, "left_anti")
 
     def _marked(self, remaining: DataFrame) -> DataFrame:
-        """The same, softly deleted; rows that were so before stay as they are."""
+        """Return the remaining rows as soft-deleted. Rows that already were keep their values."""
         stamps = {name: f"new_{name}" for name in (COMMIT_LSN, COMMIT_TS) if name in self.version.columns}
         marks = self.entries.where(self.sql.col(KIND) == MARK).select(
             *(
@@ -208,7 +212,8 @@ class SparkReplaced:
         return changed.select(*(column.alias(name) for name, column in columns.items()))
 
     def _coming(self) -> DataFrame:
-        """The rows that come, with what stays of those that go; an error for one that is missing."""
+        """Return the new rows, with the values that stay from their origin rows. Fails when used if an origin
+        or a row to replace is missing."""
         sql, numbers = self.sql, range(len(self.version.columns))
         joined = self._with_touched(self._rows(), replaced, "b")
         before, known = "b", "b_there"
@@ -227,9 +232,10 @@ class SparkReplaced:
         )
 
     def _with_touched(self, entries: DataFrame, name: Callable[[int], str], prefix: str) -> DataFrame:
-        """Entries beside the version's rows of that key: columns as prefix and number, and whether they are.
+        """Return the entries joined with the version's rows that have the key in `name`, as columns of prefix
+        and number, and the column `<prefix>_there`.
 
-        Such rows are few, so they are picked out before the join.
+        These rows are few, so they are selected before the join.
         """
         sql, numbers = self.sql, range(len(self.keys))
         keys = self._rows().select(*(sql.col(name(n)).alias(f"w{n}") for n in numbers))
@@ -267,9 +273,9 @@ def _entry_schema(version: StructType, keys: list[str]) -> StructType:
 
 
 def frame_of(plan: TablePlan, spark: SparkSession) -> DataFrame:
-    """The table as of the plan's moment; nothing is read before it is used.
+    """Return the table as of the plan's point in time. Rows are read when the frame is used.
 
-    A row that the changes need and the version lacks is an error when it is used. Raises LakeError.
+    Using it fails if the version lacks a row that the changes need. Raises LakeError.
     """
     frame = plan.version.frame(spark)
     for overlay in plan.overlays:
@@ -298,19 +304,20 @@ def _each(change: Callable[[pa.Table], pa.Table]) -> Callable[[Iterable[pa.Recor
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The same columns for Spark, as it reads them from a Delta table."""
+    """Return the schema that Spark has for a Delta table with these columns."""
     from pyspark.sql.types import StructType
 
     return StructType.fromJson(json.loads(Schema.from_arrow(schema).to_json()))
 
 
 def ended_frame(plan: TablePlan, schema: pa.Schema, epoch: Epoch, spark: SparkSession) -> DataFrame:
-    """The versions of rows that the plan's changes end, in one task; `schema`: the history's columns."""
+    """Return the row versions that the plan's changes end, computed by one task. `schema`: the columns of the
+    history."""
     return one_task(spark, spark_schema(schema), lambda: ended_since(plan, schema, epoch))
 
 
 def evolved_frame(closed: DataFrame, plan: TablePlan, schema: pa.Schema) -> DataFrame:
-    """Versions that ended before the plan's changes, in the history's columns."""
+    """Return row versions that ended before the plan's changes, in the columns of the history."""
     if not any(overlay.evolves for overlay in plan.overlays):
         return closed
     change = _each(lambda rows: aligned(evolved_closed(rows, plan.overlays), schema))
@@ -318,7 +325,7 @@ def evolved_frame(closed: DataFrame, plan: TablePlan, schema: pa.Schema) -> Data
 
 
 def aligned_frame(frame: DataFrame, schema: pa.Schema) -> DataFrame:
-    """In these columns; one that the frame has not is null."""
+    """Return the frame with exactly these columns. A column that it lacks is null."""
     from pyspark.sql import functions as sql
 
     return frame.select(

@@ -1,9 +1,9 @@
-"""Whether the catalog was seen after a moment: what DDL left no trace in the stream may have come before it.
+"""Detects DDL that left no trace in the stream and may have come before a point in time.
 
-Some DDL sends a table's relation again just as it was: a column dropped and added again under its name, an
-ALTER TYPE whose USING clause makes other values of the same type. It is found by what the catalog says when
-the relation is next received. Without an event trigger its place lies anywhere between that announcement and
-the one before, or the copy.
+Some DDL makes the server send the same relation again: a column that was dropped and added again under its
+name, or an ALTER TYPE with a USING clause that computes other values of the same type. It is found in the
+catalog entry that is recorded when the relation is received again. Without an event trigger, its position
+lies anywhere between that announcement and the previous one, or the last copy.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
 class UnverifiedWarning(UserWarning):
-    """What is shown of a table may lack what DDL did to it: whether that came before is not known."""
+    """The rows shown of a table may lack the effect of DDL, because its position relative to the point in
+    time is not known."""
 
 
 @dataclass(frozen=True)
 class Unverified:
-    """Somewhere above one LSN, and at the latest at another, the table was altered unseen."""
+    """A table was altered at an unknown LSN above `above` and at or below `found`."""
 
     table: TableName
     above: LSN
@@ -49,13 +50,14 @@ class Unverified:
 
 
 def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -> Unverified | None:
-    """Whether the next that is known of the table, above the moment, is unsafe DDL of no known place.
+    """Return the unsafe DDL that the next announcement of the table after the point in time shows, if its
+    position is not known. Otherwise return None.
 
-    `relation` is the effective one.
+    `relation`: the effective one at the point in time.
     """
     moment = kept.moment
     mine = [record for record in kept.records if record.message.oid == relation.oid]
-    # Few have any such DDL: most are told from the index alone.
+    # Such DDL is rare. For most tables the relation index alone rules it out.
     if not any(_is_hidden(relation, record, pipeline) for record in mine):
         return None
     received = _next_received(relation.oid, kept)
@@ -67,7 +69,7 @@ def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -
         return None
     known = kept.index.effective(moment.epoch, relation.oid, found)
     if known is not None and known[1].trigger and known[1].commit_lsn <= moment.lsn:
-        # An event trigger watched all the time: the place is that of the DDL.
+        # An event trigger was active the whole time, so that the position of the DDL is known.
         return None
     lake_table = open_table(f"{pipeline.lake_root}/{relation.table.path}")
     above = max(_last_announced(relation.oid, kept), _last_copied(lake_table, moment.lsn))
@@ -75,7 +77,8 @@ def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -
 
 
 def _is_hidden(relation: Relation, record: RelationRecord, pipeline: Pipeline) -> bool:
-    """Whether what is unsafe in a received relation, or a part of it, does not show in the stream."""
+    """Return True if a received relation is an unsafe change of `relation`, and all or a part of that change
+    does not show in the stream."""
     shape = RelationRecord.of_catalog(relation).message
     same = _columns(record.message.columns) == _columns(shape.columns)
     named = (record.message.schema, record.message.name) == (shape.schema, shape.name)
@@ -89,7 +92,7 @@ def _columns(columns: tuple[WireColumn, ...]) -> list[tuple[str, int, int]]:
 
 
 def _is_altered_alike(before: Relation, after: Relation) -> bool:
-    """Whether a column that looks the same is another one, or was rewritten."""
+    """Return True if a column with the same name and type is another column, or was rewritten."""
     known = {(column.name, column.type_oid, column.typmod): column for column in before.columns}
     rewritten = before.relfilenode != after.relfilenode
     for column in after.columns:
@@ -100,13 +103,14 @@ def _is_altered_alike(before: Relation, after: Relation) -> bool:
 
 
 def _announcements(rows: pa.Table) -> pa.Table:
-    """Those of the stream."""
+    """Return the op R rows that the stream sent."""
     sent = pc.greater(rows["ordinal"], STANDING_ORDINAL)
     return rows.filter(pc.and_(pc.equal(rows["op"], "R"), sent))
 
 
 def _next_received(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | None:
-    """Where a relation is received first above the moment, and under which version."""
+    """Return the LSN of the relation's first announcement after the point in time, and its version. None if
+    there is none."""
     lsn = kept.moment.lsn
     for file in kept.files(relation_id, lsn):
         rows = kept.rows([file], relation_id, lsn)
@@ -117,7 +121,8 @@ def _next_received(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | Non
 
 
 def _last_announced(relation_id: int, kept: KeptChanges) -> LSN:
-    """Where it was received last, up to the moment; the changelog's floor when that is not kept."""
+    """Return the LSN of the relation's last announcement up to the point in time. Returns the changelog's
+    floor if there is none in the kept files."""
     upto = kept.moment.lsn
     for file in reversed(kept.files(relation_id, LSN(0), upto)):
         rows = kept.rows([file], relation_id, LSN(0), upto)
@@ -128,7 +133,7 @@ def _last_announced(relation_id: int, kept: KeptChanges) -> LSN:
 
 
 def _last_copied(table: DeltaTable, upto: LSN) -> LSN:
-    """The position of the last copy at or before an LSN; 0 when the log does not reach back to it."""
+    """Return the position of the last copy at or before an LSN, or 0 if the table's log has none."""
     abouts = (json.loads(commit.get(COMMIT_METADATA) or "{}") for commit in table.history())
     copies = (LSN(about["position"]) for about in abouts if about.get("kind") == "snapshot")
     return max((copy for copy in copies if copy <= upto), default=LSN(0))

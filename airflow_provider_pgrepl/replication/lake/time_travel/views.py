@@ -1,4 +1,4 @@
-"""All tables of a pipeline as temporary views for Spark SQL, at one moment."""
+"""All tables of a pipeline as temporary views for Spark SQL, at one point in time."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ def create_views(
     names: Mapping[str, str] | None = None,
     variant: bool | Collection[str] = False,
 ) -> dict[str, str]:
-    """Register every table of the pipeline as a temporary view of the session, all at one LSN; returns the
-    views' names by table, as SQL is to write them.
+    """Register every table of the pipeline as a temporary view of the session, all at one LSN. Return the
+    views' names by table, quoted for SQL where necessary.
 
-    A table of schema `public` is named as it is, another `<schema>_<table>`, both after the `prefix`; `names`
-    gives others for some. Views of an earlier call are replaced. Without an LSN or a time it is the newest
-    consistent point. `variant`: all json and jsonb columns as VARIANT, or those listed, as public.t.c.
+    A table of schema `public` keeps its name, and another one is named `<schema>_<table>`, both after the
+    `prefix`. `names` gives other names for some tables. Views of an earlier call with the same names are
+    replaced. Without an LSN or a timestamp, the newest consistent point is read. `variant`: True converts all
+    json and jsonb columns to VARIANT, a collection only the listed ones, such as `public.t.c`.
 
-    Raises what `as_of` raises, ConfigError when two tables would get one name or a column to be VARIANT holds
-    no JSON; then no view is registered.
+    Raises what `as_of` raises, and ConfigError if two tables would get the same name or a column in `variant`
+    is not json or jsonb. No view is registered then.
     """
     if lsn is None and timestamp is None:
         point = Points(pipeline.lake_root).at_or_before(2**63 - 1, epoch)
@@ -70,7 +71,8 @@ def create_views(
 
 
 def view_names(tables: Collection[str], prefix: str, names: Mapping[str, str]) -> dict[str, str]:
-    """The views' names by table. Raises ConfigError when two tables would get the same."""
+    """Return the views' names by table. Raises ConfigError if two tables would get the same name, or `names`
+    has an unknown table."""
     given = {str(TableName.parse(table)): view for table, view in names.items()}
     unknown = sorted(given.keys() - set(tables))
     if unknown:
@@ -78,7 +80,7 @@ def view_names(tables: Collection[str], prefix: str, names: Mapping[str, str]) -
     views = {table: given.get(table) or prefix + _plain_name(TableName.parse(table)) for table in tables}
     owners = defaultdict(list)
     for table, view in views.items():
-        # Spark does not tell capitals from small letters.
+        # Names in Spark are not case-sensitive.
         owners[view.casefold()].append(table)
     doubles = [" and ".join(owner) for owner in owners.values() if len(owner) > 1]
     if doubles:
@@ -96,7 +98,8 @@ def _plain_name(table: TableName) -> str:
 def _with_variants(
     lake: SparkAsOf, table: str, frame: DataFrame, wanted: set[ColumnName] | None
 ) -> DataFrame:
-    """JSON columns as VARIANT: all (`wanted` None), or those in it, which are then taken out of it."""
+    """Return the frame with its JSON columns as VARIANT: all if `wanted` is None, otherwise those in it.
+    These are removed from `wanted`."""
     from pyspark.sql import functions
     from pyspark.sql.types import StringType
 

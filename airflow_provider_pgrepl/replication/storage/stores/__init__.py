@@ -1,4 +1,4 @@
-"""Object stores, opened once for each way to reach a bucket."""
+"""Object stores, opened once for each bucket and its credentials."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ _KINDS: Mapping[str, tuple[Kind, Callable[[Place], Access]]] = {
     AZURE: (store_variables.AZURE, AzureAccess.of),
 }
 _behind: dict[int, tuple[fs.FileSystem, Access]] = {}
-"""By the number of Arrow's filesystem, which is kept, so that no other gets it."""
+"""By the id of Arrow's filesystem, which is kept here, so that no other object gets the same id."""
 
 
 def access_to(place: Place) -> Access:
-    """How a place is reached, of a scheme that is supported. Raises OSError."""
+    """Return the endpoint and credentials of a location in a store. Raises OSError.
+
+    The scheme must be supported. From then on `store_variables` includes the variables of this kind of store.
+    """
     kind, access = _KINDS[place.scheme]
     store_variables.reach(kind)
     return access(place)
@@ -39,7 +42,7 @@ def access_to(place: Place) -> Access:
 
 @cache
 def open_filesystem(access: Access) -> fs.FileSystem:
-    """Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
+    """Return Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
     filesystem = access.filesystem()
     _behind[id(filesystem)] = filesystem, access
     return filesystem
@@ -47,21 +50,24 @@ def open_filesystem(access: Access) -> fs.FileSystem:
 
 @lru_cache(maxsize=8)
 def open_store(access: Access, patience: timedelta | None = None) -> ObjectStore:
-    """For a put on condition, and for one request each. Its connections are kept. Raises BaseError."""
+    """Return obstore's client, for conditional puts and for single requests. Raises BaseError.
+
+    The client is cached, and keeps its connections. `patience` as in `Access.store`.
+    """
     return access.store(patience)
 
 
 def store_behind(filesystem: fs.FileSystem) -> ObjectStore:
-    """The store of a filesystem that was opened here."""
+    """Return obstore's client for a filesystem that `open_filesystem` returned. Raises BaseError."""
     return open_store(_behind[id(filesystem)][1])
 
 
 def is_store(filesystem: fs.FileSystem) -> bool:
-    """Whether it is one of an object store: a request each takes its time and its price."""
+    """Return True if a filesystem is that of an object store, where each request takes time and money."""
     return id(filesystem) in _behind
 
 
 def store_options(uri: str) -> dict[str, str]:
-    """What deltalake is to be told of the store of a place; nothing of a directory. Raises OSError."""
+    """Return deltalake's storage options for a URI; an empty dict for a directory. Raises OSError."""
     place = place_in_store(uri)
     return {} if place is None else access_to(place).delta_options()

@@ -1,4 +1,4 @@
-"""A store that speaks S3."""
+"""Access to a store with the S3 protocol."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from airflow_provider_pgrepl.replication.storage.stores.base import Access, said
 
 _DEFAULT_REGION = "us-east-1"
 _ATTEMPTS = 13
-"""Of Arrow, which waits 50 ms before the second, and twice as long before each that follows: 3.4 minutes."""
+"""Arrow's attempts for a request. It waits 50 ms before the second, and doubles each pause: 3.4 minutes."""
 
 
 @dataclass(frozen=True)
 class AmazonAccess(Access):
-    """Without keys: by the role there is."""
+    """Access with keys, or, without keys, with the role of the host."""
 
     store_class = S3Store
     prefix = "aws_"
-    # More than fit into PATIENCE, which alone is to decide. Not for Google and Azure: without a key their
-    # libraries ask a host of the cloud for one, and would do so for as long where there is none.
+    # More attempts than fit into PATIENCE, so that PATIENCE alone limits retries. Google and Azure keep the
+    # default: without a key their libraries request one from a host of the cloud, and would retry that as
+    # long outside of the cloud.
     attempts = 10_000
 
     region: str
@@ -42,18 +43,22 @@ class AmazonAccess(Access):
 
     @classmethod
     def of(cls, place: Place) -> AmazonAccess:
-        """Raises OSError where no region is named, and Amazon knows no such bucket."""
+        """Read endpoint, region and keys from the environment.
+
+        If neither region nor endpoint is set, Amazon is asked for the bucket's region. Raises OSError if that
+        fails.
+        """
         url = store_variable(ENDPOINT)
         region = store_variable(REGION) or (_DEFAULT_REGION if url else _region_of(place.bucket))
         return cls(place.bucket, url, region, *(store_variable(name) for name in (KEY_ID, SECRET, TOKEN)))
 
     def filesystem(self) -> fs.FileSystem:
-        # A small file is one request when it is opened late, otherwise three.
+        # With delayed open, writing a small file takes one request instead of three.
         options: dict[str, Any] = {
             "region": self.region,
             "allow_delayed_open": True,
-            # Amazon's standard strategy has pauses of 20 s at most, and gives up early: all requests of a
-            # process share what it allows to be tried again, which a few at once use up within seconds.
+            # Amazon's standard strategy pauses for at most 20 s, and gives up early: all requests of a
+            # process share one budget for retries, which a few concurrent requests use up within seconds.
             "retry_strategy": fs.AwsDefaultS3RetryStrategy(max_attempts=_ATTEMPTS),
         }
         if self.url:

@@ -1,4 +1,4 @@
-"""Azure's Blob Storage, and its Data Lake Storage, which is the same with folders."""
+"""Access to Azure Blob Storage, and to Azure Data Lake Storage, which adds folders."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from airflow_provider_pgrepl.replication.storage.stores.base import Access, said
 
 @dataclass(frozen=True)
 class AzureAccess(Access):
-    """A container of an account: by its key, by a token of it (SAS), or by a client of Entra's. Without a
-    secret: by the identity of the host."""
+    """Access to a container by the account's key, by a SAS token, or by a client of Microsoft Entra ID.
+
+    Without a key, a token or a client secret: by the identity of the host.
+    """
 
     store_class = AzureStore
     prefix = "azure_storage_"
@@ -42,7 +44,7 @@ class AzureAccess(Access):
     def of(cls, place: Place) -> AzureAccess:
         key, sas = store_variable(AZURE_KEY), store_variable(AZURE_SAS).removeprefix("?")
         client = (store_variable(name) for name in (AZURE_TENANT, AZURE_CLIENT, AZURE_SECRET))
-        # One way of several: the libraries do not all choose the same.
+        # Pass only one kind of credentials: the libraries do not all choose the same one.
         tenant, client_id, secret = ("", "", "") if key or sas else client
         url = store_variable(AZURE_ENDPOINT).rstrip("/")
         return cls(place.bucket, url, place.account, tenant, client_id, key, "" if key else sas, secret)
@@ -52,11 +54,11 @@ class AzureAccess(Access):
         if self.secret:
             options |= {"tenant_id": self.tenant, "client_id": self.client, "client_secret": self.secret}
         elif self.client and not os.environ.get(AZURE_TOKEN_FILE):
-            # Of an identity that the host has.
+            # The client ID selects an identity of the host.
             options |= {"client_id": self.client}
         if self.url:
             scheme, _, host = self.url.rpartition("://")
-            # The account is in an emulator's path, where Arrow puts it, too; else it is before the first dot.
+            # An emulator has the account in the path, where Arrow adds it; other hosts before the first dot.
             host = host.removesuffix(f"/{self.account}").removeprefix(self.account)
             for kind in ("blob", "dfs"):
                 authority = host.replace(".blob.", f".{kind}.", 1)
@@ -67,7 +69,7 @@ class AzureAccess(Access):
         return fs.AzureFileSystem(self.account, **options)
 
     def for_obstore(self) -> dict[str, str]:
-        """It would take another way from the environment that it likes better."""
+        """Return the kind of credentials. obstore would otherwise prefer other ones in the environment."""
         ways = {"access_key": self.key, "sas_token": self.sas, "client_secret": self.secret}
         return next(({"credential_type": way} for way, given in ways.items() if given), {})
 

@@ -1,4 +1,4 @@
-"""Access: a bucket, and how it is reached."""
+"""Access: a bucket with its endpoint and credentials."""
 
 from __future__ import annotations
 
@@ -14,40 +14,45 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PATIENCE = timedelta(minutes=3)
-"""For how long what a store does not answer, or has no time for, is asked again."""
+"""The time for which a request is retried if the store does not answer, or is overloaded."""
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
 class Access(ABC):
-    """Equal ones reach the same bucket with the same keys. `url`: empty for the store's own."""
+    """A bucket with its endpoint and credentials. Equal objects access the same bucket with the same keys.
+
+    `url`: the endpoint; empty for the store's default.
+    """
 
     store_class: ClassVar[Callable[..., ObjectStore]]
-    """The class of obstore's."""
+    """The class of obstore's client."""
     prefix: ClassVar[str]
-    """Of deltalake's options, which obstore has without."""
+    """The prefix of deltalake's options. obstore's names of the options lack it."""
     attempts: ClassVar[int] = 10
-    """How often a request is tried again at most; the libraries' own limit."""
+    """The maximum number of retries of a request; the default is that of the libraries."""
 
     bucket: str
     url: str
 
     @property
     def is_plain(self) -> bool:
-        """Whether without TLS."""
+        """True if the endpoint is accessed without TLS."""
         return self.url.lower().startswith("http://")
 
     @abstractmethod
     def filesystem(self) -> fs.FileSystem:
-        """Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
+        """Return Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
 
     @abstractmethod
     def options(self) -> dict[str, str]:
-        """What deltalake is to be told of the store and its keys, by deltalake's names."""
+        """Return the endpoint and credentials, by the names of deltalake's storage options."""
 
     def store(self, patience: timedelta | None = None) -> ObjectStore:
-        """For a put on condition, which Arrow does not know; `patience`: another than PATIENCE. Raises
-        BaseError of obstore's."""
+        """Return obstore's client, for conditional puts, which Arrow does not support.
+
+        `patience`: the time for which requests are retried; default: PATIENCE. Raises obstore's BaseError.
+        """
         config = {name.removeprefix(self.prefix): value for name, value in self.options().items()}
         config.pop("allow_http", None)
         return self.store_class(
@@ -62,7 +67,7 @@ class Access(ABC):
         )
 
     def delta_options(self) -> dict[str, str]:
-        """What deltalake is to be told, with how long to try again."""
+        """Return deltalake's storage options, including those for retries."""
         return self.options() | {
             "retry_timeout": f"{PATIENCE.seconds}s",
             "max_retries": str(self.attempts),
@@ -71,7 +76,7 @@ class Access(ABC):
         }
 
     def for_obstore(self) -> dict[str, str]:
-        """What obstore alone is to be told beside."""
+        """Return additional options for obstore's client only."""
         return {}
 
 
@@ -80,5 +85,5 @@ def _milliseconds(time: timedelta) -> str:
 
 
 def said(options: dict[str, str]) -> dict[str, str]:
-    """Those of them that say something: the libraries take an empty one for a value."""
+    """Return the options that are not empty: the libraries would use an empty text as the value."""
     return {name: value for name, value in options.items() if value}

@@ -1,4 +1,4 @@
-"""Google Cloud Storage."""
+"""Access to Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _environment = Lock()
 
 @dataclass(frozen=True)
 class GoogleAccess(Access):
-    """`key`: of a service account, as JSON; without: by Google's default credentials of the host."""
+    """Access with the key of a service account, or with Google's default credentials of the host.
+
+    `key`: the service account key as JSON; empty for the default credentials.
+    """
 
     store_class = GCSStore
     prefix = "google_"
@@ -40,7 +43,7 @@ class GoogleAccess(Access):
 
     @property
     def is_anonymous(self) -> bool:
-        """An emulator is without TLS, and asks for nobody's name."""
+        """True for an endpoint without TLS and without a key: an emulator, which needs no credentials."""
         return self.is_plain and not self.key
 
     def filesystem(self) -> fs.FileSystem:
@@ -62,16 +65,20 @@ class GoogleAccess(Access):
 
 
 def _nobodys_key(url: str) -> str:
-    """deltalake passes over google_skip_signature, and asks the host for a token: not so with such a key."""
+    """Return a service account key that disables authentication.
+
+    deltalake ignores google_skip_signature, and would request a token from the host.
+    """
     nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     return json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
 
 
 @contextmanager
 def _key_in_memory(key: str) -> Iterator[None]:
-    """Arrow takes a key from a file only, which the environment names: from one that is on no disk.
+    """Provide a service account key to Arrow through an in-memory file. Raises OSError if not on Linux.
 
-    Google's client reads it when it is made: https://google.aip.dev/auth/4110
+    Arrow accepts a key only in a file that the environment names. Google's client reads the file when the
+    client is created: https://google.aip.dev/auth/4110
     """
     if not key:
         yield
