@@ -1,6 +1,6 @@
-"""pgoutput's bytes, protocol version 1: control messages in plain Python, rows split into columns in bulk.
+"""The parser of pgoutput, protocol version 1: control messages in plain Python, rows into columns in bulk.
 
-Pure and total: any bytes give messages or a WireError. What is not checked here: that transactions come in
-order, and that a row's relation is known; both are the receiver's.
+It has no side effects. Any bytes give messages or a WireError. The receiver, not this package, checks that
+transactions arrive in commit order, and that the relation of each row is known.
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """

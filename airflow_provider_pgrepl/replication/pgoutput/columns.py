@@ -1,4 +1,4 @@
-"""A chunk of messages split into Arrow columns, all rows at once."""
+"""The conversion of a chunk of messages into Arrow columns, all rows at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Int64s = npt.NDArray[np.int64]
 
 HEADER = kernels.HEADER
 POSTGRES_EPOCH_US = 946_684_800_000_000
-"""2000-01-01 in microseconds of Unix time: PostgreSQL's timestamps count from there."""
+"""2000-01-01, where PostgreSQL's timestamps begin, in microseconds of Unix time."""
 NO_TIME = int(np.iinfo(np.int64).min)
 
 _FAULTS = {
@@ -33,7 +33,7 @@ _ROW_TAGS = np.frombuffer(b"IUD", np.uint8)
 
 @dataclass(frozen=True)
 class ControlMessage:
-    """A Relation, Truncate or Message of the chunk, unparsed, with its place."""
+    """A Relation, Truncate or Message message, unparsed, with its index in the chunk and its transaction."""
 
     index: int
     tag: str
@@ -46,7 +46,7 @@ class ControlMessage:
 
 @dataclass(frozen=True)
 class TransactionEnd:
-    """A transaction that ends in the chunk (or a message outside transactions, a transaction of its own)."""
+    """The end of a transaction. A message outside transactions counts as a transaction of its own."""
 
     index: int
     commit_lsn: int
@@ -57,7 +57,7 @@ class TransactionEnd:
 
 @dataclass(frozen=True)
 class TransactionBegin:
-    """A transaction that has begun; it commits at `commit_lsn`."""
+    """A transaction whose Begin message was received. It commits at `commit_lsn`."""
 
     commit_lsn: int
     xid: int
@@ -66,9 +66,9 @@ class TransactionBegin:
 
 @dataclass(frozen=True)
 class Split:
-    """What a chunk holds.
+    """The rows, control messages and transaction ends of a chunk.
 
-    `row_index` gives each row's place among the chunk's messages, so that rows, `controls` and `ended` can
+    `row_index` is the index of each row among the chunk's messages; with it, rows, `controls` and `ended` can
     be put in order. `rows` has the columns commit_lsn, ordinal, xid, commit_ts, relation_id, op, new, old,
     unchanged.
     """
@@ -80,19 +80,19 @@ class Split:
 
 
 class Splitter:
-    """Splits chunk after chunk; remembers the transaction that is open between two."""
+    """A splitter of successive chunks. It keeps the state of a transaction that spans two chunks."""
 
     def __init__(self) -> None:
         self._state = np.zeros(kernels.STATE_SIZE, np.int64)
 
     @property
     def is_open(self) -> bool:
-        """Whether the last chunk ended inside a transaction."""
+        """Return True if the last chunk ended inside a transaction."""
         return bool(self._state[kernels.IS_OPEN])
 
     @property
     def begun(self) -> TransactionBegin | None:
-        """The transaction inside which the last chunk ended."""
+        """Return the transaction inside which the last chunk ended, or None."""
         if not self.is_open:
             return None
         lsn, us, xid = (int(self._state[of]) for of in (kernels.COMMIT_LSN, kernels.COMMIT_TS, kernels.XID))
@@ -101,12 +101,12 @@ class Splitter:
     def split(self, messages: Sequence[bytes | memoryview]) -> Split:
         """Split CopyData messages (`w`, header included).
 
-        Raises WireError, after which this object is of no more use.
+        Raises WireError. After that, this object cannot be used any more.
         """
         count = len(messages)
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum(np.fromiter(map(len, messages), np.int64, count), out=offsets[1:])
-        # A row of hundreds of MB comes alone, and need not be there twice.
+        # A row of hundreds of MB is alone in its chunk: do not copy it.
         data = np.frombuffer(messages[0] if count == 1 else b"".join(messages), np.uint8)
         tags = np.zeros(count, np.uint8)
         relations, lsns, ordinals, xids, times = np.zeros((5, count), np.int64)
@@ -185,7 +185,7 @@ def _buffers(counts: Int64s) -> tuple[Int64s, npt.NDArray[np.uint8], npt.NDArray
 
 
 def _bitmap(flags: npt.NDArray[np.uint8] | Int64s) -> pa.Buffer | None:
-    """Arrow's validity bitmap; none where all are valid."""
+    """Return Arrow's validity bitmap, or None if all flags are set."""
     return None if flags.all() else pa.py_buffer(np.packbits(flags.astype(bool), bitorder="little"))
 
 
@@ -193,12 +193,12 @@ def _texts(offsets: Int64s, values: npt.NDArray[np.uint8], valid: npt.NDArray[np
     texts = pa.LargeStringArray.from_buffers(
         len(valid), pa.py_buffer(offsets), pa.py_buffer(values), _bitmap(valid)
     )
-    # Nobody behind this point expects anything but UTF-8; in Arrow and Delta it would be undefined behaviour.
+    # All later code expects UTF-8; in Arrow and Delta Lake, other bytes are undefined behavior.
     if len(values) and values.max() > _LAST_ASCII:
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:
-            # Arrow's own words may hold values.
+            # Suppress the cause: Arrow's message may hold values.
             raise WireError("the replication stream holds a text that is not UTF-8") from None
     return texts
 

@@ -1,4 +1,7 @@
-"""The compiled loops of `columns`: two passes over a chunk of messages, every read bounds-checked."""
+"""The compiled functions of `columns`: `scan` checks a chunk of messages, `fill` copies its tuples.
+
+`scan` checks the bounds of every read.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from airflow_provider_pgrepl.replication.runtime.compiled_loops import (
 )
 
 HEADER = 25
-"""Bytes of a CopyData `w` message before pgoutput's own: `w`, start LSN, end LSN, send time."""
+"""The bytes in a CopyData `w` message before the pgoutput message: `w`, start LSN, end LSN, send time."""
 
 OK, TRUNCATED, UNKNOWN_KIND, OUT_OF_ORDER, BAD_TUPLE, TRAILING = range(6)
 MOST_COLUMNS = 0x7FFF
-"""What the index of an unchanged column can hold; PostgreSQL's own limit is 1,600."""
+"""The largest column count: the index of an unchanged column is an int16. PostgreSQL's limit is 1,600."""
 ROW_INSERT, ROW_UPDATE, ROW_DELETE = ord("I"), ord("U"), ord("D")
 IS_OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, STATE_SIZE = range(6)
 
@@ -44,7 +47,7 @@ def _i64(data, at):  # type: ignore[no-untyped-def]
 
 @inner
 def _count_tuple(data, at, end, counts):  # type: ignore[no-untyped-def]
-    """Add a tuple's columns, bytes and unchanged columns to counts[0:3]; its end, or -1 when it is malformed."""
+    """Add a tuple's columns, bytes and unchanged columns to counts[0:3]. Return its end; -1 if malformed."""
     if at + 2 > end:
         return -1
     columns = _u16(data, at)
@@ -75,7 +78,7 @@ def _count_tuple(data, at, end, counts):  # type: ignore[no-untyped-def]
 
 @inner
 def _count_row(data, at, end, new_counts, old_counts):  # type: ignore[no-untyped-def]
-    """Check one row message and add up what it holds; OK or a fault."""
+    """Check one row message and add its tuples to the counts. Return OK or a fault."""
     kind = data[at]
     at += 5
     if at >= end:
@@ -98,10 +101,10 @@ def _count_row(data, at, end, new_counts, old_counts):  # type: ignore[no-untype
 
 @loop(BYTES, INTS, INTS_OUT, BYTES_OUT, *[INTS_OUT] * 5, PAIRS_OUT, INTS_OUT, INTS_OUT)
 def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, commits, new_counts, old_counts):  # type: ignore[no-untyped-def]
-    """First pass: check, stamp each message with its transaction, and count.
+    """Check all messages of a chunk, stamp each with its transaction, and count columns and bytes.
 
     Returns (fault, message index, number of commits). `state` carries an open transaction from chunk to
-    chunk; `commits` receives (message index, commit LSN, end LSN) of each transaction that ends.
+    chunk. `commits` receives (message index, commit LSN, end LSN) of each transaction that ends.
     """
     ended = 0
     for m in range(len(offsets) - 1):
@@ -181,7 +184,7 @@ def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, com
 
 @inner
 def _fill_tuple(data, at, cursor, offsets, values, valid, unchanged):  # type: ignore[no-untyped-def]
-    """Copy one checked tuple; cursor = [column, byte, unchanged] so far. Returns the tuple's end."""
+    """Copy one checked tuple and return its end. `cursor`: columns, bytes and unchanged columns so far."""
     columns = _u16(data, at)
     at += 2
     for i in range(columns):
@@ -207,9 +210,9 @@ def _fill_tuple(data, at, cursor, offsets, values, valid, unchanged):  # type: i
 
 @loop(BYTES, INTS, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, SHORTS_OUT)
 def fill(data, starts, new_rows, new, old_rows, old, unchanged_rows, unchanged):  # type: ignore[no-untyped-def]
-    """Second pass over row messages only; `starts` are their places in `data`.
+    """Copy the tuples of all row messages. `starts`: the offsets of these messages in `data`.
 
-    new = (column offsets, values, valid), likewise old. `*_rows[0]` receives list offsets (one more than
+    `new` and `old` are (column offsets, values, valid). `*_rows[0]` receives list offsets (one more than
     there are rows), `*_rows[1]` a 1 where the row has such a list.
     """
     new_cursor = np.zeros(3, np.int64)

@@ -1,4 +1,4 @@
-"""The messages of pgoutput that are rare enough for plain Python: Relation, Truncate, Message."""
+"""The pgoutput messages that are rare enough to be parsed in plain Python: Relation, Truncate, Message."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _INT32 = struct.Struct(">i")
 _UINT64 = struct.Struct(">Q")
 
 DDL_PREFIX = "pgrepl.ddl"
-"""Of the logical messages that are our event trigger's."""
+"""The prefix of the logical messages that this package's event trigger writes."""
 
 _LEFT_OUT = 0x80
-"""A flag of ours in a Message whose content we have taken out; PostgreSQL uses the lowest bit only."""
+"""The flag that `without_content` sets in a Message. PostgreSQL uses only the lowest bit of the flags."""
 _MESSAGE, _MESSAGE_HEAD = ord("M"), 10
 _LONGEST_PREFIX = 1_000
 
@@ -27,7 +27,7 @@ TRUNCATE_RESTART_IDENTITY = 2
 
 @dataclass(frozen=True)
 class WireColumn:
-    """A column as a Relation message has it; `is_identity` marks the replica identity."""
+    """A column of a Relation message. `is_identity`: the column is part of the replica identity."""
 
     name: str
     type_oid: int
@@ -37,7 +37,7 @@ class WireColumn:
 
 @dataclass(frozen=True)
 class RelationMessage:
-    """`R`: the shape of the rows that follow."""
+    """An `R` message: the name, replica identity and columns of the relation of the rows that follow."""
 
     oid: int
     schema: str
@@ -48,7 +48,7 @@ class RelationMessage:
 
 @dataclass(frozen=True)
 class TruncateMessage:
-    """`T`: one statement, all its tables."""
+    """A `T` message: all tables of one TRUNCATE statement."""
 
     oids: tuple[int, ...]
     cascade: bool
@@ -57,9 +57,9 @@ class TruncateMessage:
 
 @dataclass(frozen=True)
 class LogicalMessage:
-    """`M`: what pg_logical_emit_message wrote; `lsn` is the end of its record.
+    """An `M` message, written by pg_logical_emit_message. `lsn`: the end of its WAL record.
 
-    `left_out`: so many bytes of content were taken out on the way, and `content` is empty.
+    `left_out`: the size in bytes of a content that `without_content` removed; `content` is empty then.
     """
 
     transactional: bool
@@ -70,7 +70,7 @@ class LogicalMessage:
 
 
 class _Reader:
-    """Reads a message from front to back; the only place that slices, and it checks the length first."""
+    """A reader of one message, from front to back. Raises WireError where the message is too short."""
 
     def __init__(self, data: bytes, kind: str) -> None:
         self._data = data
@@ -105,7 +105,7 @@ class _Reader:
 
 
 def parse_relation(data: bytes) -> RelationMessage:
-    """Read an `R` message. Raises WireError."""
+    """Parse an `R` message. Raises WireError."""
     reader = _Reader(data, "Relation")
     oid = reader.number(_UINT32)
     schema = reader.text() or "pg_catalog"
@@ -123,7 +123,7 @@ def _column(reader: _Reader) -> WireColumn:
 
 
 def parse_truncate(data: bytes) -> TruncateMessage:
-    """Read a `T` message. Raises WireError."""
+    """Parse a `T` message. Raises WireError."""
     reader = _Reader(data, "Truncate")
     count = reader.number(_UINT32)
     options = reader.take(1)[0]
@@ -137,7 +137,7 @@ def parse_truncate(data: bytes) -> TruncateMessage:
 
 
 def parse_message(data: bytes) -> LogicalMessage:
-    """Read an `M` message, whole or `without_content`. Raises WireError."""
+    """Parse an `M` message, complete or as `without_content` returns it. Raises WireError."""
     reader = _Reader(data, "Message")
     flags = reader.take(1)[0]
     lsn = reader.number(_UINT64)
@@ -150,10 +150,11 @@ def parse_message(data: bytes) -> LogicalMessage:
 
 
 def without_content(message: memoryview, at: int, most: int) -> memoryview:
-    """A message, which begins `at` a place: an `M` with more than `most` bytes of content without that, but
-    with its size; any other as it is. A prefix that is longer than that itself, and long, is cut.
+    """Return the message that begins at offset `at`; remove the content of an `M` if it exceeds `most` bytes.
 
-    Raises WireError.
+    The size of the removed content stays in the message. The content of an `M` is also removed if its prefix
+    is longer than `most` and 1,000 bytes; the prefix is cut to 1,000 bytes then. Any other message is
+    returned unchanged. Raises WireError.
     """
     if len(message) <= at or message[at] != _MESSAGE:
         return message
@@ -173,7 +174,7 @@ def without_content(message: memoryview, at: int, most: int) -> memoryview:
 
 
 def _ends_of_text(message: memoryview, start: int) -> Iterator[int]:
-    """Where a text that begins at a place ends."""
+    """Yield positions of NUL bytes from `start` on. The first is the end of the text that begins there."""
     for piece in range(start, len(message), _LONGEST_PREFIX):
         found = bytes(message[piece : piece + _LONGEST_PREFIX]).find(b"\0")
         if found >= 0:

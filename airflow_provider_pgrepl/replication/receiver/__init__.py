@@ -1,1 +1,1 @@
-"""From the slot to the durable changelog. Only what is in here confirms an LSN to the slot."""
+"""The receiver, from slot to durable changelog. Only this package confirms received LSNs to the slot."""

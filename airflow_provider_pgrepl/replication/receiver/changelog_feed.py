@@ -1,4 +1,4 @@
-"""ChangelogFeed: what the stream brings, into the changelog, and how far that is durable."""
+"""The writing half of the receiver: from stream messages to changelog commits and a durable LSN."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ log = logging.getLogger(__name__)
 _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
 _STANDBYS_S = 5.0
 RENEW_S = 120.0
-"""A receiver that runs commits at least as often."""
+"""The most seconds between two commits of a running receiver."""
 
 
 class TransactionBuffer:
-    """Holds rows until a flush commits them. Memory stays bounded however large a transaction is: of an open
-    one, parts are written ahead, and the commit at its end adds them all.
+    """A buffer that holds rows until a flush commits them.
+
+    Memory stays bounded for transactions of any size: parts of an open transaction are written early, and the
+    commit at its end adds them all.
     """
 
     def __init__(self, writer: ChangelogWriter, part_bytes: int) -> None:
@@ -60,11 +62,14 @@ class TransactionBuffer:
 
     @property
     def has_whole(self) -> bool:
-        """Whether a flush would commit something."""
+        """Return True if the buffer holds a complete transaction, which a flush would commit."""
         return bool(self._whole or self._whole_parts)
 
     def add(self, rows: pa.Table, ended: Sequence[TransactionEnd], size: int) -> None:
-        """Take a chunk's rows, by commit LSN; `ended` are transactions that end in it, `size` its bytes."""
+        """Add a chunk's rows, in order of commit LSN.
+
+        `ended`: the transactions that end in the chunk. `size`: the chunk's bytes.
+        """
         if ended:
             self._end_open(rows, ended, size)
             return
@@ -98,7 +103,7 @@ class TransactionBuffer:
         self._open, self._open_bytes = [], 0
 
     def flush(self, idle_lsn: LSN) -> None:
-        """Commit all whole transactions; `idle_lsn` is known to lie before any later one."""
+        """Commit all complete transactions. `idle_lsn`: an LSN before the commit of any later transaction."""
         if self._last is None:
             return
         parts = [*self._whole_parts, *(self._writer.write_part(rows) for rows in self._cut_parts())]
@@ -126,9 +131,11 @@ class TransactionBuffer:
 
 @dataclass(frozen=True)
 class KeepaliveRule:
-    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves: after
-    `max_wait_s` at the latest, and `idle_wait_s` where nothing but keepalives came since the last one.
-    `renew_s`: how often there is a commit, with a new token, whatever comes."""
+    """The limits for recording a keepalive's LSN in the changelog, so that an idle database's slot advances.
+
+    An LSN is recorded after `max_wait_s` at the latest, or after `idle_wait_s` if only keepalives arrived
+    since the last record. `renew_s`: the seconds between two commits with a new token.
+    """
 
     min_interval_s: float = 30.0
     min_bytes: int = 1 << 20
@@ -139,8 +146,11 @@ class KeepaliveRule:
 
 @dataclass
 class ReceiverProgress:
-    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable. `sequence`:
-    that of its writer's last commit, None before the first."""
+    """The progress of a receiver.
+
+    `seen_lsn`: every transaction that committed at or before it is durable. `sequence`: the sequence of the
+    writer's last commit, None before the first.
+    """
 
     received_lsn: LSN = field(default_factory=lambda: LSN(0))
     durable_lsn: LSN = field(default_factory=lambda: LSN(0))
@@ -152,8 +162,9 @@ class ReceiverProgress:
 
 
 class ChangelogFeed:
-    """The writing half of a receiver: splits, tags, buffers and flushes. One thread's own, with the catalog
-    connection, from the first `look_if_due` on.
+    """The writing half of a receiver: splits, tags, buffers and flushes.
+
+    From the first `look_if_due` on, only one thread may use it and the catalog connection.
     """
 
     def __init__(
@@ -172,10 +183,10 @@ class ChangelogFeed:
         self._progress = progress
         self._rule = rule
         self._renew_token, self._last_renewal = renew_token, time.monotonic()
-        # Who replaces this receiver, because its connection was lost from here on, continues from this.
+        # If the connection is lost from here on, the next receiver continues from this sequence.
         progress.sequence = writer.sequence
         self.confirmed_lsn = confirmed_lsn
-        """What the slot was told before."""
+        """The LSN that the slot had confirmed when the receiver started."""
         self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, self.confirmed_lsn)
         trusts = pipeline.trust_table_owners
         self._watch = CatalogWatch(catalog, writer.epoch_record, trusts_owners=trusts)
@@ -183,12 +194,12 @@ class ChangelogFeed:
         self._splitter = Splitter()
         self._tagger = self._make_tagger(index)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
-        # All that committed before it has been received; once the buffer is flushed it is durable too.
+        # Everything that committed before this LSN has been received, and is durable after the next flush.
         self._idle_lsn = writer.durable_lsn
         self._is_idle = False
         self._last_flush = self._last_record = self._last_move = time.monotonic()
         self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
-        # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
+        # The writing thread starts with a check: a connection lost before it counts as lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
         self._is_synchronous, self._standbys_at = False, float("-inf")
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
@@ -211,31 +222,31 @@ class ChangelogFeed:
             log.warning("the event trigger is not there, or does not fire: %s", errors.SNAPSHOT)
         elif pipeline.event_trigger and read_key() is None:
             log.warning("the key of the event trigger cannot be read: %s", errors.SNAPSHOT)
-        # Without the option nobody's messages say anything of tables.
+        # Without the option, no logical message counts as a message of the event trigger.
         look_at_ddl = tracker.look_at_ddl if pipeline.event_trigger else None
         kept = KeptMessages(frozenset(pipeline.message_prefixes))
         return VersionTagger(self._writer.epoch, tracker.received, look_at_ddl, kept)
 
     @property
     def sequence(self) -> int:
-        """That of the writer's last commit."""
+        """Return the sequence of the writer's last commit."""
         return self._writer.sequence
 
     @property
     def begun(self) -> TransactionBegin | None:
-        """The transaction that has begun and not ended."""
+        """Return the transaction that has begun and not ended, or None."""
         return self._splitter.begun
 
     @property
     def has_passed_resent(self) -> bool:
-        """Whether all that the slot was told before has come again, and was seen to be the same."""
+        """Return True if every transaction that the server sends again was received and is the same."""
         return self._resent.is_passed
 
     def take(self, chunk: Chunk) -> None:
-        """Buffer what a chunk brings, whose messages are gone then; nothing of it is durable yet."""
+        """Buffer the rows of a chunk, and clear its messages. The rows are not durable yet."""
         if chunk.messages:
             split = self._splitter.split(chunk.messages)
-            # A row of hundreds of MB need not be there twice while it is written.
+            # Free the messages: a row of hundreds of MB would be in memory twice while it is written.
             chunk.messages.clear()
             rows = self._resent.drop(self._tagger.tag(split), split.ended)
             self._buffer.add(rows, split.ended, chunk.size)
@@ -250,16 +261,19 @@ class ChangelogFeed:
             self._settle()
 
     def look_if_due(self) -> None:
-        """What came is seen to be all that there is; also that nothing comes."""
+        """Check the publication if the interval has passed and no complete transaction is buffered.
+
+        After the check, the received LSN counts as seen, even if no transaction was received.
+        """
         interval = _LOOK_S if self._idle_lsn > self._looked_lsn else _IDLE_LOOK_S
         if not self._buffer.has_whole and time.monotonic() - self._last_look >= interval:
             self._look()
             self._settle()
 
     def _look(self) -> None:
-        """Before anything becomes durable: are all changes sent? Says in the changelog where they may not be.
+        """Check that the publication sends all changes, and record in the changelog where it may not.
 
-        Raises PublicationError, and what `PublicationWatch.look` does.
+        Called before changes become durable. Raises PublicationError, and what `PublicationWatch.look` does.
         """
         self._watch.check_publication()
         self._publication.look()
@@ -267,7 +281,10 @@ class ChangelogFeed:
         self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
 
     def _look_at_standbys(self) -> None:
-        """While commits at the source wait for this receiver, it makes everything durable at once."""
+        """Check every 5 s whether commits at the source wait for this receiver.
+
+        While they do, the receiver flushes without waiting for the flush interval.
+        """
         now = time.monotonic()
         if now - self._standbys_at < _STANDBYS_S:
             return
@@ -281,13 +298,13 @@ class ChangelogFeed:
         return 0.0 if self._is_synchronous else self._pipeline.flush_interval_s
 
     def until_flush(self) -> float:
-        """Seconds until what is whole has to be flushed, or until it is time to look again."""
+        """Return the seconds until complete transactions must be flushed, or until the next check."""
         if not self._buffer.has_whole:
             return min(self._pipeline.flush_interval_s, self._rule.renew_s)
         return max(0.0, self._last_flush + self._interval_s - time.monotonic())
 
     def flush_if_due(self) -> None:
-        """Make durable what is whole, by time or by size; or how far an idle source is, by the rule."""
+        """Flush complete transactions if time or size require it, or record the LSN of an idle source."""
         interval_over = time.monotonic() - self._last_flush >= self._interval_s
         if self._buffer.has_whole:
             if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:
@@ -305,7 +322,7 @@ class ChangelogFeed:
         self._settle()
 
     def _settle(self) -> None:
-        """Say how far everything is durable now; the reading thread tells the slot."""
+        """Update the durable LSN in `progress`; the reading thread confirms it to the slot."""
         progress, durable = self._progress, self._writer.durable_lsn
         if durable > progress.durable_lsn:
             self._last_move = time.monotonic()
@@ -315,8 +332,11 @@ class ChangelogFeed:
         progress.seen_lsn = max(durable, self._looked_lsn)
 
     def renew_if_due(self) -> None:
-        """Give a sign of life: a copy of the source that was made before it has not the new token, and who
-        meets this receiver from such a copy sees it commit."""
+        """Commit a new token if `renew_s` seconds have passed since the last one.
+
+        A copy of the source that was made earlier lacks the new token. A receiver that runs against such a
+        copy sees the commits of this receiver.
+        """
         if time.monotonic() - self._last_renewal < self._rule.renew_s:
             return
         self._writer.give_sign_of_life(self._renew_token(self._writer.token))
@@ -324,12 +344,12 @@ class ChangelogFeed:
         self._settle()
 
     def rest(self) -> None:
-        """Say in the changelog that this receiver has ended, and none follows it."""
+        """Record in the changelog that this receiver has ended, and no other follows it."""
         self._writer.rest()
         self._settle()
 
     def finish(self) -> None:
-        """Flush what is whole; there comes no more."""
+        """Flush complete transactions and record the idle LSN. Nothing may be added afterwards."""
         self._flush()
         if self._idle_lsn > self._progress.durable_lsn:
             self._record_idle()

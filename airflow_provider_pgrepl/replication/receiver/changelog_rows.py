@@ -1,4 +1,4 @@
-"""From a split chunk to changelog rows: relation versions, and rows for Relations, Truncates and Messages."""
+"""The conversion of a split chunk to changelog rows, with relation versions and rows for control messages."""
 
 from __future__ import annotations
 
@@ -29,20 +29,26 @@ _MOST_WARNINGS = 10
 
 Placed = tuple[ControlMessage, LogicalMessage]
 Hidden = Mapping[int, Sequence[int]]
-"""By relation version: the columns, by their places in the message, that are not kept."""
+"""By relation version: the indexes, in the message, of the columns whose values are not stored."""
 LookUp = Callable[[logical_messages.RelationMessage, int, int], RelationRecord | None]
-"""What a relation is that was received at a commit LSN, by a transaction; None: it is none of ours."""
+"""Returns the record of a relation received at a commit LSN in a transaction (xid).
+
+None: changes of this relation do not belong in the changelog.
+"""
 
 
 @dataclass
 class KeptMessages:
-    """Which messages are kept, by their prefixes; says of each prefix once that a content was left out."""
+    """The prefixes of the logical messages that become rows.
+
+    For each prefix, up to 10 prefixes, it logs once that the content of a message was left out.
+    """
 
     prefixes: frozenset[str] = frozenset({ALL_PREFIXES})
     _warned: set[str] = field(default_factory=set)
 
     def keeps(self, message: LogicalMessage, lsn: int) -> bool:
-        """Whether a message is to become a row."""
+        """Return True if the message becomes a row."""
         if not self.prefixes & {ALL_PREFIXES, message.prefix}:
             return False
         if message.left_out and message.prefix not in self._warned and len(self._warned) < _MOST_WARNINGS:
@@ -58,7 +64,11 @@ class KeptMessages:
 
 
 def message_rows(epoch: Epoch, placed: Sequence[Placed]) -> pa.Table:
-    """Rows in ROW_SCHEMA: `new` is the prefix and the content's digits, or the prefix, null and the size."""
+    """Return rows in ROW_SCHEMA.
+
+    `new` is the prefix and the content as hexadecimal digits. If the content was left out, `new` is the
+    prefix, null and the size.
+    """
     controls = [control for control, _ in placed]
     outside = [control.commit_us == NO_TIME for control in controls]
     count = len(placed)
@@ -81,7 +91,7 @@ def message_rows(epoch: Epoch, placed: Sequence[Placed]) -> pa.Table:
 
 
 def _texts(messages: Sequence[LogicalMessage]) -> pa.Array:
-    """The lists of all messages over one buffer, which is as long as all of their texts and filled once."""
+    """Return the lists of all messages over one buffer, which has the size of all text values."""
     parts = [part for message in messages for part in _parts(message)]
     lengths = [0 if part is None else len(part) if raw else 2 + 2 * len(part) for part, raw in parts]
     offsets = np.zeros(len(parts) + 1, np.int64)
@@ -104,7 +114,7 @@ def _texts(messages: Sequence[LogicalMessage]) -> pa.Array:
 
 
 def _parts(message: LogicalMessage) -> list[tuple[bytes | None, bool]]:
-    """The texts of a message, and of each whether it is there as it is, not by its digits."""
+    """Return the text values of a message. Each has True if it is stored as is, False if as digits."""
     prefix = (message.prefix.encode(), True)
     if message.left_out:
         return [prefix, (None, True), (str(message.left_out).encode(), True)]
@@ -112,7 +122,10 @@ def _parts(message: LogicalMessage) -> list[tuple[bytes | None, bool]]:
 
 
 def without_hidden(rows: pa.Table, hidden: Hidden) -> pa.Table:
-    """The rows with null in place of such values, in `new` and in `old`: they are nowhere any more."""
+    """Return the rows with null in place of hidden values in `new` and `old`.
+
+    The bytes of these values are removed from the buffers as well.
+    """
     versions = rows["relation_version"].to_numpy()
     found = [version for version in np.unique(versions).tolist() if hidden.get(version)]
     if not found:
@@ -129,7 +142,7 @@ def _blanked(
 ) -> pa.LargeListArray:
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks)
-    # Anew, so that offsets begin at 0 and nothing of other rows is behind them.
+    # Compute new offsets that begin at 0 and refer to no values of other rows.
     starts = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(lists), 0).to_numpy())])
     values = lists.flatten()
     blank = np.zeros(len(values), bool)
@@ -137,17 +150,17 @@ def _blanked(
         mine = np.flatnonzero(versions == version)
         places = starts[mine][:, None] + np.asarray(hidden[version])[None, :]
         blank[places[places < starts[mine + 1][:, None]]] = True
-    # Taken one by one: if_else would say that they are null, and leave their bytes where they are.
+    # Do not use if_else: it would mark the values as null and leave their bytes in the buffer.
     values = values.take(pa.array(np.arange(len(values)), mask=blank))
     return pa.LargeListArray.from_arrays(pa.array(starts), values, mask=lists.is_null())
 
 
 @dataclass(frozen=True)
 class Ddl:
-    """What a message of the event trigger says.
+    """The content of an event trigger's message.
 
-    `record`: the relation that a table became there, if the message is of one. `effective`: those that hold
-    for rows from there on although the stream does not announce them again.
+    `record`: the new definition of the table, if the message is about one. `effective`: the relation records
+    that apply to later rows although the stream may not send a Relation message again.
     """
 
     record: RelationRecord | None = None
@@ -155,15 +168,17 @@ class Ddl:
 
 
 LookAtDdl = Callable[[logical_messages.LogicalMessage, int, int], Ddl | None]
-"""What a logical message in the transaction with this commit LSN and xid says of DDL; None when it is not
-one of our event trigger's."""
+"""Returns the DDL in a logical message of the transaction with this commit LSN and xid.
+
+None: the message is not from this pipeline's event trigger.
+"""
 
 
 @dataclass(frozen=True)
 class _Events:
-    """What the chunk says of relations, by message index, in order.
+    """The relation records and logical messages of a chunk, by message index, in order.
 
-    `records` become rows; `effective` says which version of a relation holds for the rows after it.
+    `records` become rows. `effective` has the relation version that applies to the rows after each index.
     """
 
     records: dict[int, RelationRecord]
@@ -172,7 +187,7 @@ class _Events:
 
 
 class VersionTagger:
-    """Turns splits into ROW_SCHEMA tables in stream order; remembers the version of each relation."""
+    """A converter of splits, in stream order, to ROW_SCHEMA tables. It remembers each relation's version."""
 
     def __init__(
         self,
@@ -190,7 +205,10 @@ class VersionTagger:
         self._unknown: set[int] = set()
 
     def tag(self, split: Split) -> pa.Table:
-        """Rows of the chunk by (commit_lsn, ordinal). Raises WireError for a row of an unknown relation."""
+        """Return the chunk's rows, ordered by (commit_lsn, ordinal).
+
+        Raises WireError for a row whose relation was not received before it.
+        """
         events = self._events(split)
         split = self._without_unknown(split)
         versions = self._stamp_versions(split, events)
@@ -216,7 +234,7 @@ class VersionTagger:
         return table.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _events(self, split: Split) -> _Events:
-        """The chunk's Relation messages, looked up in the catalog, and what it says of DDL."""
+        """Look up the chunk's Relation messages, and parse its logical messages and the DDL in them."""
         events = _Events({}, [], {})
         for control in split.controls:
             if control.tag == "R":
@@ -239,14 +257,14 @@ class VersionTagger:
         return events
 
     def _without_unknown(self, split: Split) -> Split:
-        """Without rows of relations that are not to be in the changelog."""
+        """Remove the rows of relations that do not belong in the changelog."""
         if not self._unknown:
             return split
         ours = ~np.isin(split.rows["relation_id"].to_numpy(), list(self._unknown))
         return replace(split, rows=split.rows.filter(pa.array(ours)), row_index=split.row_index[ours])
 
     def _stamp_versions(self, split: Split, events: _Events) -> Int64s:
-        """Each row's relation version: the one that came into force last before it."""
+        """Return each row's relation version: the last one that became effective before the row."""
         ids = split.rows["relation_id"].to_numpy()
         versions = np.zeros(len(ids), np.int64)
         for relation_id in np.unique(ids).tolist():
@@ -262,7 +280,7 @@ class VersionTagger:
         return versions
 
     def _version_at(self, relation_id: int, index: int, events: _Events) -> int:
-        """A relation's version at a message of the chunk; 0 when it was never received."""
+        """Return a relation's version at a message of the chunk, or 0 if it was never received."""
         version = self._versions.get(relation_id, 0)
         for place, record in events.effective:
             if place < index and record.message.oid == relation_id:
@@ -287,14 +305,14 @@ class VersionTagger:
         return []
 
     def _message(self, control: ControlMessage, events: _Events) -> logical_messages.LogicalMessage | None:
-        """The logical message that is to become a row."""
+        """Return the logical message if it becomes a row, otherwise None."""
         message = events.messages.get(control.index)
         if message is None or control.index in events.records:
             return None
         if message.prefix == logical_messages.DDL_PREFIX and not message.content and not message.left_out:
-            return None  # it only keeps the one before it in its place
+            return None  # it only fixes the position of the message before it
         if message.prefix == logical_messages.DDL_PREFIX:
-            # What it carries of the catalog may be a default of a column that is not to be kept.
+            # Remove the content: its catalog rows may hold the default of a column that is not stored.
             message = replace(message, content=b"")
         return message if self._kept.keeps(message, control.commit_lsn) else None
 

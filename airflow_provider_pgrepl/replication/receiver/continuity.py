@@ -1,4 +1,4 @@
-"""Whether source and changelog continue each other: same server and history, same slot and publication."""
+"""The checks that the changelog can continue from the source: same server, history, slot and publication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
-    """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
+    """Return the slot's confirmed LSN.
+
+    Raises RewoundError, SlotError or PublicationError if the changelog cannot continue from the source.
+    """
     server = check_source(source, record)
     if (rewound := history_error(server, written_lsn(source), record, durable_lsn)) is not None:
         raise rewound
@@ -36,7 +39,7 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
 
 
 def check_slot(source: connection, name: str, server: Server) -> Slot:
-    """Return the slot. Raises SlotError when it is gone, or when the server has invalidated it."""
+    """Return the slot. Raises SlotError if it does not exist, or if the server has invalidated it."""
     slot = read_slot(source, name)
     if slot is None:
         raise missing_slot(name, server)
@@ -46,9 +49,9 @@ def check_slot(source: connection, name: str, server: Server) -> Slot:
 
 
 def check_source(source: connection, record: EpochRecord) -> Server:
-    """The server, which is the changelog's, as is the database. Raises RewoundError for others.
+    """Return the server. Raises RewoundError if the changelog is from another server or database.
 
-    To be asked before anything else, because at another source no slot and no publication is what it was.
+    Call this before every other check: at another source, slot and publication differ too.
     """
     server, slot = read_server(source), read_slot(source, record.slot)
     before = known_source(record, server, {} if slot is None else {slot.name: slot})
@@ -64,7 +67,7 @@ def check_source(source: connection, record: EpochRecord) -> Server:
 def history_error(
     server: Server, written: LSN, record: EpochRecord | None, durable_lsn: LSN
 ) -> RewoundError | None:
-    """The error of a source that has the right identity and another history than was recorded of it; or None.
+    """Return the error if the source's timeline changed or its WAL is before `durable_lsn`, otherwise None.
 
     `written`: the server's WAL position, read after `durable_lsn`. `record`: None if there is no changelog.
     """
@@ -86,8 +89,10 @@ def history_error(
 
 
 def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
-    """The error of a slot that has confirmed more than the changelog has, or None. `durable_lsn`: read after
-    the slot, because a receiver moves both."""
+    """Return the error if the slot has confirmed an LSN past the last durable LSN, or None.
+
+    `durable_lsn`: read after the slot, because a receiver advances both.
+    """
     confirmed = slot.confirmed_flush_lsn or LSN(0)
     if confirmed <= durable_lsn:
         return None
@@ -100,7 +105,7 @@ def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
 
 
 def missing_slot(name: str, server: Server) -> SlotError:
-    """The error of a source without the slot."""
+    """Return the error for a source that does not have the slot."""
     return SlotError(
         f"there is no replication slot {name} in {source_of(server)}: it was dropped, or this server is a"
         " copy of the source, which has none",
@@ -109,7 +114,7 @@ def missing_slot(name: str, server: Server) -> SlotError:
 
 
 def check_publication(source: connection, name: str, recorded_oid: int) -> None:
-    """Raises PublicationError when it is not the one of this oid any more, or publishes less."""
+    """Raise PublicationError if the publication is missing, recreated, or leaves out kinds of changes."""
     found = read_identity(source, name)
     if found is None:
         raise PublicationError(f"the publication {name} no longer exists", errors.NEW_EPOCH)

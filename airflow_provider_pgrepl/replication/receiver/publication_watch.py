@@ -1,10 +1,10 @@
-"""PublicationWatch: says in the changelog that what decides what is published has moved.
+"""The recorder of publication changes in the changelog.
 
-The stream says nothing of it: a publication that leaves changes out, and is set back before anybody looks,
-is again what it was. What cannot come back is which transaction wrote the rows of the catalog. So before
-anything received becomes durable, these are compared with what the changelog tells; where they differ, a row
-for each table says how it is published now, between what is durable and what follows. The applier compares
-it with what the table was copied under, and stops the tables that may lack changes.
+The stream does not report them. A publication that leaves changes out, and is altered back before the next
+check, looks the same as before; but other transactions wrote its catalog rows. So before received changes
+become durable, a digest of these rows is compared with the one in the changelog. If they differ, one row for
+each table records its publication status, between the durable changes and the next ones. The applier
+compares it with the status under which the table was copied, and stops the tables that may lack changes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Said:
-    """A digest of which rows of some tables have spoken once. `read_lsn`: the source was there when read.
+    """A digest for which rows of `relation_ids` were recorded once.
 
-    A table that was copied before that, but stands further on than what is durable, does not see those rows.
-    It sees what is said again when all up to `read_lsn` is durable; only then this is over.
+    `read_lsn`: the source's WAL position after the digest was read. A table that was copied before it, but is
+    past the durable LSN, does not see those rows. They are recorded again when everything up to `read_lsn` is
+    durable; only then is the digest stored.
     """
 
     digest: int
@@ -43,7 +44,7 @@ class _Said:
 
 
 class PublicationWatch:
-    """Uses a connection, of whose thread it is."""
+    """A recorder of publication changes. Only the thread that owns `connection` may use it."""
 
     def __init__(
         self,
@@ -61,9 +62,12 @@ class PublicationWatch:
         self._known: dict[int, PublicationStanding] = {}
 
     def look(self) -> None:
-        """To be called before what was received becomes durable. Raises SourceConnectionError, FencedError,
-        LakeUnavailableError."""
-        # Tables that were copied since are to hear of it, too.
+        """Record the publication status of tables in the changelog if the publication has changed.
+
+        Called before received changes become durable. Raises SourceConnectionError, FencedError,
+        LakeUnavailableError.
+        """
+        # Read the index each time, so that tables copied since the last call are included.
         publishing = Publishing(self._writer.epoch_record.publication, self._index.relation_ids())
         digest = publishing.digest(self._connection)
         if digest == self._writer.published:
@@ -92,7 +96,7 @@ class PublicationWatch:
 
     def _say(self, standings: dict[int, PublicationStanding]) -> None:
         if standings:
-            # Of new tables, and at a start, it may only not have been said before.
+            # For new tables, and after a start, this may be the first record and not a change.
             level = logging.INFO if standings.keys() & self._known.keys() else logging.DEBUG
             log.log(level, "recorded in the changelog how %d tables are published now", len(standings))
             self._writer.append_between(self._rows(standings))

@@ -1,7 +1,8 @@
-"""Receiver: from the slot to the changelog. The only file that confirms to the slot what was received.
+"""The receiver, from the slot to the changelog. Only this file confirms received LSNs to the slot.
 
-Two threads: one owns the connection (reads, and sends status messages also while a flush is slow), one splits
-and writes. The slot is told an LSN only after the changelog commit that covers it.
+It has two threads. One owns the replication connection: it reads, and sends status messages even while a
+flush is slow. The other splits messages and writes the changelog. An LSN is confirmed to the slot only after
+the changelog commit that covers it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _STATUS_INTERVAL_S = 5.0
 _SMALL_BYTES, _GATHER_S = 64 << 10, 0.005
 _POLL_S = 0.05
 _MENDABLE = (SourceConnectionError, UnsendableError)
-"""Errors after which one connects again."""
+"""The errors after which `ReconnectingReceiver` may connect again."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 _FAILED_POLL_S = 0.1
@@ -57,10 +58,10 @@ _STOP_LIMIT_S = 60.0
 
 
 def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
-    """Have the gap in the changelog, in one commit, behind all that was received before it.
+    """Record the gap in the changelog, in one commit, after everything that was received before it.
 
-    `after`: the `sequence` of the writer that has made that durable. Raises FencedError when another receiver
-    has written since, LakeUnavailableError.
+    `after`: the `sequence` of the writer that made those changes durable. Raises FencedError if another
+    receiver has written since, ChangelogError if the changelog is durable past the gap, LakeUnavailableError.
     """
     writer = ChangelogWriter(changelog_uri(pipeline.lake_root), after)
     if writer.durable_lsn > gap.lsn:
@@ -78,9 +79,10 @@ def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
 
 
 def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
-    """Tell the slot of the gaps that are durable, if it stands before one; nobody may be reading it.
+    """Advance the slot past the last durable gap, if it has not confirmed that gap yet.
 
-    Raises BusyError while somebody does, LakeUnavailableError, and what `continuity.check` raises.
+    Raises BusyError while a walsender reads the slot, LakeUnavailableError, and what `continuity.check`
+    raises.
     """
     uri = changelog_uri(pipeline.lake_root)
     changelog = open_changelog(uri)
@@ -91,7 +93,7 @@ def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
     lsn = last_gap(changelog, record.epoch, LSN(max(0, slot.confirmed_flush_lsn - 1)))
     if lsn is not None:
         continuity.check(source, record, durable_lsn)
-        # Who recorded it may have died before it was on the disk.
+        # The process that recorded the gap may have died before the commit was flushed to disk.
         with storage_errors(uri):
             durable.flush_newest(uri)
         advance_slot(source, slot.name, LSN(lsn + 1))
@@ -99,17 +101,20 @@ def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
 
 
 def _outranks(later: BaseException, first: BaseException) -> bool:
-    """That another took over outranks all, a lost connection may be how. What connecting again does not mend,
-    as a commit that is not on the disk, outranks what it does."""
+    """Return True if `later` is to be reported instead of `first`.
+
+    A fence outranks every error: the takeover may have caused the lost connection. An error that connecting
+    again does not resolve, such as a failed flush to disk, outranks one that it may resolve.
+    """
     if isinstance(later, FencedError):
         return True
     return isinstance(first, _MENDABLE) and not isinstance(later, _MENDABLE)
 
 
 class Receiver:
-    """Receives until stopped or failed: `start` raises what is wrong then, `error` holds what came later.
+    """A receiver that runs until it is stopped or fails. `start` raises errors; `error` holds later ones.
 
-    `progress`: that of a receiver which this one replaces, to go on with.
+    `progress`: the progress of the receiver that this one replaces and continues.
     """
 
     def __init__(
@@ -134,23 +139,25 @@ class Receiver:
         self.progress = progress or ReceiverProgress()
         self.error: BaseException | None = None
         self.unfinished: TransactionBegin | None = None
-        """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
-        All that committed before it is durable."""
+        """The transaction that the server began to send but could not finish, with an UnsendableError.
+
+        Every transaction that committed before it is durable.
+        """
         self.failed = threading.Event()
         self._renews, self._superseded = True, 0
         self._has_fenced = False
         self.had_slot = False
-        """Whether the slot was taken: address, login and rights are right then."""
+        """True once this receiver has acquired the slot: address, login and privileges were accepted."""
 
     def start(self) -> None:
-        """Take the slot, fence the changelog, check that source and changelog continue each other, and go."""
+        """Check source and changelog, acquire the slot, fence the changelog, and start the threads."""
         with ExitStack() as connections:
             self._prepare(connections)
             self._connections = connections.pop_all()
         log.info("receiving from slot %s, durable up to %s", self._pipeline.slot, self.progress.durable_lsn)
         self._writing = self._thread("pgrepl-write", self._write)
         self._reading = self._thread("pgrepl-read", self._read)
-        # The reader hands over to a writer that is alive, so that one goes first.
+        # The reading thread queues chunks only while the writing thread is alive, so start that one first.
         self._threads = [self._writing, self._reading]
         for thread in self._threads:
             thread.start()
@@ -160,9 +167,9 @@ class Receiver:
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
         self._session = EndedSession(self._catalog)
-        # Before the slot is asked for: what another database answers is no word on this pipeline's.
+        # Check the source before the slot: a slot of another database says nothing about this pipeline's.
         server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
-        # Of an invalidated slot the server says on the stream that it can no longer be accessed, and not why.
+        # Check the slot before streaming: START_REPLICATION does not report why a slot was invalidated.
         continuity.check_slot(self._catalog, pipeline.slot, server)
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
@@ -176,7 +183,7 @@ class Receiver:
         )
         self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
-        # While the slot is ours, nobody else at this server writes a token for it.
+        # While this receiver holds the slot, no other receiver on this server writes a token for it.
         writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, self._renew_token)
         self._feed = ChangelogFeed(
             pipeline,
@@ -196,7 +203,7 @@ class Receiver:
         return renew_token(self._dsn, self._pipeline.slot, check, before, self._pipeline.used_publication)
 
     def _replace_token(self, before: int) -> int:
-        """Return a new token, or `before` if the source keeps none, or cannot be asked now."""
+        """Return a new token, or `before` if the source keeps none or cannot write one now."""
         if not self._renews or not before:
             return before
         try:
@@ -205,7 +212,7 @@ class Receiver:
         except PgReplError as error:
             log.info("the token that source and lake share is renewed later: %s", error.message)
             return before
-        # Why it cannot be has been said once.
+        # A token that was not replaced will not be either next time; the reason was logged once.
         self._renews = fresh != before
         self._superseded = before
         return fresh
@@ -214,16 +221,17 @@ class Receiver:
         return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
 
     def stop(self, timeout_s: float = 60.0, *, is_replaced: bool = False) -> None:
-        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice.
+        """Flush complete transactions, confirm them to the slot, and end within `timeout_s` seconds.
 
-        `is_replaced`: another receiver of this process follows, so that the lake is not left at rest.
+        Does nothing if the receiver was not started or has been stopped. `is_replaced`: another receiver of
+        this process follows, so the changelog does not record that this one has ended.
         """
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not self.has_ended:
-            # A connection must not be closed under the thread that uses it; the slot is free when we exit.
+            # Do not close a connection that a thread still uses. The slot is free when the process exits.
             log.warning(
                 "the receiver did not end within %s s; what it was writing is not confirmed", timeout_s
             )
@@ -231,7 +239,7 @@ class Receiver:
         if self._has_fenced and not is_replaced:
             self._rest()
         if self._threads:
-            # Who replaces this one continues from its last commit, also when it failed before it said so.
+            # The next receiver continues from the last commit, even if this one failed before recording it.
             self.progress.sequence, self._threads = self._feed.sequence, []
         self._connections.close()
 
@@ -244,11 +252,11 @@ class Receiver:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is at work any more."""
+        """Return True if no thread of the receiver is running."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def request_keepalive(self) -> None:
-        """Ask the server how far it is, so that `seen_lsn` moves without waiting for its own keepalive."""
+        """Request a keepalive, so that `seen_lsn` advances without waiting for the server's own keepalive."""
         self._ask_for_reply.set()
 
     def _guard(self, work: Callable[[], None]) -> None:
@@ -267,7 +275,7 @@ class Receiver:
             if self.error is not None:
                 self.failed.set()
 
-    # The reading thread: the connection is its own.
+    # The methods of the reading thread, which owns the replication connection.
 
     def _read(self) -> None:
         try:
@@ -281,10 +289,10 @@ class Receiver:
                     self.request_keepalive()
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
                 is_small = chunk.has_heard and not wants_reply and chunk.size < _SMALL_BYTES
-                del chunk  # while the next one comes, it need not be there as well
+                del chunk  # free its memory before the next one is read
                 self._send_status_if_due(asked=wants_reply)
                 if is_small:
-                    # One costs as much as some hundred messages: let more of them come together.
+                    # A chunk costs as much as some hundred messages: wait, so that more arrive together.
                     self._stopping.wait(_GATHER_S)
         except UnsendableError as error:
             self._end_writing()
@@ -300,7 +308,10 @@ class Receiver:
             self._stream.end()
 
     def _unsendable(self, error: UnsendableError) -> UnsendableError:
-        """The same, with the place of the transaction if it has begun. The writing thread has ended."""
+        """Return the error with the transaction's position, if the server began to send the transaction.
+
+        Called after the writing thread has ended.
+        """
         self.unfinished = begun = self._feed.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
@@ -318,18 +329,18 @@ class Receiver:
         )
 
     def _hand_over(self, chunk: Chunk) -> None:
-        """Queue it for the writing thread; while that is behind, go on sending status messages."""
+        """Queue the chunk for the writing thread. While the queue is full, send status messages."""
         while self._writing.is_alive():
             try:
                 self._chunks.put(chunk, timeout=_POLL_S)
                 return
             except queue.Full:
                 self._send_status_if_due()
-        # The writer failed; its error stands. What was read is not durable, so the slot keeps it.
+        # The writing thread failed and has set `error`. The chunk is not durable, so the slot retains it.
         self._stopping.set()
 
     def _end_writing(self) -> None:
-        """Let the writing thread finish what it was given, also when the connection is gone."""
+        """Let the writing thread process the queued chunks and end, even if the connection is lost."""
         while self._writing.is_alive():
             with suppress(queue.Full):
                 self._chunks.put(None, timeout=_POLL_S)
@@ -343,9 +354,10 @@ class Receiver:
             self._send_status()
 
     def _check_session(self) -> None:
-        """End the stream if the server has ended the catalog session, without which nothing gets durable.
+        """Close the stream and raise SourceConnectionError if the server has ended the catalog session.
 
-        The writing thread notices only when its commit is over, and a server that shuts down waits for us.
+        Without that session nothing becomes durable. The writing thread notices its end only after its
+        commit, and a server that shuts down waits for the receiver.
         """
         if self._session.has_ended():
             self._stream.close()
@@ -357,7 +369,7 @@ class Receiver:
 
     def _send_status(self) -> None:
         if self._stream.has_ended:
-            # Nobody hears it any more, and why it has ended is still to be read.
+            # The server reads no more status messages, and `read` has yet to raise why the stream ended.
             return
         asks = self._ask_for_reply.is_set()
         self._ask_for_reply.clear()
@@ -366,7 +378,7 @@ class Receiver:
         self.progress.confirmed_lsn = confirmed
         self._last_status = time.monotonic()
 
-    # The writing thread: the feed, and with it the catalog connection, is its own.
+    # The methods of the writing thread, which owns the feed and the catalog connection.
 
     def _write(self) -> None:
         feed = self._feed
@@ -386,13 +398,13 @@ class Receiver:
 
 
 class ReconnectingReceiver:
-    """Receives until stopped, or until something fails that connecting again does not mend.
+    """A receiver that connects again until it is stopped, or fails with an error that this does not resolve.
 
-    An outage lasts from the first loss until a new receiver has made something durable, or has lived for as
-    long as an outage may last (`reconnect_s`); after that time the error stands. A new receiver takes the
-    slot and a new fence. Who has taken them meanwhile keeps them, also one that has ended since: what this
-    process knows of the lake is over then. That the server cannot send a transaction is believed when it says
-    so twice in a row of the same one: some of the errors by which it does are also those of chance.
+    An outage lasts from the first loss until a new receiver has made changes durable, or has run for longer
+    than `reconnect_s`. If the outage lasts longer than `reconnect_s`, the error is final. A new receiver
+    acquires the slot and a new fence. If another receiver acquired them first, this one fails, even if the
+    other has ended since: what this process knows about the lake is outdated. An UnsendableError is final
+    only if it occurs twice in a row at the same transaction: some of its causes can be temporary.
     """
 
     def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
@@ -409,9 +421,9 @@ class ReconnectingReceiver:
         self.failed = threading.Event()
 
     def start(self) -> None:
-        """Start receiving; raises what is wrong at the start.
+        """Start receiving. Raises the errors of `Receiver.start`.
 
-        A connection lost once the slot was taken says nothing of that: it is an outage like any other.
+        If the connection is lost after the slot was acquired, nothing is raised: that is an outage.
         """
         try:
             self._receiver.start()
@@ -424,7 +436,10 @@ class ReconnectingReceiver:
         self._watching.start()
 
     def stop(self) -> None:
-        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice."""
+        """Flush complete transactions, confirm them to the slot, and end.
+
+        Does nothing if receiving was not started or has been stopped.
+        """
         self._stopping.set()
         if self._watching is not None:
             self._watching.join(_STOP_LIMIT_S)
@@ -433,7 +448,7 @@ class ReconnectingReceiver:
         self._receiver.stop()
 
     def request_keepalive(self) -> None:
-        """Ask the server how far it is."""
+        """Request a keepalive from the server."""
         self._receiver.request_keepalive()
 
     def _make(self) -> Receiver:
@@ -455,14 +470,14 @@ class ReconnectingReceiver:
                 if self._stopping.is_set():
                     return
             self._receiver.stop(is_replaced=True)
-            # Once it has ended: that another took over outranks the lost connection that may be how.
+            # Read the error after the receiver has ended: a fence may still replace a lost connection.
             error = self._receiver.error
             assert error is not None
             if not self._receiver.has_ended or not self._may_help(error):
                 raise error
             assert isinstance(error, SourceConnectionError | UnsendableError)
             now = time.monotonic()
-            # The token that each start writes at the source makes the durable LSN move, too.
+            # Count changes as well: the token that each start writes also advances the durable LSN.
             is_further = self.progress.durable_lsn > durable and self.progress.changes > changes
             is_new = now - started > self._pipeline.reconnect_s or is_further
             if is_new or not began:
@@ -470,7 +485,10 @@ class ReconnectingReceiver:
             self._connect_again(began + self._pipeline.reconnect_s, error)
 
     def _may_help(self, error: BaseException) -> bool:
-        """Whether to connect again after an error."""
+        """Return True if connecting again may resolve the error.
+
+        An UnsendableError is retried once at the same transaction.
+        """
         if isinstance(error, SourceConnectionError):
             log.warning("the connection to the source was lost; connecting again")
             return True
@@ -487,7 +505,10 @@ class ReconnectingReceiver:
     def _connect_again(
         self, deadline: float, error: SourceConnectionError | BusyError | UnsendableError
     ) -> None:
-        """A new receiver at work. Raises the last error when the time is over, and any other at once."""
+        """Start a new receiver. Raises the last connection error or BusyError at `deadline`, others at once.
+
+        Does nothing if `stop` is called first.
+        """
         while time.monotonic() + self._pause_s <= deadline:
             if self._stopping.wait(self._pause_s):
                 return
@@ -496,13 +517,13 @@ class ReconnectingReceiver:
             try:
                 receiver.start()
             except (SourceConnectionError, BusyError) as failure:
-                # The slot is busy until the server has noticed that we are gone, or for good.
+                # The slot is busy until the server notices the lost connection, or while another reads it.
                 error = failure
                 log.info("not connected yet: %s", failure.message)
             else:
                 self._receiver = receiver
                 if self._stopping.is_set():
-                    # Whoever stopped us did not wait for it.
+                    # `stop` was called while this receiver started, and stopped the previous one.
                     receiver.stop()
                 log.warning("connected to the source again; durable up to %s", self.progress.durable_lsn)
                 return

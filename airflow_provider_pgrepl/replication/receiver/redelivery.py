@@ -1,4 +1,4 @@
-"""ResentCheck: transactions that the server sends again are dropped, after a look that they are the same."""
+"""The filter that drops transactions that the server sends again, after checking that they are the same."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "op"]
 
 
 class ResentCheck:
-    """Knows which transactions above the slot's confirmed LSN the changelog holds already, or has held: what
-    retention has dropped, up to `floor_lsn`, is dropped unseen.
+    """A filter for transactions above the slot's confirmed LSN that the changelog holds, or held.
 
-    One of `optional` has messages only: whether it is sent again, and makes rows then, is a matter of which
-    messages are wanted now.
+    Retention may have deleted transactions up to `floor_lsn`: those are dropped without a comparison.
 
-    The server announces a relation once a connection. Where that was in a transaction that is dropped, the
-    announcement is kept and goes in front of the first new rows, which need it.
+    Transactions in `optional` have only messages. They may be missing when the server sends again: the
+    settings decide which messages the server sends and which become rows.
+
+    The server sends a Relation message once per connection. If it was in a dropped transaction, its row is
+    kept and placed before the first new rows, which need it.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class ResentCheck:
         is_passed: bool = False,
     ) -> None:
         self.is_passed = is_passed
-        """Whether all that is sent again has been seen. Until then the slot must not be told what is durable:
-        that would take away what shows, at the next start too, that the source was set back."""
+        """True once every transaction that is sent again has been checked.
+
+        Until then the durable LSN must not be confirmed to the slot. Otherwise the server would not send
+        these transactions after the next start, and a source restored to an earlier state would go unnoticed.
+        """
         self._durable_lsn = durable_lsn
         self._known = known
         self._floor_lsn = floor_lsn
@@ -63,7 +67,7 @@ class ResentCheck:
 
     @classmethod
     def load(cls, uri: str, writer: ChangelogWriter, confirmed_lsn: LSN) -> ResentCheck:
-        """Read (commit LSN, xid, time) of what may be sent again."""
+        """Read the commit LSN, xid and commit time of the transactions that the server may send again."""
         if confirmed_lsn >= writer.durable_lsn:
             return cls(writer.durable_lsn, {}, is_passed=True)
         filesystem, root = open_storage(uri)
@@ -93,10 +97,10 @@ class ResentCheck:
         return cls(writer.durable_lsn, known, floor, optional=frozenset(known.keys() - with_rows))
 
     def drop(self, rows: pa.Table, ended: Sequence[TransactionEnd]) -> pa.Table:
-        """The rows that are new. Raises RewoundError when what comes again is not what the changelog holds.
+        """Return the new rows. Raises RewoundError if a transaction sent again differs from the changelog's.
 
-        A transaction was durable exactly when it began to commit before the durable LSN, because that LSN
-        always stands at the end of a record.
+        A transaction is durable exactly if its commit LSN is before the durable LSN, because the durable LSN
+        is always the end of a WAL record.
         """
         if self._over or not rows.num_rows:
             self._check(ended, frozenset([self._last_dropped]))
@@ -115,7 +119,10 @@ class ResentCheck:
         return self._announce(rows.slice(new_from))
 
     def pass_idle(self, lsn: LSN) -> None:
-        """Everything that committed before `lsn` has come. Raises RewoundError as `drop` does."""
+        """Note that every transaction that committed before `lsn` was received. Raises RewoundError.
+
+        The error means that a transaction in the changelog was not sent again.
+        """
         while self._awaited and self._awaited[0] < lsn and self._awaited[0] in self._optional:
             self._awaited.popleft()
         if self._awaited and self._awaited[0] < lsn:
@@ -144,7 +151,7 @@ class ResentCheck:
             self._relations[row["relation_id"]] = row
 
     def _announce(self, rows: pa.Table) -> pa.Table:
-        """The rows, after the announcements that were dropped, as the start of the same transaction."""
+        """Return the rows after the kept Relation rows, which become part of the first row's transaction."""
         first = rows.slice(0, 1).select(["commit_lsn", "xid", "commit_ts"]).to_pylist()[0]
         relations = [{**row, **first, "ordinal": -1} for row in self._relations.values()]
         self._relations = {}
@@ -152,7 +159,7 @@ class ResentCheck:
 
 
 def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
-    """The commit LSNs of changes of tables."""
+    """Return the commit LSNs of the rows that change tables."""
     return rows.filter(pc.is_in(rows["op"], letters(CHANGES)))["commit_lsn"]
 
 

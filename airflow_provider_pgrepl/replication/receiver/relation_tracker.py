@@ -1,8 +1,8 @@
-"""What the stream says of relations: by Relation messages, and by the event trigger's where there is one.
+"""The tracker of relation definitions in the stream, from Relation messages and event trigger messages.
 
-A Relation message does not say at which place the catalog became what it is now. An event trigger's message
-does, and carries the catalog of that place. So while the same event trigger watches, a relation is what was
-known of it last, until a message says otherwise, whatever the catalog is by now.
+A Relation message does not say at which LSN the catalog changed to its current state. A message of the event
+trigger does, and carries the catalog rows as of that LSN. So while the same event trigger is active, a
+relation keeps its last known definition until a message changes it, whatever the catalog contains by now.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.source.event_trigger.message import (
 log = logging.getLogger(__name__)
 
 ReadRelation = Callable[[int, int], Relation | None]
-"""The table of an oid now, as a transaction announces it, or none (0)."""
+"""Returns the current table with this oid. The second argument is the xid that announces it, or 0."""
 ReadTrigger = Callable[[], str | None]
 ReadKey = Callable[[], bytes | None]
 
@@ -44,10 +44,10 @@ _PAUSES_S = (0.02, 0.1, 0.5)
 
 
 class RelationTracker:
-    """Looks relations up for one session of the receiver, and has each in the index before it is used.
+    """A lookup of relations for one session of the receiver. Adds each relation to the index before its use.
 
-    `read_trigger` gives the identity of the event trigger that watches now, None without one; `read_key` the
-    key that its messages are sealed with, None when it cannot be read.
+    `read_trigger` returns the identity of the active event trigger, or None without one. `read_key` returns
+    the key that seals its messages, or None if the key cannot be read.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class RelationTracker:
         self._known: dict[int, tuple[RelationRecord, str]] = {}
 
     def received(self, message: RelationMessage, commit_lsn: int, xid: int) -> RelationRecord | None:
-        """The relation of a Relation message in a transaction; None for one of our own
-        tables, whose changes would make changes of themselves.
+        """Return the record of a Relation message, or None for one of this package's own tables.
 
-        The catalog may be a later one already. What was known last still holds when no DDL can have passed
-        unseen since: the trigger that told, or was there when the catalog was read, is the one that watches
-        now.
+        Recording changes of the package's own tables would cause further changes.
+
+        The catalog may be newer than the message. The last known definition still applies if no DDL can have
+        gone unreported since: the trigger that reported it, or was active when it was read, is still active.
         """
         if self._is_ours(RelationRecord(message, None)):
             return None
         self._messages[message.oid] = message
         self._learn_selected()
-        # In this order: DDL between the two is still to come in the stream, if it is marked at all.
+        # Read the trigger first: DDL between the two reads is still to come in the stream, if it is reported.
         trigger = self._read_trigger()
         found = self._read_relation(message.oid, xid)
         using = self._may_have_had_using(message.oid, commit_lsn, trigger)
@@ -103,7 +103,10 @@ class RelationTracker:
         return self._remember(record, trigger, commit_lsn)
 
     def look_at_ddl(self, message: LogicalMessage, commit_lsn: int, xid: int) -> Ddl | None:
-        """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
+        """Return the DDL in a logical message, or None if it is not from this pipeline's event trigger.
+
+        Returns None as well if the table is unknown, or one of this package's own.
+        """
         if message.prefix == DDL_PREFIX and message.left_out:
             return self._look_at_all(commit_lsn)
         sealed = read_sealed(message.content) if message.prefix == DDL_PREFIX else None
@@ -113,7 +116,7 @@ class RelationTracker:
         if is_genuine is False:
             self._warn_of_forgery(xid)
             return None
-        # Without the key nobody can say who speaks, but it may be the trigger.
+        # Without the key the sender cannot be verified. It may be the trigger, so assume any DDL.
         ddl = parse_ddl_message(sealed.said, self._publication) if is_genuine else ANYTHING
         self._learn_selected()
         if not ddl.oid:
@@ -131,7 +134,7 @@ class RelationTracker:
             record = replace(record, catalog=self._read_relation(ddl.oid))
         received = self._messages.get(ddl.oid)
         if received is not None and RelationRecord(received, record.catalog).agrees:
-            # The stream may not announce it again: to it, nothing has changed.
+            # The server may not send the Relation message again: for pgoutput, nothing has changed.
             record = replace(record, message=received)
         else:
             received = None
@@ -139,15 +142,18 @@ class RelationTracker:
         return Ddl(record, () if received is None else (record,))
 
     def _learn_selected(self) -> None:
-        """A column may have had an excluded name only when a snapshot selected its table."""
+        """Load relations that other processes have indexed, if column names are excluded.
+
+        A column may have had an excluded name only at the time when a snapshot selected its table.
+        """
         if self._hidden is not None and self._hidden.names:
             self._index.catch_up()
 
     def _is_genuine(self, message: SealedMessage, xid: int) -> bool | None:
-        """Whether our event trigger has made it; None when that cannot be told."""
+        """Return True if this pipeline's event trigger wrote the message, None if the key cannot be read."""
         if self._key is not None and message.is_genuine(self._key, xid):
             return True
-        self._key = self._read_key()  # the trigger may have been made anew
+        self._key = self._read_key()  # the trigger may have been recreated with another key
         return None if self._key is None else message.is_genuine(self._key, xid)
 
     def _warn_of_forgery(self, xid: int) -> None:
@@ -162,7 +168,7 @@ class RelationTracker:
         )
 
     def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
-        """The message's relation as if the stream had sent it; None for a table that is not known."""
+        """Return the message's relation as if the stream had sent it, or None for an unknown table."""
         if ddl.relation is not None:
             relation = self._with_had_rows(ddl.relation)
             relation = relation if self._hidden is None else self._hidden.bare(relation) or relation
@@ -175,12 +181,17 @@ class RelationTracker:
         return record.message.schema == STATE_SCHEMA and self._was_always_ours(record.message.oid)
 
     def _was_always_ours(self, oid: int) -> bool:
-        """A table of somebody's that was moved into our schema is told of like any that is moved."""
+        """Return True if no known name of the table is in another schema.
+
+        DDL of a table that was moved into this package's schema is recorded like that of any moved table.
+        """
         return all(name.schema == STATE_SCHEMA for name in self._index.names(oid))
 
     def _with_had_rows(self, relation: Relation) -> Relation:
-        """No message says which partitions had rows before. Of one that is gone by now, or was attached once
-        more since, nobody can say."""
+        """Return the relation with `had_rows` of its partitions from the catalog; messages do not carry it.
+
+        A partition that no longer exists, or was attached again since, counts as having had rows.
+        """
         if not relation.partitions:
             return relation
         now = self._read_relation(relation.oid)
@@ -191,7 +202,10 @@ class RelationTracker:
         return replace(relation, partitions=tuple(partitions))
 
     def _look_at_all(self, commit_lsn: int) -> Ddl:
-        """Anything may have changed, by USING too: relations are from here on what the catalog says now."""
+        """Read all relations of the session from the catalog again, because any of them may have changed.
+
+        A relation that no longer agrees with its catalog rows counts as changed with USING.
+        """
         self._known.clear()
         self._forgotten_at = commit_lsn
         self._index.forget(self._epoch, commit_lsn)
@@ -203,9 +217,9 @@ class RelationTracker:
         return Ddl(effective=tuple(self._remember(record, trigger, commit_lsn) for record in marked))
 
     def _may_have_had_using(self, oid: int, commit_lsn: int, trigger: str | None) -> bool:
-        """Whether DDL that may have had USING came since columns and catalog were last known to agree.
+        """Return True if DDL that may have had USING ran since columns and catalog last agreed.
 
-        While no event trigger watches, only of this session: whether it watched then is not to be known.
+        Without a known record and an active event trigger, only DDL of this session counts.
         """
         known = self._last_known(oid, commit_lsn)
         if known is not None:
@@ -228,7 +242,7 @@ class RelationTracker:
         return found if self._hidden is None else self._hidden.bare(found)
 
     def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:
-        """The record as it is kept."""
+        """Add the record to the index, with its hidden columns marked, and return it."""
         if self._hidden is not None:
             record = self._hidden.mark(record)
         place = None if trigger is None else EffectiveFrom(commit_lsn, trigger)
@@ -241,7 +255,10 @@ class RelationTracker:
 
 
 def _watched(record: RelationRecord, known: Relation | None) -> RelationRecord:
-    """The record, if it shows another file: DDL by which rows could be lost with one would have been told."""
+    """Return the record, with `watched` set if its table files differ from those of `known`.
+
+    DDL that replaces files and can lose rows would have been reported by the event trigger.
+    """
     if known is None or record.catalog is None or record.catalog.relkind == "p":
         return record
     return replace(
@@ -251,9 +268,10 @@ def _watched(record: RelationRecord, known: Relation | None) -> RelationRecord:
 
 
 def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> bool:
-    """Whether all that happened is TRUNCATE, VACUUM FULL or the like, which are no DDL to event triggers.
+    """Return True if the relations differ at most in files, as after TRUNCATE or VACUUM FULL.
 
-    Whether a partition had rows is looked up anew each time, and not always with the same certainty.
+    These commands fire no event trigger. `had_rows` of partitions is not compared: it is determined on each
+    read, and not always with the same certainty.
     """
     return earlier is not None and now is not None and _without_files(earlier) == _without_files(now)
 
@@ -264,7 +282,7 @@ def _without_files(relation: Relation) -> Relation:
 
 
 class CatalogWatch:
-    """Reads over one connection, of which it is the only user. Waits for no lock on a table."""
+    """A reader of the catalog, over a connection that only it uses. It does not wait for table locks."""
 
     def __init__(self, connection: Connection, record: EpochRecord, *, trusts_owners: bool = False) -> None:
         self._connection = connection
@@ -272,11 +290,11 @@ class CatalogWatch:
         self._trusts_owners = trusts_owners
 
     def read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
-        """The table as it is now; None when it is gone. Raises PublicationError, SourceConnectionError.
+        """Return the current table, or None if it does not exist.
 
-        `told_by`: the transaction in which the stream announces it.
-
-        One whose catalog cannot be read, although it was tried again, is as good as gone: the others go on.
+        `told_by`: the xid of the transaction in which the stream announces it. If its catalog rows still
+        cannot be read after retries, logs the error and returns None, so that other tables continue. Raises
+        PublicationError, SourceConnectionError.
         """
         self.check_publication()
         for pause_s in (*_PAUSES_S, None):
@@ -288,7 +306,7 @@ class CatalogWatch:
                 if pause_s is None:
                     log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
                 else:
-                    # Some of what the server looks up is of a later moment: DDL may have come between.
+                    # Some catalog functions see a later state than the query: DDL may have run in between.
                     time.sleep(pause_s)
         return None
 
@@ -303,8 +321,8 @@ class CatalogWatch:
         )
 
     def check_publication(self) -> None:
-        """Raises PublicationError when it was dropped, made anew, or altered to leave out kinds of changes.
+        """Raise PublicationError if the publication is missing, recreated, or leaves out kinds of changes.
 
-        A server from 18 on only warns of a missing publication, and sends nothing.
+        PostgreSQL 18 and later only warn about a missing publication, and send nothing.
         """
         check_publication(self._connection, self._record.publication, self._record.publication_oid)

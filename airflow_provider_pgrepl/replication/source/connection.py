@@ -1,17 +1,17 @@
-"""Connections to the source, all with the same settings, so that a value has one text everywhere.
+"""Connections to the source, all with the same settings, so that a value has the same text everywhere.
 
-The certificates that the machine trusts, for `sslrootcert=system`.
-The wheels of psycopg2 and psycopg bring an OpenSSL of their own, which looks for them in a folder of the
-machine that it was built on. So the file is named to it, as it is on the host that connects.
+`with_system_certificates` resolves `sslrootcert=system`. The wheels of psycopg2 and psycopg contain their own
+OpenSSL, which looks for trusted certificates in a folder of the machine that it was built on. So the
+connecting host's certificate file is passed to it.
 
-Statements that wait for an answer no longer than a limit, also when the network swallows it in silence.
-A limit of the server's (`statement_timeout`) ends nothing for a client whom no message reaches, and TCP does
-not notice a tunnel that keeps the line and delivers nothing. So the client looks at the clock, and shuts the
-socket down: libpq then finds the connection closed, in whatever thread waits for it.
+`answered_within` limits the wait for an answer, even if the network drops it silently. A limit of the server
+(`statement_timeout`) does not help a client that no message reaches, and TCP does not notice a tunnel that
+keeps the connection and delivers nothing. So the client measures the time, and shuts the socket down: libpq
+then finds the connection closed, in any thread that waits for it.
 
-Whether the server has ended a session that another thread uses now and then.
-A server that shuts down ends its sessions with an error that nobody has asked for, and then waits for its
-walsenders until they have sent everything, and what they sent is confirmed.
+`EndedSession` detects that the server has ended a session that another thread uses occasionally. A server
+that shuts down ends its sessions with an unrequested error. It then waits for its walsenders until they have
+sent everything, and what they sent is confirmed.
 https://www.postgresql.org/docs/current/server-shutdown.html
 """
 
@@ -51,7 +51,7 @@ _KNOWN = (
     "/etc/ssl/cert.pem",  # macOS, Alpine
 )
 ANSWER_LIMIT_S = 60.0
-"""How long a statement may take: those that work on catalogs and on our own state take milliseconds."""
+"""The seconds that a statement may take. Those on the catalog or this package's state take milliseconds."""
 Connection: TypeAlias = psycopg2.extensions.connection
 PINNED_SETTINGS: dict[str, str] = {
     "DateStyle": "ISO, MDY",
@@ -63,35 +63,35 @@ PINNED_SETTINGS: dict[str, str] = {
     "client_encoding": "UTF8",
     "search_path": "",
     "quote_all_identifiers": "off",
-    # A backslash in our texts is one.
+    # A backslash in this package's string literals is a plain character.
     "standard_conforming_strings": "on",
-    # A policy would filter a copy in silence; off makes the server refuse instead.
+    # A policy would silently filter a copy; with off, the server raises an error instead.
     "row_security": "off",
-    # Settings of the role or database that are meant for its other sessions.
+    # Override settings of the role or database that are meant for its other sessions.
     "default_transaction_read_only": "off",
     "default_transaction_isolation": "read committed",
-    # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
+    # If this pipeline's walsender is a synchronous standby, commits would wait for it, even before it runs.
     "synchronous_commit": "local",
-    # Parallel workers are few, and the application's.
+    # Leave the few parallel workers to the application.
     "max_parallel_workers_per_gather": "0",
-    # Any of these would end a keeper or a long copy.
+    # Each of these timeouts would end a `Keeper` session or a long copy.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
-    # The server notices within a minute that we are gone without a word, and lets slot and locks go.
+    # The server notices within a minute that the client has vanished, and releases slot and locks.
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
-    # Keepalives are not sent while what the server has sent is not acknowledged.
+    # TCP sends no keepalives while data that the server has sent is not acknowledged.
     "tcp_user_timeout": "60000",
-    # Nor does one wait for a lock that nobody needs any more.
+    # A session that waits for a lock checks whether its client has vanished.
     "client_connection_check_interval": "2000",
 }
 _ONLY_ON_LINUX = ("client_connection_check_interval", "tcp_user_timeout")
-"""Other platforms refuse some of these by an error."""
-# Until it has been run, the path may have anybody's operators before PostgreSQL's own.
+"""Settings that servers on other platforms may reject with an error."""
+# Until this statement has run, the search path may have other operators before PostgreSQL's own.
 _PIN = (
     "SELECT pg_catalog.set_config(known.name, pinned.value, false)"
     " FROM (VALUES %pairs%) AS pinned (name, value)"
@@ -99,10 +99,11 @@ _PIN = (
     " pinned.name"
 )
 IDLE_LIMIT_S = 15
-"""How long a transaction that holds locks may send nothing. Then its process hangs; the server ends it."""
+"""The seconds that a transaction with locks may be idle. After that, the server ends the session: its process
+hangs."""
 CONNECT_TIMEOUT_S = 15
-# Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
-# that is what `time_limit` and `liveness` are for.
+# The same limits for the client; a DSN may override them. They do not notice data that arrives but is not
+# passed on: `answered_within` and `Liveness` do.
 _TCP_LIMITS = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -147,15 +148,16 @@ _REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
     ),
 )
 UNREAD_S = 2.0
-"""How long what the server has sent may lie unread. An answer is read within milliseconds."""
+"""The seconds that data from the server may stay unread. An answer is read within milliseconds."""
 _LOOKS = 20
-"""So often it is looked at least: a process that was paused finds an answer that has waited for it."""
+"""The least number of checks that find unread data: a process that was paused finds an answer waiting."""
 
 
 def with_system_certificates(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Connection parameters with `system` as libpq means it: that file, and no weaker check than verify-full.
+    """Return connection parameters in which `sslrootcert=system` is replaced by the host's certificate file.
 
-    SSL_CERT_FILE names another one. Raises ConfigError where there is none, or a weaker check was asked for.
+    `sslmode` is verify-full then. SSL_CERT_FILE names another file. Raises ConfigError if there is no file,
+    or if `sslmode` is another one.
     """
     given = dict(parameters)
     if given.get("sslrootcert") != _SYSTEM:
@@ -176,16 +178,17 @@ def with_system_certificates(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find() -> str | None:
-    # Python's own OpenSSL is the distribution's; it also looks at SSL_CERT_FILE.
+    # Python uses the distribution's OpenSSL, which also reads SSL_CERT_FILE.
     places = (ssl.get_default_verify_paths().cafile, *_KNOWN)
     return next((place for place in places if place and Path(place).is_file()), None)
 
 
 @contextmanager
 def answered_within(fileno: int, limit_s: float | None) -> Iterator[threading.Event]:
-    """The socket is shut down when the block takes longer; the event says that it was. None is no limit.
+    """Shut the socket down if the block takes longer than `limit_s` seconds. None means no limit.
 
-    Raises psycopg2.OperationalError when there is no socket any more.
+    Yields an event that is set if the socket was shut down. Raises psycopg2.OperationalError if the socket is
+    closed already.
     """
     overdue = threading.Event()
     if limit_s is None:
@@ -209,28 +212,31 @@ def answered_within(fileno: int, limit_s: float | None) -> Iterator[threading.Ev
 
 
 def _line(fileno: int) -> socket.socket:
-    """The socket by a descriptor of our own: the number may be another connection's when the time is over."""
+    """Return the socket with a duplicated descriptor: the number may be another connection's later.
+
+    Raises psycopg2.OperationalError if the socket is closed.
+    """
     try:
         return socket.socket(fileno=os.dup(fileno))
     except OSError:
-        # libpq has closed it, in another thread's statement, and the driver does not know it yet.
+        # libpq has closed the socket in another thread's statement, and psycopg2 has not noticed yet.
         raise psycopg2.OperationalError("the connection was lost") from None
 
 
 def abandon(connection: psycopg2.extensions.connection) -> None:
-    """Shut the socket down without a word to the server: who waits for it, waits no longer.
+    """Shut the socket down without notifying the server, so that a thread that waits for it returns.
 
-    May be called from any thread, and for a connection that is closed.
+    May be called from any thread, and for a closed connection.
     """
     with suppress(psycopg2.Error, OSError), _line(connection.fileno()) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 class LimitedCursor(psycopg2.extensions.cursor):
-    """Its `execute` keeps to the `answer_limit_s` of its connection."""
+    """A cursor whose `execute` observes the `answer_limit_s` of its connection."""
 
     def execute(self, *arguments: Any, **named: Any) -> None:
-        """Raises psycopg2.OperationalError when there is no answer in time."""
+        """Execute a statement. Raises psycopg2.OperationalError if there is no answer in time."""
         assert isinstance(self.connection, LimitedConnection)
         limit_s = self.connection.answer_limit_s
         with answered_within(self.connection.fileno(), limit_s) as overdue:
@@ -243,7 +249,7 @@ class LimitedCursor(psycopg2.extensions.cursor):
 
 
 class LimitedConnection(psycopg2.extensions.connection):
-    """A connection whose statements keep to a limit."""
+    """A connection whose statements have a time limit, `answer_limit_s`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -253,7 +259,10 @@ class LimitedConnection(psycopg2.extensions.connection):
 
 @contextmanager
 def patience(connection: psycopg2.extensions.connection, limit_s: float | None) -> Iterator[None]:
-    """Statements of the block, which wait for others or work long, have another limit; None is none."""
+    """Set another limit in seconds for the statements of the block. None means no limit.
+
+    For statements that wait for other sessions or work long. A connection without a limit is left unchanged.
+    """
     if not isinstance(connection, LimitedConnection):
         yield
         return
@@ -272,10 +281,11 @@ def _no_answer(limit_s: float | None) -> psycopg2.OperationalError:
 
 
 def pin_statement(*, is_stream: bool = False) -> str:
-    """One SQL text that pins every setting the server knows, for any kind of connection.
+    """Return one SQL statement that pins every setting the server knows, for any kind of connection.
 
-    Startup options will not do: a server that does not know one of them refuses the connection. The client of
-    a stream may read nothing for longer than `tcp_user_timeout`; it has `wal_sender_timeout`.
+    Startup options cannot be used: a server that does not know one of them rejects the connection. For a
+    stream, `tcp_user_timeout` is left out: its client may read nothing for longer, within
+    `wal_sender_timeout`.
     """
     names = [name for name in PINNED_SETTINGS if not (is_stream and name == "tcp_user_timeout")]
     pairs = ", ".join(f"('{name.lower()}', {_pinned(name)})" for name in names)
@@ -291,7 +301,7 @@ def _pinned(name: str) -> str:
 
 
 def application_name(role: str) -> str:
-    """Return the application name of a session of ours."""
+    """Return the application name of a session of this package."""
     return f"pgrepl {role}"[:_MAX_APPLICATION_NAME]
 
 
@@ -301,10 +311,10 @@ def stream_role(slot: str) -> str:
 
 
 def acting_role_hint(connection: Connection) -> str:
-    """Return how a session that acts as another role than it logged in as gets its own back; "" for others.
+    """Return a hint for a session that acts as another role than its login role; "" for other sessions.
 
-    ALTER ROLE … SET role makes it one. Rights that the other role lacks should rarely be granted to it.
-    Raises psycopg2's errors.
+    ALTER ROLE … SET role causes this. The hint resets it: privileges that the other role lacks should rarely
+    be granted to it. Raises psycopg2's errors.
     """
     login, acting = row(
         connection,
@@ -316,9 +326,10 @@ def acting_role_hint(connection: Connection) -> str:
 
 
 def limit_idleness(connection: Connection, limit_s: float | None = None) -> None:
-    """Have the server end the session if its transaction sends nothing for IDLE_LIMIT_S, or `limit_s`.
+    """Limit the idle time of the current transaction to `limit_s` seconds, by default IDLE_LIMIT_S.
 
-    A process that hangs, or is stopped, keeps its connections. Raises psycopg2's errors.
+    After that the server ends the session: a process that hangs, or is stopped, keeps its connections. Raises
+    psycopg2's errors.
     """
     limit_ms = int((IDLE_LIMIT_S if limit_s is None else limit_s) * 1000)
     with connection.cursor() as cursor:
@@ -333,15 +344,16 @@ def current_database(connection: Connection) -> str:
 
 
 def stream_conninfo(dsn: str, role: str) -> str:
-    """The libpq connection string of the replication stream (`replication=database`). Raises ConfigError."""
+    """Return the libpq connection string of the stream, with `replication=database`. Raises ConfigError."""
     return _conninfo(dsn, role, replication="database")
 
 
 def connect(dsn: str, role: str, *, read_only: bool = False) -> Connection:
-    """An autocommit connection whose application name is `pgrepl <role>`, and whose statements have a limit.
+    """Return an autocommit connection with application name `pgrepl <role>` and a time limit on statements.
 
-    `read_only`: its transactions write nothing. Code that runs in one can change that, before it has read.
-    Raises SourceConnectionError, PrivilegeError, ServerSettingError; ConfigError for an unreadable DSN.
+    `read_only`: its transactions are read-only by default. Code in a transaction can change that before the
+    transaction has read anything. Raises SourceConnectionError, PrivilegeError, ServerSettingError, and
+    ConfigError for an invalid DSN.
     """
     connection = _open(dsn, _conninfo(dsn, role), LimitedConnection)
     if read_only:
@@ -351,7 +363,7 @@ def connect(dsn: str, role: str, *, read_only: bool = False) -> Connection:
 
 
 def connect_replication(dsn: str, role: str) -> Connection:
-    """A connection for replication commands and simple queries (no streaming). Raises as `connect`."""
+    """Return a connection for replication commands and simple queries (no streaming). Raises as `connect`."""
     return _open(dsn, _conninfo(dsn, role), psycopg2.extras.LogicalReplicationConnection)
 
 
@@ -361,7 +373,7 @@ def _open(dsn: str, conninfo: str, factory: type[Connection]) -> Connection:
     except psycopg2.Error as error:
         raise _refused(dsn, str(error)) from None
     try:
-        # Replication connections are in autocommit mode, and refuse to be told so.
+        # Replication connections are always in autocommit mode, and raise an error if it is set.
         if factory is LimitedConnection:
             connection.autocommit = True
         with answered_within(connection.fileno(), ANSWER_LIMIT_S), connection.cursor() as cursor:
@@ -390,7 +402,7 @@ def _parse(dsn: str) -> dict[str, str]:
     try:
         parsed: dict[str, str] = psycopg2.extensions.parse_dsn(dsn)
     except psycopg2.Error:
-        # libpq's own words quote the piece it stumbled over, which may be the password.
+        # Suppress the cause: libpq's message quotes the text that it could not parse, maybe the password.
         raise ConfigError(
             "the connection string of the source cannot be read",
             "give host=… port=… dbname=… user=… or postgresql://user@host:port/database",
@@ -405,7 +417,7 @@ def _parse(dsn: str) -> dict[str, str]:
 
 
 def _is_misread(dsn: str, parsed: dict[str, str]) -> bool:
-    """Whether libpq takes a part of the password for something else, which messages would show."""
+    """Return True if libpq takes part of the password for another parameter, which messages would show."""
     if not all(port.isascii() and (port.isdigit() or not port) for port in parsed.get("port", "").split(",")):
         return True
     scheme, is_uri, rest = dsn.strip().partition("://")
@@ -414,14 +426,14 @@ def _is_misread(dsn: str, parsed: dict[str, str]) -> bool:
 
 
 def address(dsn: str) -> str:
-    """Where a DSN points, for messages: user, host, port and database, never the password."""
+    """Return user, host, port and database of a DSN for messages, never the password."""
     parsed = _parse(dsn)
     host = parsed.get("host", "the local socket")
     return f"{parsed.get('user', '')}@{host}:{parsed.get('port', '5432')}/{parsed.get('dbname', '')}"
 
 
 def _refused(dsn: str, text: str) -> SourceError:
-    """The error for a connection that was not opened; libpq gives no error codes there, only words."""
+    """Return the error for a connection that was not opened. libpq gives no SQLSTATE for it, only a text."""
     reason = " ".join(_without_password(text, dsn).split())
     for pattern, kind, hint in _REFUSALS:
         if re.search(pattern, reason):
@@ -437,7 +449,7 @@ def _without_password(text: str, dsn: str) -> str:
 
 
 def rows(connection: Connection, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-    """All rows of a query. Raises psycopg2's errors."""
+    """Return all rows of a query. Raises psycopg2's errors."""
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
         found: list[tuple[Any, ...]] = cursor.fetchall()
@@ -446,7 +458,7 @@ def rows(connection: Connection, query: str, parameters: Any = None) -> list[tup
 
 @contextmanager
 def one_moment(connection: Connection) -> Iterator[None]:
-    """All that is read inside the block is of one moment. The connection is in autocommit mode.
+    """Run the block in a read-only transaction with one snapshot. The connection is in autocommit mode.
 
     Raises psycopg2's errors.
     """
@@ -461,7 +473,7 @@ def one_moment(connection: Connection) -> Iterator[None]:
 
 
 def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any, ...]:
-    """The one row of a query. Raises psycopg2's errors, and LookupError without a row."""
+    """Return the first row of a query. Raises psycopg2's errors, and LookupError if there is no row."""
     found = rows(connection, query, parameters)
     if not found:
         raise LookupError("the query returned no row")
@@ -469,7 +481,7 @@ def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any
 
 
 class EndedSession:
-    """One session's. `has_ended` may be called from any thread, and sends nothing."""
+    """A detector of a session's end. `has_ended` may be called from any thread, and sends nothing."""
 
     def __init__(self, connection: Connection, unread_s: float = UNREAD_S) -> None:
         self._connection = connection
@@ -478,7 +490,7 @@ class EndedSession:
         self._looks = 0
 
     def has_ended(self) -> bool:
-        """Return True after what the server has sent was not read for some seconds: it is no answer."""
+        """Return True if data from the server stayed unread for `unread_s` seconds: it is not an answer."""
         if not self._is_unread():
             self._unread_since = None
             return False
@@ -489,7 +501,7 @@ class EndedSession:
         return self._looks >= _LOOKS and now - self._unread_since >= self._unread_s
 
     def _is_unread(self) -> bool:
-        # Who works with the connection may have lost and closed it, and says so himself.
+        # The thread that uses the connection may have closed it, and reports that itself.
         with suppress(psycopg2.Error, OSError, ValueError):
             ready, _, _ = select.select([self._connection.fileno()], [], [], 0)
             return bool(ready)

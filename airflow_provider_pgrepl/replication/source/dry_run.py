@@ -1,4 +1,4 @@
-"""SQL on trial: run in a transaction that is undone, and that the SQL itself cannot end."""
+"""A trial run of SQL, in a transaction that is rolled back and that the SQL itself cannot end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.server_errors import (
 )
 
 _RUN = "DO 'BEGIN EXECUTE pg_catalog.current_setting(''pgrepl.migration''); END'"
-"""A text that is executed as one cannot end the transaction that it runs in, however it tries."""
+"""A text that EXECUTE runs cannot end the transaction that it runs in."""
 
 _SKIPPED = r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*"
 _BEGIN = re.compile(
@@ -42,12 +42,15 @@ _HINTS = {
     "57014": "it took longer than the check may take: give it more time, or a smaller database",
 }
 _MAKES_UNLOGGED = "ATPrepChangePersistence"
-"""Where PostgreSQL refuses SET UNLOGGED of a published table; its messages are in the server's language."""
+"""PostgreSQL's function that rejects SET UNLOGGED of a published table. Its message may be translated."""
 
 
 @contextmanager
 def undone(connection: Connection) -> Iterator[None]:
-    """A transaction that is rolled back, whatever happens, and seen to have been."""
+    """Run the block in a transaction that is always rolled back, and check that it was.
+
+    Raises ConfigError if the block has ended the transaction.
+    """
     with source_errors("trying a migration"):
         _execute(connection, "BEGIN")
         limit_idleness(connection)
@@ -71,10 +74,11 @@ def _transaction(connection: Connection) -> str:
 
 
 def run_on_trial(connection: Connection, sql: str, wait_s: float, timeout_s: float) -> None:
-    """Run SQL of any number of statements inside `undone`; with the settings of a plain session.
+    """Run SQL of any number of statements inside `undone`, with the settings of a plain session.
 
-    `wait_s`: how long each lock is waited for. Raises ConfigError, with the line where known, if it fails or
-    cannot be tried; BusyError when it does not get a lock. Neither carries texts that may be values.
+    `wait_s`: the seconds to wait for each lock. `timeout_s`: the seconds that the SQL may take. Raises
+    ConfigError, with the line if known, if the SQL fails or cannot be tried; BusyError if it does not get a
+    lock. Neither error holds text that may be a value.
     """
     with source_errors("preparing to try a migration"):
         _execute(connection, "SET LOCAL search_path TO DEFAULT")
@@ -91,7 +95,7 @@ def run_on_trial(connection: Connection, sql: str, wait_s: float, timeout_s: flo
     except psycopg2.Error as error:
         raise _failure(error, sql) from None
     with source_errors("reading what a migration did"):
-        # It may have changed them, and only its tables are to be judged.
+        # The migration may have changed role and settings, and only its tables are to be checked.
         _execute(connection, "RESET SESSION AUTHORIZATION")
         _execute(connection, "RESET ROLE")
         _execute(connection, pin_statement())
@@ -99,7 +103,7 @@ def run_on_trial(connection: Connection, sql: str, wait_s: float, timeout_s: flo
 
 
 def _bare(sql: str) -> str:
-    """Without a BEGIN and COMMIT around the whole, which tools write; every other place stays where it is."""
+    """Return the SQL without a BEGIN and COMMIT around all of it. Positions in the text stay the same."""
     begin, commit = _BEGIN.match(sql), _COMMIT.search(sql)
     if begin is None or commit is None:
         return sql
@@ -108,7 +112,7 @@ def _bare(sql: str) -> str:
 
 
 def _failure(error: Any, sql: str) -> PgReplError:
-    """What PostgreSQL said, without texts that may be values; and where, if it said that."""
+    """Return the error with PostgreSQL's message, without text that may be a value, and the position."""
     code = error.pgcode or ""
     if code in ("55P03", "40P01"):
         return BusyError(
@@ -130,13 +134,13 @@ def _failure(error: Any, sql: str) -> PgReplError:
 
 
 _SAME_EVERYWHERE = ("40P01", "55P03", "57014")
-"""SQLSTATEs whose texts, if they are the server's own, name nothing of the statement."""
+"""The SQLSTATEs whose messages, if they are the server's own, name nothing from the statement."""
 
 
 def _said(error: Any, sql: str) -> str:
-    """PostgreSQL's text if it is about the migration's own text, which is known; else the SQLSTATE alone.
+    """Return PostgreSQL's message if it is about the migration's own text, otherwise only the SQLSTATE.
 
-    What is near a syntax error may be a value, and so may a name in a statement that a function composes.
+    The text near a syntax error may be a value, and so may a name in a statement that a function composes.
     """
     code = error.pgcode
     if code == "42601":
@@ -147,22 +151,28 @@ def _said(error: Any, sql: str) -> str:
 
 
 def _is_of_a_function(error: Any, sql: str) -> bool:
-    """Whether a function, a trigger or a DO block of the migration raised it, or what it calls.
+    """Return True if a function, trigger or DO block of the migration, or a function they call, raised it.
 
-    The context has a line for each of these, in the language of the server, and one or two for how the
-    migration is run: the statement, whose text may have lines of its own, and `_RUN`.
+    The context has a line for each of these, in the language of the server. It has one or two more for the
+    execution of the migration: the statement, whose text may have several lines, and `_RUN`.
     """
     context = error.diag.context or ""
     return len(context.replace(_bare(sql), "", 1).splitlines()) > 2
 
 
 def _is_about_transactions(error: Any) -> bool:
-    """EXECUTE refuses commands of transactions, and SELECT INTO; only with the latter does it give a hint."""
+    """Return True if EXECUTE rejected a transaction command.
+
+    EXECUTE also rejects SELECT INTO, but gives a hint only for that.
+    """
     return error.diag.source_function == "exec_stmt_dynexecute" and error.diag.message_hint is None
 
 
 def _place(error: Any, sql: str) -> tuple[str, str]:
-    """Line and column in the migration, and the character that is there; empty when it is not of its text."""
+    """Return line and column in the migration, and the character there.
+
+    Both are empty if the error's position is not in the migration's text.
+    """
     position = error.diag.internal_position
     if not position or (error.diag.internal_query or "").strip() != _bare(sql).strip():
         return "", ""

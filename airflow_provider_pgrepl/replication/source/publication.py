@@ -1,4 +1,4 @@
-"""The publication: which tables' changes the slot's stream carries."""
+"""The publication, which determines the tables whose changes the stream carries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PUBLICATION = """
 SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
 FROM pg_catalog.pg_publication WHERE pubname = %s
 """
-# pg_publication_tables waits for locks on the tables; these are plain reads of the catalog.
+# These are plain reads of the catalog: pg_publication_tables waits for locks on the tables.
 _TABLES = """
 WITH RECURSIVE publication AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s),
 member (oid) AS (
@@ -86,19 +86,19 @@ _MAKER = """
 SELECT p.oid::bigint, r.rolname::text, pg_catalog.obj_description(p.oid, 'pg_publication')
 FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner WHERE p.pubname = %s
 """
-# Fails with undefined_table if the name is another table's by now. To be run under a lock of that table.
+# Fails with undefined_table if another table has the name by now. Run it while that table is locked.
 _IS_SELECTED = """
 SELECT (CASE WHEN pg_catalog.to_regclass(%s)::pg_catalog.oid = %s THEN 'pg_catalog.pg_class'
     ELSE 'pg_catalog.another_table' END)::pg_catalog.regclass
 """
 _AT_ONCE = "SHARE UPDATE EXCLUSIVE"
-# CREATE PUBLICATION waits for another transaction that creates one of the same name. The lock timeout covers
-# that wait, which may last for the rest of the time. The statement itself may take longer with many tables.
+# CREATE PUBLICATION waits for another transaction that creates one of the same name. The lock timeout limits
+# that wait to the remaining time. The statement itself may take longer with many tables.
 _NAME_WAIT = (
     "SELECT pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('statement_timeout'), true)"
 )
 _DROP_WAIT_S = 0.01
-# Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
+# A catalog row that is altered or recreated gets another xmin; one that is frozen or moved keeps it.
 _PUBLISHED = """{above}
 SELECT p.oid::bigint, p.xmin::text,
     (SELECT pg_catalog.string_agg(m.oid::text || ' ' || m.xmin::text, ',' ORDER BY m.oid)
@@ -123,8 +123,8 @@ _BY_SCHEMA = """
          AND d.objid IN (SELECT above.published FROM above)
          AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
      WHERE m.pnpubid = p.oid)"""
-# Where rows are: links from a table to its partitions, and whether what is there is logged. What is unlogged
-# sends nothing, and only what is listed cannot become so.
+# The links from a table to its partitions, and whether each is logged. Unlogged tables send no changes, and
+# only a table that the publication lists cannot be made unlogged.
 _PLACES = """
 WITH RECURSIVE below (oid, relkind, relpersistence, parent, link) AS (
     SELECT c.oid, c.relkind, c.relpersistence, '0'::oid, '0'::xid
@@ -143,11 +143,11 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.oid = ANY (%(oids)s::oid[])
 """
 Names = Callable[[int], Collection[TableName]]
-"""What a relation was called."""
+"""Returns the names that a relation (oid) has had."""
 
 
 def table_names(connection: Connection, oids: Iterable[int]) -> set[TableName]:
-    """What relations are called now; nothing of those that are gone."""
+    """Return the current names of relations, without those that no longer exist."""
     with source_errors("reading the names of tables"):
         return {TableName(*name) for name in rows(connection, _NAMES, (sorted(oids),))}
 
@@ -155,15 +155,16 @@ def table_names(connection: Connection, oids: Iterable[int]) -> set[TableName]:
 def drop_tables(
     connection: Connection, name: str, tables: Iterable[TableName], lock_timeout_s: float
 ) -> list[TableName]:
-    """Take these tables out of the publication, in the order of their names; return those that were in it.
+    """Remove these tables from the publication, in order of their names, and return those that were in it.
 
-    Raises BusyError when a table is locked for longer than the timeout, and PrivilegeError: those before it
-    are out then.
+    Raises BusyError if a table is locked for longer than `lock_timeout_s`, and PrivilegeError. The tables
+    before it are removed then.
     """
     with source_errors(f"taking tables out of publication {name}"):
         members = {TableName(*member) for member in rows(connection, _MEMBERS, (name,))}
         leaving = sorted(members & set(tables))
-        # One by one: whoever holds a lock while it waits for another may deadlock the application.
+        # Remove one table per transaction: holding the lock of one while waiting for the next could deadlock
+        # with the application's transactions.
         for table in leaving:
             _drop(connection, name, table, lock_timeout_s)
     return leaving
@@ -187,7 +188,7 @@ def _drop(connection: Connection, name: str, table: TableName, lock_timeout_s: f
 
 @dataclass(frozen=True)
 class Publication:
-    """A publication as the catalog has it; `tables` are those whose names the stream will carry."""
+    """A publication from the catalog. `tables`: the tables under whose names the stream carries changes."""
 
     oid: int
     name: str
@@ -201,8 +202,10 @@ class Publication:
 
 
 def read_identity(connection: Connection, name: str) -> tuple[int, bool] | None:
-    """The oid of the publication that has this name, and whether it publishes changes of every kind; None
-    when there is none. Waits for no lock on its tables, as reading what it publishes does."""
+    """Return the oid of the publication, and True if it publishes changes of every kind; None without it.
+
+    Does not wait for table locks.
+    """
     with source_errors(f"reading publication {name}"):
         found = rows(connection, _PUBLICATION, (name,))
     if not found:
@@ -212,7 +215,7 @@ def read_identity(connection: Connection, name: str) -> tuple[int, bool] | None:
 
 
 def read_publication(connection: Connection, name: str) -> Publication | None:
-    """The publication of this name; None when there is none. Waits for no lock."""
+    """Return the publication of this name, or None if there is none. Does not wait for locks."""
     by_schema = _SCHEMA_MEMBERS if connection.server_version >= COLUMN_LISTS_SINCE else ""
     with source_errors(f"reading publication {name}"):
         found = rows(connection, _PUBLICATION, (name,))
@@ -225,10 +228,10 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
 
 
 def reason_to_keep(connection: Connection, name: str, pipeline: str, known_oid: int | None) -> str | None:
-    """Return why a publication of this name must stay; None if this pipeline made it, or there is none.
+    """Return why a publication must not be dropped; None if this pipeline created it, or it does not exist.
 
-    It is the pipeline's if it has `known_oid`, that of the lake's epoch, or the comment that
-    `create_publication` gives it: both are lost when another role drops it and creates one of its name.
+    It is the pipeline's if it has `known_oid`, from the lake's epoch, or the comment that
+    `create_publication` sets. A publication that another role recreates under this name has neither.
     """
     with source_errors(f"reading publication {name}"):
         found = rows(connection, _MAKER, (name,))
@@ -252,13 +255,13 @@ def create_publication(
     *,
     made_for: str | None = None,
 ) -> None:
-    """Publish all changes of these tables, those of partitions under their partitioned table's name, with
-    stored generated columns where the server can.
+    """Create a publication of all changes of these tables.
 
-    `made_for`: the pipeline, which the publication's comment then names. Raises PublicationError when the
-    name is taken, PrivilegeError when a right is missing, SnapshotError when a lock on a table was not had
-    within `lock_timeout_s`, as while it is altered or vacuumed, or another table has its name by now. The
-    publication is not there then.
+    Changes of partitions have the name of their partitioned table. Stored generated columns are published if
+    the server can. `made_for`: the pipeline that the publication's comment names. Raises PublicationError if
+    the name is taken, PrivilegeError if a privilege is missing. Raises SnapshotError if a table's lock is not
+    acquired within `lock_timeout_s` seconds, as while it is altered or vacuumed, or if another table has its
+    name by now. If adding a table fails, the publication is dropped again.
     """
     options = _options(connection)
     commands = [f"CREATE PUBLICATION {quote_identifier(name)} WITH ({options})"]
@@ -274,7 +277,8 @@ def create_publication(
                 " one publishes",
             ) from None
         try:
-            # One by one: whoever holds a lock while it waits for another may deadlock the application.
+            # Add one table per transaction: holding the lock of one while waiting for the next could deadlock
+            # with the application's transactions.
             for relation in relations:
                 with_short_waits(partial(_publish, connection, name, relation), lock_timeout_s)
         except BaseException:
@@ -310,12 +314,12 @@ def _publish(connection: Connection, name: str, relation: Relation, wait_s: floa
 
 
 def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_s: float) -> list[Relation]:
-    """Add those that are not in it yet; says which these were. Each joins between two of its writers.
+    """Add the tables that the publication lacks, and return them.
 
-    In one transaction a table is locked against writers, and the publication altered: whether the changes of
-    a transaction that has begun to write it before are sent would be left to chance. Raises SnapshotError
-    when a lock is not had in time, or another table has the name of one by now; PublicationError when there
-    is no such publication; PrivilegeError. The publication is then as it was.
+    Each table is added in a transaction that locks it against writers. Otherwise it would be left to chance
+    whether the changes of a transaction that is writing the table are sent. Raises SnapshotError if a lock is
+    not acquired in time, or another table has the name by now, PublicationError if the publication does not
+    exist, PrivilegeError. After an error, the added tables are removed again.
     """
     connection = connect(dsn, f"publish {name}")
     added: list[Relation] = []
@@ -326,12 +330,13 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
         for relation in relations:
             if relation.table not in publication.tables:
                 added.append(relation)
-                # One by one: who holds a lock while it waits for another may deadlock the application.
+                # Add one table per transaction: holding the lock of one while waiting for the next could
+                # deadlock with the application's transactions.
                 _add(connection, dsn, name, relation, lock_timeout_s)
         return added
     except BaseException as error:
         connection.close()
-        # Of the last one the outcome is not known when the connection was lost.
+        # If the connection was lost, the last table may have been added or not.
         left = added[:-1] if isinstance(error, SnapshotError) else added
         _take_out(dsn, name, [relation.oid for relation in left], lock_timeout_s)
         raise
@@ -340,7 +345,10 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
 
 
 def _take_out(dsn: str, name: str, oids: list[int], lock_timeout_s: float) -> None:
-    """Over another connection: the first may be lost, or in a transaction that failed. Does not raise."""
+    """Remove tables over a new connection: the first may be lost, or in a failed transaction.
+
+    Logs PgReplError and does not raise it.
+    """
     if not oids:
         return
     try:
@@ -370,21 +378,24 @@ def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_t
                     f"publication {name} is being altered by another session at the same time", "try again"
                 ) from None
 
-    # Writers that come while the lock is waited for wait behind it.
+    # New writers queue behind the wait for this lock, so keep it short.
     with_short_waits(attempt, lock_timeout_s)
 
 
 def _end_autovacuum(connection: Connection, relation: Relation, wait_s: float) -> None:
-    """Wait for each partition by itself, in a mode that writers do not notice: no other lock is held."""
+    """Lock each leaf in its own transaction, so that the server cancels an autovacuum that holds its lock.
+
+    The lock mode does not block writers, and no other lock is held.
+    """
     for leaf in read_leaves(connection, relation.oid):
         execute_within(connection, f"LOCK TABLE ONLY {leaf.table.sql} IN SHARE UPDATE EXCLUSIVE MODE", wait_s)
 
 
 def _addition(connection: Connection, name: str, relation: Relation) -> tuple[str, str]:
-    """Return what adds the table, and what then fails if it was another one than the selected one."""
+    """Return the command that adds the table, and a query that fails if it is not the selected table."""
     with connection.cursor() as cursor:
         check = cursor.mogrify(_IS_SELECTED, (relation.table.sql, relation.oid)).decode()
-    # ONLY: a child by plain inheritance is a table of its own, and taken in when it is asked for.
+    # ONLY: a child by plain inheritance is a separate table, and is added if it is selected.
     return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}", check
 
 
@@ -399,16 +410,16 @@ def _replaced(relation: Relation) -> SnapshotError:
 def create_at_once(
     connection: Connection, name: str, tables: Collection[TableName], lock_timeout_s: float = 10.0
 ) -> None:
-    """Create a publication of these tables in one transaction: no process that ends amid it leaves a part.
-    It publishes what one of `create_publication` does.
+    """Create a publication of these tables in one transaction: a process that dies leaves no partial one.
 
-    All locks are had before it is created, and are waited for half of `deadlock_timeout` together. Raises
-    SnapshotError when they are not had within `lock_timeout_s`, PrivilegeError, SourceError for a table that
-    is not there. The publication is not there then.
+    It has the options of `create_publication`. All locks are acquired before it is created, within half of
+    `deadlock_timeout` in total. Raises SnapshotError if they are not acquired within `lock_timeout_s` seconds
+    of attempts, PrivilegeError, SourceError for a missing table. The publication does not exist then.
     """
     with source_errors(f"creating publication {name}"):
         partitioned = {TableName(*found) for found in rows(connection, _PARTITIONED)}
-        # A publication holds a parent's children by inheritance as well, and a partitioned table alone.
+        # The publication includes children by inheritance, so lock those too. Of a partitioned table, lock
+        # only the table itself.
         locked = (f"ONLY {one.sql}" if one in partitioned else one.sql for one in tables)
         options = _options(connection)
         commands = [
@@ -437,12 +448,15 @@ def create_at_once(
 
 
 def drop_publication(connection: Connection, name: str, lock_timeout_s: float = 10.0) -> None:
-    """Drop a publication, if there is one. Raises BusyError when a transaction that drops one of its tables,
-    or alters the publication, does not end within `lock_timeout_s`."""
+    """Drop a publication, if it exists.
+
+    Raises BusyError if a transaction that drops one of its tables, or alters the publication, does not end
+    within `lock_timeout_s` seconds.
+    """
 
     def attempt(_: float) -> None:
-        # It locks the membership of each table, which waits for transactions that drop the table. Hence
-        # DROP TABLE of another table would wait for them, too.
+        # DROP PUBLICATION locks the membership of each table, and so waits for transactions that drop a
+        # table. A DROP TABLE of another table would then wait for those as well, so wait only briefly.
         try:
             execute_within(connection, f"DROP PUBLICATION IF EXISTS {quote_identifier(name)}", _DROP_WAIT_S)
         except psycopg2.errors.LockNotAvailable:
@@ -463,25 +477,31 @@ def _execute(connection: Connection, command: str) -> None:
 
 @dataclass(frozen=True)
 class Publishing:
-    """A publication, and the tables whose changes are followed, by oid."""
+    """A publication, and the oids of the tables whose changes are replicated."""
 
     publication: str
     oids: Sequence[int]
 
     def digest(self, connection: Connection) -> int:
-        """A hash of all that decides what is published of these tables; it never comes back to what it was
-        when something was altered and set back. Waits for no lock, and reads no table of theirs."""
+        """Return a hash of everything that determines which changes of these tables are published.
+
+        It also differs after something was altered and altered back. Does not wait for locks, and does not
+        read the tables.
+        """
         by_schema = _BY_SCHEMA if connection.server_version >= COLUMN_LISTS_SINCE else "NULL"
         wanted = {"publication": self.publication, "oids": list(self.oids)}
         with source_errors(f"looking at publication {self.publication}"):
             query = _PUBLISHED.replace("{above}", ABOVE).replace("{schemas}", by_schema)
             found = rows(connection, query, wanted)
             found += rows(connection, _PLACES, wanted)
-        # Never 0, which says that nobody has looked.
+        # Never 0, which means that no digest has been read.
         return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
 
     def standings(self, connection: Connection, names: Names) -> dict[int, PublicationStanding]:
-        """How each is published now; where one is gone, who has its name. It is silent of `had_rows`."""
+        """Return each table's publication status; for a dropped table, the oid that has its name now.
+
+        `had_rows` of partitions is not determined.
+        """
         oids = list(self.oids)
         with source_errors(f"looking at publication {self.publication}"):
             members = memberships(connection, oids, self.publication, planned=False)
@@ -502,20 +522,23 @@ class Publishing:
 
 
 def _without_file(leaf: Leaf) -> Partition:
-    """A file moves with a TRUNCATE that the stream has yet to tell of."""
+    """Return the partition without file and xmin, which a TRUNCATE changes before the stream reports it."""
     return replace(leaf.partition, relfilenode=0, xmin=0)
 
 
 def _moved_to(
     connection: Connection, oid: int, name: TableName, names: Collection[TableName]
 ) -> TableName | None:
-    """Return the relation's name if another relation has one now that it had, which no stream tells of."""
+    """Return the relation's name if another relation now has one of its former names, otherwise None.
+
+    The stream does not report that.
+    """
     is_taken = any(_successor(connection, [former]) not in (0, oid) for former in names if former != name)
     return name if is_taken else None
 
 
 def _successor(connection: Connection, names: Collection[TableName]) -> int:
-    """The oid of the table that has one of these names now; 0 when none has."""
+    """Return the oid of the first table that has one of these names now, or 0 if there is none."""
     for name in sorted(names):
         found = find_relation(connection, name)
         if found is not None:

@@ -1,9 +1,9 @@
-"""What the source says of itself: server, tables, and how far its WAL has come.
+"""The source server: its identity, its WAL position, and its setting `synchronous_standby_names`.
 
-Whether the server takes a pipeline's walsender for a synchronous standby.
-`synchronous_standby_names` names standbys by application name, or all by `*`, and walsenders of logical slots
-count: then commits of the application wait until the pipeline has confirmed them, and without end while it is
-stopped. The role may not see sync_state in pg_stat_replication, but everyone sees the setting.
+`synchronous_standby_names` names standbys by application name, or all by `*`, and includes walsenders of
+logical slots. If it covers a pipeline's walsender, commits of the application wait until the pipeline has
+confirmed them, and without end while it is stopped. The role may not see sync_state in pg_stat_replication,
+but every role sees the setting.
 https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONOUS-STANDBY-NAMES
 """
 
@@ -55,8 +55,11 @@ _NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
 
 @dataclass(frozen=True)
 class Server:
-    """Which PostgreSQL cluster this is, and which of its databases. A copy of the server's files has the same
-    `system_identifier` until it is on another `timeline`."""
+    """The identity of a PostgreSQL cluster and one of its databases.
+
+    A copy of the server's files has the same `system_identifier`, and the same `timeline` until it is
+    promoted.
+    """
 
     version_num: int
     system_identifier: str
@@ -68,13 +71,13 @@ class Server:
 
 
 def read_server(connection: Connection) -> Server:
-    """Raises SourceError."""
+    """Return the server and the database that a connection leads to. Raises SourceError."""
     with source_errors("asking the server who it is"):
         return Server(*row(connection, _SERVER))
 
 
 def written_lsn(connection: Connection) -> LSN:
-    """How far the source has come: where its next record will be, or on a standby the replay LSN."""
+    """Return the LSN of the source's next WAL record, or the replay LSN on a standby."""
     with source_errors("asking for the WAL position"):
         if row(connection, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
             return LSN.parse(row(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")[0])
@@ -82,10 +85,10 @@ def written_lsn(connection: Connection) -> LSN:
 
 
 def wal_lsn(connection: Connection) -> LSN:
-    """An LSN at or after every transaction committed before this call, and which a walsender surely reaches.
+    """Return an LSN at or after every transaction committed before this call, which a walsender will reach.
 
-    That is the end of the last record written now, once it is flushed. The flush LSN itself will not do: it
-    may lie inside a record, where a walsender stays before it. On a standby the replay LSN.
+    That is the end of the last WAL record written now, after it is flushed. The flush LSN cannot be used: it
+    may be inside a record, and a walsender stops before that record. On a standby, return the replay LSN.
     """
     written = written_lsn(connection)
     with source_errors("asking for the WAL position"):
@@ -97,7 +100,7 @@ def wal_lsn(connection: Connection) -> LSN:
 
 
 def _wait_until_flushed(connection: Connection, lsn: LSN) -> None:
-    """Raises SourceConnectionError when the server does not get there."""
+    """Wait until the WAL is flushed up to `lsn`. Raises SourceConnectionError after 120 s."""
     began = time.monotonic()
     next_commit = began + _FLUSH_WAIT_S
     while LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")[0]) < lsn:
@@ -105,8 +108,8 @@ def _wait_until_flushed(connection: Connection, lsn: LSN) -> None:
         if now - began > _FLUSH_LIMIT_S:
             raise SourceConnectionError(f"the source has not flushed its WAL up to {lsn} in time")
         if now >= next_commit:
-            # An open transaction's records wait for somebody to commit. This commits a transaction with a
-            # number, which the WAL writer flushes. Where it is not allowed, the server sees to it later.
+            # Records of an open transaction are flushed with the next commit. This statement commits a
+            # transaction with an xid, which the WAL writer flushes. Without the right, the flush comes later.
             with suppress(psycopg2.errors.InsufficientPrivilege):
                 row(connection, "SELECT pg_catalog.pg_current_xact_id()::text")
             next_commit = now + _FLUSH_WAIT_S
@@ -114,10 +117,11 @@ def _wait_until_flushed(connection: Connection, lsn: LSN) -> None:
 
 
 def end_of_last_record(insert_lsn: int, segment: int) -> int:
-    """At the start of a page the insert LSN is shown behind the header that the page will have.
+    """Return the end of the last WAL record for an insert LSN.
 
+    At the start of a page, the server shows the insert LSN after the header that the page will have:
     https://github.com/postgres/postgres/blob/REL_18_STABLE/src/backend/access/transam/xlog.c
-    (XLogBytePosToRecPtr). No record can end right there; one may end 16 bytes behind a short header.
+    (XLogBytePosToRecPtr). No record can end right there; one may end 16 bytes after a short header.
     """
     page = insert_lsn - insert_lsn % _WAL_PAGE
     header = _FIRST_PAGE_HEADER if page % segment == 0 else _PAGE_HEADER
@@ -128,7 +132,7 @@ def names_standby(setting: str, application: str) -> bool:
     """Return True if a value of `synchronous_standby_names` covers a walsender of this application name."""
     method = _METHOD.match(setting)
     for quoted, plain in _NAME.findall(method[1] if method else setting):
-        # A quoted * is a name to people; the server takes it for the wildcard, too.
+        # A quoted * looks like a name, but the server treats it as the wildcard as well.
         name = quoted.replace('""', '"') or plain
         if name == "*" or name.lower() == application.lower():
             return True
@@ -141,7 +145,7 @@ def is_synchronous(connection: Connection, slot: str) -> bool:
 
 
 def synchronous_problem(connection: Connection, slot: str) -> str | None:
-    """Return what the setting does to the source's commits, and what to set; None if it does nothing."""
+    """Return how the setting delays commits, and the remedy; None if it does not cover the walsender."""
     setting = _read(connection)
     application = application_name(stream_role(slot))
     if not names_standby(setting, application):
@@ -175,7 +179,7 @@ class SourceRecord(Protocol):
 
 @dataclass(frozen=True)
 class KnownSource:
-    """A server and a database; `database_oid` is 0 where only the name is known, or nothing."""
+    """A server and a database. `database_oid` is 0 if only the name is known, or neither."""
 
     system_identifier: str
     database: str
@@ -183,11 +187,14 @@ class KnownSource:
 
     @property
     def name(self) -> str:
-        """The name that `--give-up` takes for it."""
+        """Return the name by which `--give-up` identifies this source."""
         return f"{self.system_identifier}/{self.database}" if self.database else self.system_identifier
 
     def differs(self, server: Server) -> bool:
-        """Return True if the server, or its database, is another one. A database may be renamed."""
+        """Return True if the server, or its database, is another one.
+
+        Databases are compared by oid if it is known, because a database may be renamed.
+        """
         if self.system_identifier != server.system_identifier:
             return True
         if self.database_oid:
@@ -195,7 +202,7 @@ class KnownSource:
         return bool(self.database) and self.database != server.database
 
     def kind_of(self, server: Server) -> str:
-        """Say in which way a source is another one than this."""
+        """Return "server" or "database of that server": the part in which another source differs."""
         is_server = self.system_identifier != server.system_identifier
         return "server" if is_server else "database of that server"
 
@@ -205,15 +212,17 @@ class KnownSource:
 
 
 def source_of(server: Server) -> KnownSource:
-    """The source that a connection leads to."""
+    """Return the source that a connection leads to, from its server."""
     return KnownSource(server.system_identifier, server.database, server.database_oid)
 
 
 def known_source(
     record: SourceRecord, server: Server, slots: Mapping[str, Slot] = MappingProxyType({})
 ) -> KnownSource:
-    """Return the source of a record. Where that has no database, it is the one that the slot of its name is
-    in, at the recorded server."""
+    """Return the source of a record.
+
+    If the record has no database, the database of the record's slot is used, if this is the recorded server.
+    """
     slot = slots.get(record.slot) if record.system_identifier == server.system_identifier else None
     database = record.database or (slot.database if slot is not None else None) or ""
     return KnownSource(record.system_identifier, database, record.database_oid)

@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL means: our error, whether a retry cures it, and which text may be shown."""
+"""The translation of PostgreSQL's errors into this package's, without text that may hold row values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from airflow_provider_pgrepl.errors import (
 )
 
 ROLLED_BACK = "40"
-"""The SQLSTATE class of what was ended in favor of another transaction: deadlocks, and conflicts with replay
-on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
+"""The SQLSTATE class of transactions that the server ended in favor of another one: deadlocks, and conflicts
+with replay on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
 LOCKS_SETTING = "max_locks_per_transaction"
 _RETRIED_CLASSES = ("08", "53", "57", "58")
-"""Classes of SQLSTATE that pass: a lost connection, a lack of resources, a shutdown, an error of the system.
+"""The SQLSTATE classes of temporary errors: lost connection, lack of resources, shutdown, system error.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -33,26 +33,26 @@ _NAMES_AND_NUMBERS = frozenset((
     "54", "55", "57", "58", "F0", "XX",
 ))
 # fmt: on
-"""Classes of SQLSTATE under which the server's own texts hold names and numbers, never values of rows.
+"""The SQLSTATE classes whose messages, if the server's own, hold names and numbers but no values of rows.
 
 Errors of data (22), constraints (23, 44), functions (38, 39, P0) and foreign servers (HV) are not among them.
 """
 _LANGUAGES = frozenset(("plpy_elog.c", "plperl.c", "pltcl.c"))
-"""Files of PostgreSQL in which procedural languages pass on what a function raises."""
+"""PostgreSQL's source files in which procedural languages forward the errors that functions raise."""
 
 
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
-    """Turn psycopg2's errors inside the block into ours; `doing` says what was tried."""
+    """Translate psycopg2's errors of the block into this package's. `doing`: the action, for the message."""
     try:
         yield
     except psycopg2.Error as error:
-        # Without a cause: the DETAIL of PostgreSQL's error may hold row values, and tracebacks are logged.
+        # Suppress the cause: the DETAIL of PostgreSQL's error may hold row values, and tracebacks are logged.
         raise translate(error, doing) from None
 
 
 def translate(error: Any, doing: str) -> PgReplError:
-    """Our error for a psycopg2 error of a running connection, without row values."""
+    """Return this package's error for a psycopg2 error of an open connection, without row values."""
     code = error.pgcode or ""
     text, hint = f"{doing}: {describe(error)}", _server_hint(error)
     if code == "42501":
@@ -73,14 +73,14 @@ def translate(error: Any, doing: str) -> PgReplError:
 
 
 def _server_hint(error: Any) -> str:
-    """Return PostgreSQL's own hint, but for errors whose texts may quote values."""
+    """Return PostgreSQL's hint, or "" for an error whose text may quote values."""
     if _may_hold_values(error) or not error.diag:
         return ""
     return one_line(" ".join((error.diag.message_hint or "").split()))
 
 
 def describe(error: Any) -> str:
-    """PostgreSQL's message and SQLSTATE; the SQLSTATE alone where the text may quote values."""
+    """Return PostgreSQL's message and SQLSTATE. If the message may quote values, return no message."""
     code = error.pgcode or ""
     if _may_hold_values(error):
         return describe_by_code(error)
@@ -89,14 +89,14 @@ def describe(error: Any) -> str:
 
 
 def describe_by_code(error: Any) -> str:
-    """The SQLSTATE of an error, and what psycopg2 calls it."""
+    """Return psycopg2's name of an error, and its SQLSTATE."""
     return f"{type(error).__name__} (SQLSTATE {error.pgcode})"
 
 
 def _may_hold_values(error: Any) -> bool:
-    """Return True unless the text is one of the server's own, of a class that quotes no values.
+    """Return True unless the text is the client's, or the server's own of a class that quotes no values.
 
-    A function can raise any text under any SQLSTATE, and give any hint.
+    A function can raise any text and any hint with any SQLSTATE.
     """
     if not error.pgcode:
         return False

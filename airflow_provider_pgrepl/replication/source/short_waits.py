@@ -1,4 +1,4 @@
-"""Waits for locks that keep no statement of the application waiting behind them for long."""
+"""Lock waits so short that the application's statements do not queue behind them for long."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from airflow_provider_pgrepl.replication.source.connection import ANSWER_LIMIT_S
 T = TypeVar("T")
 
 SHORT_WAIT_S = 0.5
-"""The longest single wait for a lock that keeps the application's statements waiting behind it."""
+"""The longest single wait, in seconds, for a lock behind which the application's statements queue."""
 
 AUTOVACUUM_WAIT_S = 1.3
-"""The last wait: after a second (`deadlock_timeout`) the server cancels an autovacuum that is in the way.
+"""The last wait, in seconds: after 1 s (`deadlock_timeout`) the server cancels a blocking autovacuum.
 
 https://www.postgresql.org/docs/current/routine-vacuuming.html#AUTOVACUUM
 """
 
-# A session that waits for one of our locks looks for deadlocks after `deadlock_timeout`, and its transaction
-# fails if we still wait for a lock of its own. So we hold locks and wait for others for half as long at most.
+# A session that waits for a lock of this one checks for deadlocks after `deadlock_timeout`, and fails if this
+# one still waits for its lock. So this session holds locks and waits for others for at most half that time.
 _REMAINING = """
 SELECT pg_catalog.set_config('statement_timeout', greatest(1, least({limit_ms}, setting::int / 2)
     - (extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.now()) * 1000)::int)::text, true)
@@ -34,12 +34,12 @@ def with_short_waits(
     timeout_s: float,
     refusal: type[PgReplError] = SnapshotError,
 ) -> T:
-    """Call `attempt` with how long it may wait for a lock, again and again for `timeout_s`, until it returns.
+    """Call `attempt` for up to `timeout_s` seconds, until it returns, and return its result.
 
-    Between two attempts the statements that came behind it get their turn. The last one waits longer, unless
-    `timeout_s` is short itself, so that an autovacuum does not keep the lock for hours. `refusal` is what it
-    raises if it did not get the lock, and holds no other then. Raises the last refusal, and every other error
-    at once.
+    `attempt` receives the seconds that it may wait for a lock. Between two attempts, the statements that
+    queued behind it run. The last wait is longer, unless `timeout_s` is short, so that an autovacuum does not
+    keep the lock for hours. If `attempt` does not get the lock, it raises `refusal` and holds no other lock.
+    Raises the last `refusal`, and every other error at once.
     """
     deadline = time.monotonic() + timeout_s
     wait_s = min(timeout_s, SHORT_WAIT_S)
@@ -54,7 +54,7 @@ def with_short_waits(
 
 
 def execute_within(connection: Connection, command: str, wait_s: float) -> None:
-    """Execute a command that takes one lock of a table, in a transaction that waits so long for it at most.
+    """Execute a command that locks one table, in a transaction that waits up to `wait_s` seconds for it.
 
     Raises psycopg2's errors, LockNotAvailable among them.
     """
@@ -62,9 +62,10 @@ def execute_within(connection: Connection, command: str, wait_s: float) -> None:
 
 
 def execute_together(connection: Connection, commands: Sequence[str], limit_s: float) -> None:
-    """Execute commands that take locks of several tables in one transaction, within `limit_s` in all.
+    """Execute commands that lock several tables in one transaction, within `limit_s` seconds in total.
 
-    The limit is shorter where `deadlock_timeout` is. Raises psycopg2's errors, QueryCanceled among them.
+    The limit is half of `deadlock_timeout` if that is shorter. Raises psycopg2's errors, QueryCanceled among
+    them.
     """
     remaining = _REMAINING.format(limit_ms=_ms(limit_s))
     _execute(connection, [one for command in commands for one in (remaining, command)], limit_s)
@@ -74,7 +75,7 @@ def _execute(connection: Connection, commands: Sequence[str], limit_s: float) ->
     patient = patience(connection, limit_s + ANSWER_LIMIT_S)
     with patient, connection.cursor() as cursor:
         try:
-            # One message: no lock is held while the network or this process takes its time.
+            # Send one message, so that no lock is held while the network or this process is slow.
             cursor.execute("; ".join(("BEGIN", *commands, "COMMIT")))
         except BaseException:
             if not connection.closed:

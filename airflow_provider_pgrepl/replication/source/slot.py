@@ -1,8 +1,7 @@
-"""A replication slot as the server lists it: looked at, dropped.
+"""A replication slot as the server lists it: read, advanced and dropped.
 
-SlotInUse: keeps the server from invalidating a slot that nobody reads during a long copy.
-From PostgreSQL 18 on a server may be set to invalidate slots that are idle for long. A slot counts as idle
-from when it was last released.
+`SlotInUse` keeps the server from invalidating a slot that no session reads during a long copy. PostgreSQL 18
+and later can invalidate slots after an idle timeout. The idle time of a slot begins when it is released.
 https://www.postgresql.org/docs/18/runtime-config-replication.html#GUC-IDLE-REPLICATION-SLOT-TIMEOUT
 """
 
@@ -30,7 +29,7 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 
 PLUGIN = "pgoutput"
 READING_WAL_S = 3600.0
-"""A slot is moved by reading all that it holds."""
+"""The seconds that advancing or peeking at a slot may take: the server reads the WAL that it retains."""
 
 _SLOT = """
 SELECT slot_name::text, plugin::text, database::text, active, active_pid, confirmed_flush_lsn::text,
@@ -47,16 +46,17 @@ _INVALIDATING_SETTINGS = {
     "idle_timeout": "idle_replication_slot_timeout",
     "wal_level_insufficient": "wal_level",
 }
-"""The setting of the server behind each reason for which it invalidates slots.
+"""The server setting for each reason why a slot is invalidated.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 log = logging.getLogger(__name__)
 _INVALIDATES_SINCE = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""By major version, the release from which a commit that alters the catalog invalidates what a walsender
-remembers also while it decodes transactions that had begun before; others, from 18 on, always did."""
+"""By major version, the release from which a commit that alters the catalog also invalidates the cache of a
+walsender that decodes transactions begun earlier. Versions from 18 on always do."""
 PREFIX = "pgrepl_tmp_"
-"""Followed by the pid of a session of ours: the snapshot app's, or that which makes a slot."""
+"""The prefix of temporary slots. The pid of this package's session follows: the snapshot app's, or the one
+that creates a slot."""
 _LINGERING = """
 SELECT s.slot_name::text, s.active_pid
 FROM pg_catalog.pg_replication_slots s
@@ -68,17 +68,17 @@ WHERE s.temporary AND pg_catalog.starts_with(s.slot_name::text, %(prefix)s)
 ORDER BY 1
 """
 _MOST_S = 600.0
-"""Also how often it is looked whether there is a timeout: the server may have got one."""
+"""The most seconds between two reads of the server's timeout, which may be set at any time."""
 _USES, _TRIES = 2, 8
-"""How often within the timeout it is used, and tried again after an error. Each use decodes from the slot's
-restart_lsn on, which is far back while a transaction is open for long."""
+"""How often the slot is used within the timeout, and how often a use is tried. Each use decodes from the
+slot's restart_lsn, which is far back while a transaction is open for long."""
 _LEAVING_S = 1.0
 _TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A row of pg_replication_slots. `invalidation`: why it can never be used again, else None."""
+    """A row of pg_replication_slots. `invalidation`: why the slot can never be used again, or None."""
 
     name: str
     plugin: str | None
@@ -91,14 +91,17 @@ class Slot:
     invalidation: str | None
 
     def held_bytes(self, end: LSN) -> int | None:
-        """How much of the WAL that ends at `end` the server keeps for it; nothing once it is invalidated."""
+        """Return the bytes of WAL before `end` that the server retains for the slot; 0 if it is invalidated.
+
+        Returns None if the slot has no restart_lsn.
+        """
         if self.invalidation:
             return 0
         return None if self.restart_lsn is None else max(0, end - self.restart_lsn)
 
 
 def read_slot(connection: Connection, name: str) -> Slot | None:
-    """The slot of this name, in whatever database; None when there is none."""
+    """Return the slot of this name, in any database, or None if there is none."""
     with source_errors(f"reading slot {name}"):
         found = rows(connection, _SLOT, (name,))
     if not found:
@@ -121,7 +124,7 @@ def why_invalidated(connection: Connection, slot: Slot) -> str:
 def reason_to_keep(connection: Connection, slot: Slot) -> str | None:
     """Return why a slot cannot be a pipeline's, nor become one; None for a pgoutput slot of this database.
 
-    A server drops a logical slot from any of its databases, so the name is no evidence.
+    A server drops a logical slot from any of its databases, so the name alone proves nothing.
     """
     if slot.plugin is None:
         return "it is a physical slot"
@@ -164,10 +167,10 @@ def drop_slot(connection: Connection, name: str) -> None:
 
 
 def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
-    """Have the server forget what committed before an LSN. Raises BusyError while somebody reads it.
+    """Advance the slot to `lsn`, so that changes that committed before it are not sent any more.
 
-    Whoever calls this has all of it in the changelog, or needs none of it because no copy was begun: see the
-    rules in CONTRIBUTING.
+    The caller must have all these changes in the changelog, or need none because no copy was begun: see the
+    rules in CONTRIBUTING. Raises BusyError while a session reads the slot.
     """
     with source_errors(f"moving slot {name}"), patience(connection, READING_WAL_S):
         try:
@@ -185,14 +188,14 @@ def _lsn(text: str | None) -> LSN | None:
 
 
 def is_told_of_publications(server_version: int) -> bool:
-    """Whether this server's walsenders notice an ALTER PUBLICATION within transactions that began before."""
+    """Return True if this server's walsenders notice an ALTER PUBLICATION in transactions begun before it."""
     return server_version >= _INVALIDATES_SINCE.get(server_version // 10000, 0)
 
 
 def renew_walsender(connection: Connection, slot: str) -> bool:
-    """End the walsender of a slot where it may remember what a publication was; whether one was ended.
+    """End the slot's walsender if it may have an outdated publication cached. Return True if one was ended.
 
-    Whoever reads the slot connects again, and nothing is lost: the slot keeps what was not confirmed.
+    The reader of the slot connects again. Nothing is lost: the slot retains the changes not confirmed.
     """
     if is_told_of_publications(connection.server_version):
         return False
@@ -211,12 +214,12 @@ def renew_walsender(connection: Connection, slot: str) -> bool:
 
 
 def temporary_name(connection: Connection) -> str:
-    """Of the one temporary slot that this session makes at a time."""
+    """Return the name of this session's temporary slot, of which it has at most one at a time."""
     return f"{PREFIX}{connection.info.backend_pid}"
 
 
 def check_none_lingers(connection: Connection, pipeline: str) -> None:
-    """Raises BusyError while there is a temporary slot that is not known to be another pipeline's."""
+    """Raise BusyError if a temporary slot exists that is not known to be another pipeline's."""
     wanted = {"prefix": PREFIX, "app": f"pgrepl snapshot {pipeline}"[:63]}
     with source_errors("looking for temporary slots"):
         found = rows(connection, _LINGERING, wanted)
@@ -229,10 +232,10 @@ def check_none_lingers(connection: Connection, pipeline: str) -> None:
 
 
 class SlotInUse(BlockThread):
-    """A context manager whose thread uses the slot `name` again and again, where the server has a timeout.
+    """A context manager whose thread regularly uses the slot `name`, if the server has an idle timeout.
 
-    A slot is used by moving it to where it stands: nothing is confirmed. One that a receiver reads is in use,
-    and left alone; and so it is when it cannot be used, which is logged: the copy needs no slot.
+    The thread uses the slot by advancing it to its confirmed LSN, which confirms nothing new. It does not use
+    a slot that a receiver reads. It logs errors and continues: the copy needs no slot.
     """
 
     def __init__(self, dsn: str, name: str) -> None:
@@ -260,13 +263,13 @@ class SlotInUse(BlockThread):
         return min(_MOST_S, max(self._due_s(), self._timeout_s / _TRIES)) if self._timeout_s else _MOST_S
 
     def _due_s(self) -> float:
-        """In how many seconds the slot must be used, if there is a timeout."""
+        """Return the seconds until the slot must be used, if the server has a timeout."""
         if self._used_s is None or self._timeout_s is None:
             return 0.0
         return self._used_s + self._timeout_s / _USES - time.monotonic()
 
     def _look(self, connection: Connection) -> None:
-        """Use the slot if the server has a timeout, and half of it has passed."""
+        """Use the slot if the server has a timeout, and half of it has passed since the last use."""
         with source_errors("asking for limits of slots"):
             self._timeout_s = next((float(setting) for (setting,) in rows(connection, _TIMEOUT)), 0.0)
         if self._timeout_s and self._due_s() <= 0:

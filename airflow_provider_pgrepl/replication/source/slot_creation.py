@@ -1,15 +1,15 @@
-"""The creation of a slot, given up when it takes too long.
+"""The creation of a slot, which is canceled if it takes too long.
 
-The slot of a pipeline, which stays, moved to a place from which the server decodes rightly.
-The server finds its view of the catalog in phases, each of which waits for the transactions of the one
-before. What commits in the first is not tracked (DecodeXactOp in decode.c returns early), so a transaction
-that begins in the second may be decoded by a catalog from before: a column that was added is left out, one
-that was rewritten ends the stream; and so may be what comes later, until the slot begins to decode from a
-view that the server has stored. https://postgrespro.ru/list/thread-id/2779642
+`create_slot` advances a pipeline's slot to a position from which the server decodes correctly. The server
+builds its snapshot of the catalog in phases, and each phase waits for the transactions of the previous one.
+Commits in the first phase are not tracked (DecodeXactOp in decode.c returns early). So a transaction that
+begins in the second may be decoded with an outdated catalog: an added column is left out, a rewritten one
+ends the stream. The same is possible later, until the slot begins to decode from a catalog snapshot that the
+server has stored. https://postgrespro.ru/list/thread-id/2779642
 
-The position of another program's slot: a slot of our own begins where that one stands.
-pg_copy_logical_replication_slot copies restart_lsn and confirmed_flush_lsn, so the server sends the new slot
-all that the other's reader has not confirmed (PostgreSQL's manual, 9.28.6).
+`take_over_slot` creates a slot at the position of another program's slot. pg_copy_logical_replication_slot
+copies restart_lsn and confirmed_flush_lsn, so the server sends the new slot everything that the other's
+reader has not confirmed (PostgreSQL's manual, 9.28.6).
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ _ATTEMPTS = 5
 
 
 class ExportedSnapshot:
-    """A temporary slot's snapshot: what every transaction before `consistent_point` left behind.
+    """The snapshot of a temporary slot. It sees every transaction that committed before `consistent_point`.
 
-    Lives as long as this object's replication connection idles: import it, then close, and the slot goes.
+    It exists while this object's replication connection is idle. Import it, then close this object, which
+    drops the slot.
     """
 
     def __init__(
@@ -101,11 +102,11 @@ class ExportedSnapshot:
         self.exported_at = exported_at
 
     def close(self) -> None:
-        """End the snapshot's export, and drop the slot. May be called again."""
+        """End the export of the snapshot, and drop the slot. May be called again."""
         if self._connection.closed:
             return
         with contextlib.suppress(psycopg2.Error):
-            # Closing the connection drops it too, but some time later.
+            # Closing the connection drops the slot too, but some time later.
             self._connection.cursor().execute(f"DROP_REPLICATION_SLOT {quote_identifier(self.name)}")
         self._connection.close()
 
@@ -119,11 +120,11 @@ class ExportedSnapshot:
 
 
 def export_snapshot(dsn: str, name: str, *, timeout_s: float) -> ExportedSnapshot:
-    """Create a temporary slot, which exports a snapshot for as long as it is held.
+    """Create a temporary slot, which exports a snapshot until it is closed.
 
-    The server waits for all transactions that write when it starts. After `timeout_s` this is given up:
-    SnapshotError names who is in the way, and no slot is left behind. Raises SlotError when the name is
-    taken, ServerSettingError when there is no free slot or sender or wal_level is not logical.
+    The server waits for all transactions that are writing when it starts. After `timeout_s` seconds the
+    creation is canceled: SnapshotError names the blocking transactions, and no slot is left. Raises SlotError
+    if the name is taken, ServerSettingError if no slot or walsender is free or wal_level is not logical.
     """
     control = connect(dsn, "slot control")
     try:
@@ -133,9 +134,9 @@ def export_snapshot(dsn: str, name: str, *, timeout_s: float) -> ExportedSnapsho
 
 
 class SlotCreation:
-    """One CREATE_REPLICATION_SLOT, with somebody who looks at the clock.
+    """One CREATE_REPLICATION_SLOT with a time limit.
 
-    A temporary slot exports a snapshot, and goes with the connection that made it.
+    A temporary slot exports a snapshot, and is dropped with the connection that created it.
     """
 
     def __init__(
@@ -151,11 +152,11 @@ class SlotCreation:
 
     @property
     def has_made(self) -> bool:
-        """Whether the slot was made, and by us."""
+        """Return True if this object has created the slot."""
         return self._answer is not None
 
     def export(self) -> ExportedSnapshot:
-        """Create a temporary slot. Raises as `export_snapshot`."""
+        """Create a temporary slot and return its snapshot. Raises as `export_snapshot`."""
         _, point, snapshot, _ = self._run()
         try:
             with source_errors("asking for the time"):
@@ -172,7 +173,7 @@ class SlotCreation:
         )
 
     def create(self) -> LSN:
-        """Create a slot that stays; its consistent point. Raises as `export_snapshot`."""
+        """Create a permanent slot and return its consistent point. Raises as `export_snapshot`."""
         _, point, _, _ = self._run()
         self._connection.close()
         return LSN.parse(point)
@@ -212,7 +213,7 @@ class SlotCreation:
             self._error = error
 
     def _give_up(self, worker: threading.Thread) -> None:
-        """Cancel the creation and raise SnapshotError, unless it was ready in this very moment."""
+        """Cancel the creation and raise SnapshotError, unless the creation completes first."""
         pid = self._connection.info.backend_pid
         with source_errors("looking for what blocks the slot"):
             blockers = [text for (text,) in rows(self._control, _BLOCKERS, {"pid": pid})]
@@ -222,7 +223,7 @@ class SlotCreation:
                     break
         if self._answer is not None:
             return
-        if worker.is_alive():  # nothing reaches it: closing would wait for the answer
+        if worker.is_alive():  # canceling failed: closing would wait for the answer
             abandon(self._connection)
             worker.join(_CANCEL_GRACE_S)
         if getattr(self._error, "pgcode", None) not in _ENDED_BY_US:
@@ -241,7 +242,10 @@ class SlotCreation:
         worker.join(_CANCEL_GRACE_S)
 
     def _wait_until_gone(self) -> None:
-        """A slot whose creation is cancelled is dropped by the server, at the latest with the session."""
+        """Wait until the slot no longer exists, and drop it if it is inactive or still exists after 10 s.
+
+        The server drops a slot whose creation was canceled, at the latest at the end of the session.
+        """
         deadline = time.monotonic() + _CANCEL_GRACE_S
         while (slot := read_slot(self._control, self._name)) is not None:
             if not slot.active or time.monotonic() > deadline:
@@ -298,12 +302,12 @@ def create_slot(
     timeout_s: float,
     made: Callable[[], None] = lambda: None,
 ) -> ExportedSnapshot:
-    """Create a slot that stays, and export the snapshot of the place where it stands.
+    """Create a permanent slot, and export a snapshot of its position.
 
-    `through`: the name of the temporary slot that exports it, or one of our choice. That slot is made after
-    the first, and so waits for every transaction that ran while the first was made; then the first is moved
-    to its consistent point. `timeout_s` limits each of the two. `made` is called once the slot is there.
-    Raises as `export_snapshot`; no slot is left behind then.
+    A temporary slot named `through`, or with a generated name, exports the snapshot. It is created after the
+    first slot, and so waits for every transaction that ran during the first creation. Then the first slot is
+    advanced to its consistent point. `timeout_s` limits each creation. `made` is called once the first slot
+    exists. Raises as `export_snapshot`; no slot is left then.
     """
     with closing(connect(dsn, "slot control")) as control:
         creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s)
@@ -325,10 +329,13 @@ def create_slot(
 
 
 def _has_moved(control: Connection, name: str, point: LSN, exported: ExportedSnapshot) -> bool:
-    """Move the slot; whether it will read from a view of the catalog that was stored after `point`."""
+    """Advance the slot. Return True if it decodes from a catalog snapshot that was stored after `point`.
+
+    Otherwise `exported` is closed.
+    """
     try:
-        # Moved for the first time, it may come to a view that another slot had stored before that point; from
-        # there, moved to the same place, it comes to the next.
+        # The first advance may reach a catalog snapshot that was stored for another slot before `point`. A
+        # second advance to the same LSN then reaches the next one.
         for _ in range(2):
             advance_slot(control, name, exported.consistent_point)
             slot = read_slot(control, name)
@@ -348,9 +355,9 @@ def _is_settled(slot: Slot, point: LSN, wanted: LSN) -> bool:
 
 
 def drop_unused(dsn: str, control: Connection, name: str) -> None:
-    """Drop a slot that nothing was begun with, over a new connection where the first is lost.
+    """Drop a slot that was created but not used, over a new connection if dropping it over the first fails.
 
-    Raises nothing: the error that brought us here is the one to be said. A slot that stays is logged.
+    Does not raise PgReplError: the caller's error is the one to report. A slot that stays is logged.
     """
     try:
         drop_slot(control, name)
@@ -365,10 +372,10 @@ def drop_unused(dsn: str, control: Connection, name: str) -> None:
 
 
 def take_over_slot(dsn: str, name: str, other: str, publication: str) -> LSN:
-    """Create the slot `name` where `other` stands, and return that position; `other` stays as it is.
+    """Create the slot `name` at the position of `other`, and return that position. `other` is not changed.
 
-    Raises BusyError while somebody reads the other slot; SlotError when it is not there, or cannot be
-    continued; PublicationError when the publication was not there yet at its position. No slot is left then.
+    Raises BusyError while a session reads `other`, SlotError if it does not exist or cannot be continued,
+    PublicationError if the publication did not exist yet at its position. No new slot is left then.
     """
     with closing(connect(dsn, "slot control")) as control:
         _check(control, other)
@@ -407,9 +414,9 @@ def _check(control: Connection, other: str) -> None:
 
 
 def _check_decodes(control: Connection, name: str, publication: str) -> None:
-    """Whether the first change can be decoded, which needs the publication as of then.
+    """Raise PublicationError if the publication did not exist yet at the slot's first change.
 
-    Where it is missing, servers before 18 raise an error; from 18 on they leave changes out, with a warning.
+    Without it, servers before 18 raise an error; servers from 18 on leave changes out, with a warning.
     """
     options = ("proto_version", "1", "publication_names", quote_identifier(publication))
     peek = "SELECT count(*) FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, NULL, 1, %s, %s, %s, %s)"
@@ -417,7 +424,7 @@ def _check_decodes(control: Connection, name: str, publication: str) -> None:
         control.notices = []
         try:
             rows(control, peek, (name, *options))
-            # Whatever the server's language is.
+            # Search for the name: the notice itself may be translated.
             is_missing = any(publication in notice for notice in control.notices)
         except psycopg2.errors.UndefinedObject:
             is_missing = True

@@ -1,13 +1,13 @@
-"""The replication stream, over libpq's own layer; it reads and sends, and decides nothing.
+"""The replication stream, directly over libpq. It reads and sends messages, and does not interpret them.
 
-psycopg2's replication cursor is not used: it moves `flush_lsn` on keepalives by itself, also in the middle of
-a transaction, and so confirms what is not durable yet.
+psycopg2's replication cursor is not used: it advances `flush_lsn` on keepalives automatically, even in the
+middle of a transaction, and so confirms changes that are not durable yet.
 https://www.postgresql.org/docs/current/protocol-replication.html
 
-Liveness: whether a replication stream on which nothing comes is quiet, or dead.
-A server that is alive answers when it is asked for a keepalive, except while it decodes a transaction of
-which nothing is published: that may take minutes, and breaking it off would only begin it again. So whoever
-got no answer asks the server, over another connection, what the sender of the stream is doing.
+`Liveness` distinguishes a quiet stream from a dead one. A live server answers a keepalive request, except
+while it decodes a transaction of which nothing is published. That may take minutes, and after a reconnect the
+server would only start again. So if there is no answer, the receiver checks, over another connection, what
+the walsender is doing.
 """
 
 from __future__ import annotations
@@ -62,32 +62,35 @@ _UNSENDABLE = {
     "54": "it is beyond a limit of the server",
     "XX": "the server meets an error of its own while it decodes it",
 }
-"""By SQLSTATE or its class: what the server meets in a transaction each time that it sends it."""
+"""By SQLSTATE or its class: the errors that a transaction causes each time that the server sends it."""
 
 _ALLOCATION = "invalid memory alloc request size"
-"""How mcxt.c begins what it says of more than 1 GB; the messages of internal errors are not translated."""
+"""The start of mcxt.c's message about more than 1 GB. Messages of internal errors are not translated."""
 
-# The server's words are in its own language; both a slot and a publication that are not there are 42704.
+# Messages may be translated, and a missing slot and a missing publication have the same SQLSTATE (42704).
 _FINDS_PUBLICATION = "get_publication_oid"
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")
 _IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
-# Which step of connecting waits to read, and which to write.
+# By step of connecting: (waits to read, waits to write).
 _CONNECTING: dict[int, tuple[bool, bool]] = {
     pq.PollingStatus.READING: (True, False),
     pq.PollingStatus.WRITING: (False, True),
 }
 _CHUNK_MESSAGES = 65_536
 _READING_S = 0.5
-"""So long after its timeout a reading ends with what it has, whatever goes on to come but whole messages."""
+"""The seconds after its timeout when `read` returns, even if keepalives or parts of a message arrive."""
 _COPIED_BYTES = 64 << 10
-"""Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went
-over all objects of the process again and again, which took longer than receiving. Long ones stay."""
+"""Messages up to this size are copied to bytes; longer ones stay memoryviews.
+
+Python's garbage collector tracks memoryviews but not bytes. With one memoryview per message, it repeatedly
+scanned all objects of the process, which took longer than receiving.
+"""
 log = logging.getLogger(__name__)
 SILENCE_LIMIT_S = 30.0
-"""How long nothing may come, although half of that ago the server was asked for a word."""
-# The sender waits for us, or for WAL, when its wait event is of type Client or Activity. In any other case,
-# also without a wait event, it works. https://www.postgresql.org/docs/current/monitoring-stats.html
+"""The seconds without a message after which a stream is dead. A keepalive is requested after half of them."""
+# A walsender with a wait event of type Client or Activity waits for its client or for WAL. Otherwise, also
+# without a wait event, it is working. https://www.postgresql.org/docs/current/monitoring-stats.html
 _AT_WORK = """
 SELECT coalesce(wait_event_type, '') NOT IN ('Client', 'Activity')
 FROM pg_catalog.pg_stat_activity WHERE pid = %s AND backend_type = 'walsender'
@@ -95,10 +98,10 @@ FROM pg_catalog.pg_stat_activity WHERE pid = %s AND backend_type = 'walsender'
 
 
 def unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
-    """What ended a stream, if it is what the server met in a transaction.
+    """Return the error if a transaction that the server cannot send has ended the stream, otherwise None.
 
-    Its own words may hold values. Where in its sources it was raised holds none, and tells those who know
-    them what has happened.
+    The server's message may hold values. The function, file and line in its sources hold none, and identify
+    the error.
     """
     state = _sqlstate(result)
     why = _UNSENDABLE.get(state) or _UNSENDABLE.get(state[:2])
@@ -114,7 +117,7 @@ def unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
 
 
 def refusal(result: pq.abc.PGresult) -> PgReplError:
-    """The server's refusal, by SQLSTATE: object in use, undefined object, wrong state."""
+    """Return the error for a rejected command, by SQLSTATE: object in use, undefined object, wrong state."""
     state = _sqlstate(result)
     text = _message(result) or "no message"
     if state == "55006":
@@ -145,7 +148,7 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 
 @dataclass(frozen=True)
 class Keepalive:
-    """What the server says between changes: all that committed before `lsn` has been sent."""
+    """A keepalive message: the server has sent every transaction that committed before `lsn`."""
 
     lsn: LSN
     wants_reply: bool
@@ -153,9 +156,9 @@ class Keepalive:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Data messages in the order received, then at most one keepalive that came after all of them.
+    """Data messages in the order received, then at most one keepalive that arrived after all of them.
 
-    `has_heard`: whether anything came, if only a part of a message.
+    `has_heard`: True if anything arrived, even only a part of a message.
     """
 
     messages: list[bytes | memoryview]
@@ -165,7 +168,7 @@ class Chunk:
 
 
 class ReplicationStream:
-    """One `START_REPLICATION` of a slot, from where the slot stands. Not thread-safe: one thread owns it."""
+    """One `START_REPLICATION` of a slot, from its confirmed LSN. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -179,12 +182,12 @@ class ReplicationStream:
         self._message_bytes = sys.maxsize if message_bytes is None else message_bytes
         self._connection = _connect(stream_conninfo(dsn, stream_role(slot)))
         self.has_ended = False
-        """Whether the server has ended the stream; nobody hears a status any more. `read` says why."""
+        """True after the server has ended the stream: it reads no more status. `read` raises the reason."""
         self._lost: SourceConnectionError | None = None
         try:
             self._execute(pin_statement(is_stream=True), pq.ExecStatus.TUPLES_OK)
             self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
-            # What cannot be sent at once is sent with what comes next: nothing here waits for the line.
+            # Do not wait for the network: data that cannot be sent now is sent with the next message.
             self._connection.nonblocking = 1
         except BaseException:
             self.close()
@@ -192,14 +195,14 @@ class ReplicationStream:
 
     @property
     def sender_pid(self) -> int:
-        """The server's process at the other end."""
+        """Return the pid of the walsender."""
         return self._connection.backend_pid
 
     def read(self, timeout_s: float, max_bytes: int) -> Chunk:
-        """What has arrived, or arrives within the timeout; possibly nothing.
+        """Return what has arrived, or arrives within `timeout_s` seconds; the chunk may be empty.
 
-        When the stream has ended, and all that came before has been read, raises SlotError, PublicationError,
-        UnsendableError or SourceConnectionError.
+        After the stream has ended and everything received before has been returned, raises BusyError,
+        SlotError, PublicationError, UnsendableError or SourceConnectionError.
         """
         if self.has_ended:
             raise self._ended()
@@ -217,7 +220,7 @@ class ReplicationStream:
                 continue
             has_some = bool(messages or keepalive)
             if length > 0:
-                # One comes after nearly each small transaction: only the last says something new.
+                # A keepalive follows nearly each small transaction: only the last one has new information.
                 keepalive = _parse_keepalive(bytes(data))
                 goes_on = not keepalive.wants_reply
             elif length < 0:
@@ -225,7 +228,7 @@ class ReplicationStream:
                     raise self._ended()
                 self.has_ended, goes_on = True, False
             else:
-                # Of a message that is large, and whose line is slow, a part may come each time.
+                # Of a large message over a slow network, only a part may arrive each time.
                 goes_on = self._more(0 if has_some else timeout_s, has_some=has_some)
                 has_heard |= goes_on
             if not goes_on or time.monotonic() >= until:
@@ -233,8 +236,11 @@ class ReplicationStream:
         return Chunk(messages, size, keepalive, has_heard or bool(messages or keepalive))
 
     def _more(self, timeout_s: float, *, has_some: bool) -> bool:
-        """Whether more has arrived. When the line was lost, raises so only once all that came before has been
-        read: the server's last word may be among it."""
+        """Return True if more data has arrived.
+
+        If the connection was lost, raises the error only after everything received before has been read: the
+        server's last message may be in it.
+        """
         if self._lost is None:
             try:
                 return self._wait(timeout_s)
@@ -251,7 +257,7 @@ class ReplicationStream:
         return bytes(data) if len(data) <= _COPIED_BYTES else data
 
     def send_status(self, received: LSN, told: LSN, *, wants_reply: bool = False) -> None:
-        """Send a standby status update; `told` is what the slot may forget."""
+        """Send a standby status update. `told`: the LSN to confirm to the slot."""
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
         try:
             self._connection.put_copy_data(_STATUS.pack(b"r", received, told, told, now, wants_reply))
@@ -260,9 +266,10 @@ class ReplicationStream:
             raise SourceConnectionError("the replication connection was lost") from error
 
     def end(self, timeout_s: float = 5.0) -> None:
-        """End the stream in order, so that the server takes the last status and the slot is free.
+        """End the stream in order, so that the server processes the last status and releases the slot.
 
-        Closing alone may discard it: what we have not read makes the operating system reset the connection.
+        Only closing the connection may discard that status: unread data makes the operating system reset the
+        connection. Does not raise if the connection is lost, or the server takes longer than `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -277,21 +284,21 @@ class ReplicationStream:
             return
 
     def _is_drained(self) -> bool:
-        """Discard what has arrived; whether the server has ended the stream."""
+        """Discard the received messages. Return True if the server has ended the stream."""
         length = 1
         while length > 0:
             length, _ = self._connection.get_copy_data(1)
         return length < 0
 
     def _next_result(self, deadline: float) -> pq.abc.PGresult | None:
-        # Asked for before it is there, the driver waits for it, and has every other thread wait too.
+        # Wait until the result has arrived: get_result would block every other thread as well.
         while self._connection.is_busy():
             self._wait_until(deadline)
         return self._connection.get_result()
 
     def _wait_until(self, deadline: float) -> None:
         left = deadline - time.monotonic()
-        # Also while data come: the server sends a transaction that it has begun to its end.
+        # Check the time even while data arrives: the server sends a transaction that it began to its end.
         if left <= 0 or not self._wait(left):
             raise SourceConnectionError("the server did not end the replication stream in time")
 
@@ -329,7 +336,7 @@ class ReplicationStream:
 
 
 def _connect(conninfo: str) -> pq.abc.PGconn:
-    """A connection. Step by step: the driver's way in one step keeps every other thread waiting with it."""
+    """Return a connection, opened in steps: the driver's one-step call would block every other thread."""
     connection = pq.PGconn.connect_start(conninfo.encode())
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     step: int = pq.PollingStatus.WRITING
@@ -366,7 +373,7 @@ def _parse_keepalive(data: bytes) -> Keepalive:
 
 
 class Liveness:
-    """One stream's clock. `heard` whenever something came; `must_ask` while nothing comes."""
+    """The clock of one stream. Call `heard` when something has arrived, `must_ask` while nothing arrives."""
 
     def __init__(self, is_at_work: Callable[[], bool], limit_s: float = SILENCE_LIMIT_S) -> None:
         self._is_at_work = is_at_work
@@ -374,14 +381,15 @@ class Liveness:
         self.heard()
 
     def heard(self) -> None:
-        """The stream is alive; time that we took ourselves, to pass on what came, counts as heard."""
+        """Restart the clock. The time before this call, spent on handing messages over, is no silence."""
         self._last = time.monotonic()
         self._asked = False
 
     def must_ask(self) -> bool:
-        """Whether it is time to ask the server for a keepalive, once a silence.
+        """Return True once per silence, after `limit_s` / 2 seconds without a message.
 
-        Raises SourceConnectionError when it was asked, has not answered, and is not at work either.
+        The caller then requests a keepalive. Raises SourceConnectionError after `limit_s` seconds, unless the
+        walsender is working.
         """
         silent_s = time.monotonic() - self._last
         if silent_s >= self._limit_s:
@@ -404,9 +412,9 @@ class Liveness:
 
 
 def is_at_work(dsn: str, pid: int) -> bool:
-    """Whether the sender with this pid works on something; it is not when it waits, or is gone.
+    """Return True if the walsender with this pid is working, False if it waits or no longer exists.
 
-    Raises SourceConnectionError when the server cannot be asked.
+    Raises SourceConnectionError if the server cannot be reached.
     """
     with closing(connect(dsn, "liveness")) as connection, source_errors("asking for the stream's sender"):
         return any(at_work for (at_work,) in rows(connection, _AT_WORK, (pid,)))

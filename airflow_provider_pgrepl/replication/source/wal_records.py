@@ -1,6 +1,7 @@
-"""What a transaction wrote, by pg_walinspect: which tables it surely did not change.
+"""The tables that a transaction certainly did not change, determined with pg_walinspect.
 
-Asked by WAL record and file, not by value, so the server can answer also of what it cannot send.
+The query reads WAL records and file numbers, not values. So the server can answer it for a transaction that
+it cannot send.
 https://www.postgresql.org/docs/current/pgwalinspect.html
 """
 
@@ -29,8 +30,8 @@ SELECT n.nspname FROM pg_catalog.pg_extension e
 WHERE e.extname = 'pg_walinspect'
 """
 
-# A transaction that ended under its own number is no part of another. Those that did not may be a part
-# of the one in question (savepoints have numbers of their own), and count as if they were.
+# A transaction that ended under its own xid is not part of another one. Other xids may be part of the
+# transaction in question (savepoints have their own xids), and count as part of it.
 _WRITTEN = """
 WITH records AS (
     SELECT xid::text::bigint AS xid, resource_manager AS manager, record_type AS kind,
@@ -79,22 +80,25 @@ _NO_ROWS = frozenset(
         *("Generic", "LogicalMessage"),
     }
 )
-"""Of PostgreSQL's own; another may be that of a table access method, whose records nobody here can read."""
+"""PostgreSQL's resource managers that write no rows.
+
+An unlisted manager may belong to a table access method, whose records this package cannot read.
+"""
 _CATALOG_ONLY = "NEW_CID"
 _FIRST_USER_OID = 16_384
 
 
 class _UnclearError(Exception):
-    """What was written cannot be told."""
+    """The written tables cannot be determined."""
 
 
 def untouched_tables(
     connection: Connection, oids: Collection[int], restart_lsn: LSN, commit_lsn: LSN, xid: int
 ) -> frozenset[int]:
-    """Those of these tables that the transaction with this commit surely did not change.
+    """Return those of `oids` that the transaction with this commit LSN certainly did not change.
 
-    `restart_lsn`: that of a slot which has not passed the transaction; all its records come after. None of
-    them where pg_walinspect is not installed, or the role may not use it, or a file is there no more.
+    `restart_lsn`: the restart_lsn of a slot that has not passed the transaction, before all its records. The
+    result is empty if pg_walinspect is not installed, the role may not use it, or a file no longer exists.
     """
     try:
         schemas = rows(connection, _SCHEMA)
@@ -113,7 +117,7 @@ def untouched_tables(
 
 
 def _written(connection: Connection, records: list[tuple[str, str, int, int, int]]) -> set[int]:
-    """The oids of the relations whose rows were written."""
+    """Return the oids of the relations whose rows were written. Raises _UnclearError."""
     database = rows(connection, _DATABASE)[0][0]
     files = set()
     for manager, kind, *file in records:
@@ -134,6 +138,6 @@ def _without(connection: Connection, oids: Collection[int], written: set[int]) -
     touched = {root for root, oid, toast, _ in parts if {oid, toast} & written}
     known = {oid for part in parts for oid in part[1:3]}
     if any(oid >= _FIRST_USER_OID for oid in written - known):
-        # Some other table, which may have been a partition then.
+        # Another table was written, which may have been a partition at that time.
         touched |= {oid for _, oid, _, is_partitioned in parts if is_partitioned}
     return frozenset({root for root, *_ in parts} - touched)

@@ -1,1 +1,1 @@
-"""What pg_catalog says of tables: columns, types, partitions, and how they are published."""
+"""The definitions of tables in pg_catalog: columns, types, partitions, and membership in a publication."""

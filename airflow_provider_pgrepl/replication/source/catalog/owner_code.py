@@ -1,9 +1,9 @@
-"""Code of a table's owner that would run with our rights, were a SELECT planned on the table.
+"""Code of a table's owner that would run with this role's rights if a SELECT on the table were planned.
 
-To plan one, PostgreSQL works out what is constant in the expressions of indexes, their predicates, extended
-statistics and constraints, and so runs functions of theirs, as whoever asks. `COPY table TO` plans nothing.
-So a SELECT is planned on a table only when none of its expressions calls a function that neither a superuser
-nor we ourselves own, and when no such expression can come between this check and the planning.
+To plan a SELECT, PostgreSQL evaluates constant parts of the expressions of indexes, their predicates,
+extended statistics and constraints, and so runs their functions as the current role. `COPY table TO` plans
+nothing. So a SELECT is planned only on a table whose expressions call functions of superusers and of the
+current role alone, and only if no other expression can be added between this check and the planning.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 
 _REFERENCE = errors.reference("connection")
 
-# An extension's owner may take functions of his own into it, so that membership in one says nothing. Objects
-# that every database has are not in pg_depend. Who made an operator class was a superuser.
+# An extension's owner may add own functions to it, so membership in an extension proves nothing. Objects that
+# every database has are not in pg_depend. Only superusers can create operator classes.
 _CODE = """
 WITH RECURSIVE tables (asked, oid) AS (
     SELECT c.oid, c.oid FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
@@ -79,8 +79,8 @@ WHERE used.classid = 'pg_catalog.pg_proc'::regclass AND NOT r.rolsuper AND r.rol
 ORDER BY 1, 2, 3
 """
 
-# Who owns a schema, himself or as a member of the role that does, and may make schemas, can put another table
-# in the place of one that is locked. So much is left to the owner of the database.
+# A role that owns a schema, directly or as a member of the owner, and may create schemas, can replace a
+# locked table by another one. The owner of the database is trusted not to.
 _STANDING = """
 SELECT pg_catalog.bool_and(r.rolsuper OR r.rolname = current_user),
     pg_catalog.bool_and(s.rolsuper OR s.rolname IN (current_user, 'pg_database_owner') OR s.oid = d.datdba
@@ -97,7 +97,7 @@ WHERE c.oid = ANY (%s::oid[])
 
 @dataclass(frozen=True)
 class OwnerCode:
-    """What of a table calls a function of a role that is neither a superuser nor we; names as in SQL."""
+    """An object of a table that calls a function of another role, which is no superuser. Names as in SQL."""
 
     what: str
     function: str
@@ -108,7 +108,7 @@ class OwnerCode:
 
 
 def read_owner_code(connection: Connection, oids: Iterable[int]) -> dict[int, list[OwnerCode]]:
-    """Code that planning a SELECT on one of these tables, or on what it is a partition of, may run."""
+    """Return code that planning a SELECT on these tables, or on the tables above them, may run, by oid."""
     found: dict[int, list[OwnerCode]] = defaultdict(list)
     with source_errors("looking for code of tables' owners"):
         for oid, *code in rows(connection, _CODE, {"oids": sorted(set(oids))}):
@@ -117,7 +117,7 @@ def read_owner_code(connection: Connection, oids: Iterable[int]) -> dict[int, li
 
 
 def refused_code(connection: Connection, table: TableName, code: Iterable[OwnerCode]) -> TableError:
-    """The error of a table with such code."""
+    """Return the error for a table with such code."""
     role = row(connection, "SELECT pg_catalog.quote_ident(current_user)")[0]
     return TableError(
         f"{table}: {'; '.join(map(str, code))}. To read the table would run it with the rights"
@@ -128,7 +128,7 @@ def refused_code(connection: Connection, table: TableName, code: Iterable[OwnerC
 
 
 def unsafe_to_select(table: TableName) -> TableError:
-    """The error of a table that cannot be copied as a whole, nor locked against new code of its owner."""
+    """Return the error for a table that needs a SELECT, but cannot be locked against code of its owner."""
     return TableError(
         f"{table}: a row filter, or a generated column that is published, cannot be copied without planning"
         " a query on it, in which its owner could have code run with our rights",
@@ -142,11 +142,12 @@ def shut_owners_out(
     check: Connection,
     leaves: Mapping[int, TableName],
 ) -> dict[int, list[OwnerCode]] | None:
-    """The code that these tables have, and that nobody who is not trusted can add to until the transaction
-    of `connection` ends, which locks them, or `let_owners_in` releases the lock.
+    """Lock these tables against new code of untrusted roles, and return the code that they have, by oid.
 
-    None when others can: the role may not lock the tables against it. `check` reads the catalog as it is now.
-    Raises BusyError when another session has a lock that is in the way.
+    The lock lasts until the transaction of `connection` ends, or `let_owners_in` releases it. It is not
+    needed if all owners are trusted. Returns None if the role may not lock the tables against code, or the
+    lock would not help. `check` reads the current catalog. Raises BusyError if another session holds a
+    conflicting lock.
     """
     with source_errors("asking who owns the tables"):
         owners_trusted, places_firm = row(check, _STANDING, (list(leaves),))
@@ -156,16 +157,17 @@ def shut_owners_out(
 
 
 def let_owners_in(connection: Connection) -> None:
-    """Release the lock that `shut_owners_out` took; those from before it stay."""
+    """Release the lock that `shut_owners_out` took. Earlier locks of the transaction stay."""
     with source_errors("releasing a lock"), connection.cursor() as cursor:
         cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
 
 
 def _lock(connection: Connection, tables: Iterable[TableName]) -> bool:
-    """Lock against CREATE INDEX and CREATE STATISTICS; writers do not notice. Return False if that cannot be.
+    """Lock tables against CREATE INDEX and CREATE STATISTICS, but not against writers.
 
-    The lock is not waited for: the transaction has others, for which one of the application may wait, and
-    that one would fail by a deadlock.
+    Return False if the role may not lock them, or on a standby. Does not wait for the lock, and raises
+    BusyError: the transaction holds other locks, and a session of the application that waits for one of them
+    could fail because of a deadlock.
     """
     names = ", ".join(f"ONLY {table.sql}" for table in tables)
     with connection.cursor() as cursor:
@@ -178,6 +180,6 @@ def _lock(connection: Connection, tables: Iterable[TableName]) -> bool:
             cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
             if isinstance(error, psycopg2.errors.LockNotAvailable):
                 raise BusyError("another session alters, vacuums or analyzes the table") from None
-            # No right to, or a standby.
+            # The role may not lock the tables, or the server is a standby.
             return False
     return True

@@ -1,12 +1,13 @@
-"""Attached partitions: which may have held rows when they became partitions. No stream tells of those.
+"""The partitions of a table, and whether they may have held rows when they were attached.
 
-A partition made as one (CREATE TABLE … PARTITION OF) was empty. One that was attached, or lies below one that
-was, is looked into if it is small: a row that was there before counts. All that is not clear counts as well.
+The stream does not report such rows. A partition created by CREATE TABLE … PARTITION OF was empty. A
+partition that was attached, or is below an attached one, is searched for earlier rows if it is small. If the
+result is unclear, it counts as having had rows.
 
-Tables that inherit from a replicated one and are not replicated: their rows are not in its lake table.
-`SELECT … FROM parent` reads the rows of all its children, by plain inheritance as by partitioning, but each
-child by inheritance is published, copied and sent as a table of its own, and its parent as `ONLY parent`.
-https://www.postgresql.org/docs/current/ddl-inherit.html
+`inherited_warnings` finds tables that inherit from a replicated table and are not replicated. Their rows are
+not in its lake table. `SELECT … FROM parent` reads the rows of all its children, by plain inheritance as by
+partitioning. But each child by inheritance is published, copied and sent as a separate table, and its parent
+as `ONLY parent`. https://www.postgresql.org/docs/current/ddl-inherit.html
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, li
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 
-# Plain reads, like those of relations: they obey the transaction's snapshot. A table's row of pg_attribute
-# for a system column is never touched again, unlike those of pg_class and pg_type: its xmin is the maker's.
+# Plain reads, like those of relations.py: they see the transaction's snapshot. A table's pg_attribute row for
+# a system column is never updated, unlike its pg_class and pg_type rows: its xmin created the table.
 LEAVES = """
 WITH RECURSIVE part (root, oid, relkind, links) AS (
     SELECT c.oid, c.oid, c.relkind, '{}'::bigint[]
@@ -44,9 +45,9 @@ FROM part JOIN pg_catalog.pg_class c ON c.oid = part.oid
     JOIN pg_catalog.pg_attribute first ON first.attrelid = c.oid AND first.attnum = -1
 WHERE c.relkind <> 'p' ORDER BY n.nspname, c.relname
 """
-# `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
-# is replaced by RENAME, often in the transaction that attaches. ATTACH replaces those of all other columns:
-# one that is from before the link was made with the partition.
+# `born` is the table's pg_attribute row for a system column, which is never updated. RENAME replaces the
+# pg_type row, often in the transaction that attaches. ATTACH replaces the rows of all other columns: a row of
+# that transaction from before the link was created with the partition.
 _NODES = """
 WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked_xmax) AS (
     SELECT c.oid, 0::oid, c.relkind, 0, '0'::xid, '0'::cid, '0'::xid
@@ -69,9 +70,9 @@ FROM part JOIN pg_catalog.pg_attribute born ON born.attrelid = part.oid AND born
     JOIN pg_catalog.pg_class class ON class.oid = part.oid
 WHERE part.parent <> 0
 """
-# A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
-# linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
-# One that wrote the whole table anew is as good as its writer for all rows.
+# A row is clearly later if the linking transaction wrote it after linking, or a later transaction wrote it.
+# Subtransactions of the linking transaction have their own xids, like later transactions, but continue its
+# command count. A transaction that rewrote the whole table is the xmin of all rows, also of earlier ones.
 _HAS_EARLIER_ROW = """
 SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
     SELECT FROM ONLY {table} AS r WHERE NOT CASE
@@ -84,9 +85,10 @@ SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true 
         ELSE %(linked_cmin)s = 0 END
 ) END
 """
-# The first row ever goes to (0,1). Until a VACUUM no other takes its place, and no page goes; that none ran
-# shows in `reltuples` until somebody analyzes, and from 15 on in `relfrozenxid`, which starts no later than
-# the table. (src/backend/access/heap/README.HOT, vac_update_relstats in src/backend/commands/vacuum.c)
+# The first row of a table is at (0,1). Until a VACUUM, no other row takes its place, and no page is removed.
+# `reltuples` shows that no VACUUM ran, until an ANALYZE. So does `relfrozenxid` from PostgreSQL 15 on, which
+# starts no later than the table (src/backend/access/heap/README.HOT, vac_update_relstats in
+# src/backend/commands/vacuum.c).
 _FIRST_ROW_IS_THERE = """
 SELECT (c.reltuples < 0 OR pg_catalog.current_setting('server_version_num')::int >= 150000
         AND pg_catalog.age(c.relfrozenxid) >= %(born_age)s)
@@ -121,10 +123,10 @@ GROUP BY below.parent ORDER BY below.parent
 
 @dataclass(frozen=True)
 class Leaf:
-    """A table that holds rows: the table itself, or a partition at the bottom.
+    """A table that holds rows: the table itself, or a partition at the lowest level.
 
-    `xmin`: that of its pg_class row; `made`: in which transaction; `links`: xmin of each pg_inherits row on
-    the way down to it, none of the table itself.
+    `xmin`: the xmin of its pg_class row. `made`: the transaction that created it. `links`: the xmin of each
+    pg_inherits row from the partitioned table down to it; empty for the table itself.
     """
 
     oid: int
@@ -138,7 +140,7 @@ class Leaf:
 
     @property
     def partition(self) -> Partition:
-        """What a relation says of it."""
+        """Return the leaf as a partition of a relation."""
         return Partition(
             self.oid,
             self.table,
@@ -150,22 +152,22 @@ class Leaf:
         )
 
     def brought(self, column_xmin: int) -> bool:
-        """Whether it had a column, last altered then, before it became a partition."""
+        """Return True if the leaf had a column before it was attached. `column_xmin`: the column's xmin."""
         return bool(self.links) and self.made != self.links[-1] == column_xmin
 
 
 def read_leaves(connection: Connection, oid: int) -> list[Leaf]:
-    """The tables that hold the rows of this one, by name; itself unless it is partitioned.
+    """Return the tables that hold the rows of this one, ordered by name; itself unless it is partitioned.
 
-    Children by plain inheritance are tables of their own and not among them, nor is a partition of which
-    DETACH … CONCURRENTLY was begun: its rows are no longer the table's.
+    Children by plain inheritance are separate tables and not included. Nor is a partition whose DETACH …
+    CONCURRENTLY has begun: its rows no longer belong to the table.
     """
     with source_errors("reading the partitions"):
         return leaves_of(connection, [oid]).get(oid, [])
 
 
 def leaves_of(connection: Connection, oids: Iterable[int]) -> dict[int, list[Leaf]]:
-    """`read_leaves` of many tables at once. Raises psycopg2's errors."""
+    """Return the result of `read_leaves` for many tables, by oid. Raises psycopg2's errors."""
     leaves: dict[int, list[Leaf]] = defaultdict(list)
     for root, links, oid, schema, name, *facts in rows(connection, LEAVES, {"oids": list(oids)}):
         leaf = Leaf(oid, TableName(schema, name), *facts)
@@ -175,7 +177,7 @@ def leaves_of(connection: Connection, oids: Iterable[int]) -> dict[int, list[Lea
 
 @dataclass(frozen=True)
 class _Node:
-    """A table below a partitioned one: when it was made, and when linked to its parent."""
+    """A table below a partitioned one, with the transactions that created it and linked it to its parent."""
 
     oid: int
     parent: int
@@ -194,11 +196,11 @@ class _Node:
 
     @property
     def is_made_as_one(self) -> bool:
-        """Whether PARTITION OF made it."""
+        """Return True if CREATE TABLE … PARTITION OF created the table."""
         return self.link_is_clear and self.linked == self.born and self.has_own_column
 
     def is_older_than(self, leaf: _Node) -> bool:
-        """Whether it was linked before the leaf was made."""
+        """Return True if this table was linked before the leaf was created."""
         if self.linked == leaf.born:
             return self.link_is_clear and self.linked_cmin < leaf.born_cmin
         return 0 <= leaf.born_age < self.linked_age
@@ -207,7 +209,7 @@ class _Node:
 def with_had_rows(
     connection: Connection, relation: Relation, *, trusts_owners: bool = False, told_by: int = 0
 ) -> Relation:
-    """The relation with `had_rows` of its partitions: see `say_had_rows`."""
+    """Return the relation with `had_rows` of its partitions: see `say_had_rows`."""
     said = say_had_rows(
         connection, relation.oid, relation.partitions, trusts_owners=trusts_owners, told_by=told_by
     )
@@ -222,14 +224,15 @@ def say_had_rows(
     trusts_owners: bool = False,
     told_by: int = 0,
 ) -> tuple[Partition, ...]:
-    """A table's partitions with `had_rows`. Waits for no lock that the application holds.
+    """Return a table's partitions with `had_rows`. Does not wait for locks that the application holds.
 
-    `told_by`: the transaction that is read, if one is. A partition that was attached by a later one may have
-    been attached before, and have lost rows that are still to come: it counts as filled, unless its first row
-    is still there, and so is not from before.
+    `told_by`: the xid of the transaction that is being received, or 0. A partition that a later transaction
+    attached may have been attached before, and have lost rows that the stream has yet to send. It counts as
+    having had rows, unless its first row is still in place, which shows that none was lost.
 
-    Looking into one takes a SELECT: where its owner could have code run by that, and is not trusted, it
-    counts as filled. The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
+    Searching a partition takes a SELECT. If its owner could have code run by that, and is not trusted, the
+    partition counts as having had rows. The connection is in autocommit mode. Raises psycopg2's errors if it
+    is lost.
     """
     if not found:
         return ()
@@ -239,7 +242,7 @@ def say_had_rows(
         for part in found
         if (links := list(_doubtful_links(nodes, part.oid))) or part.oid not in nodes
     }
-    # Those linked last come first: of older ones the lake table has known for long.
+    # Search the partitions that were linked last: the lake table has known the older ones for long.
     looked_into = sorted(
         (oid for oid, links in doubtful.items() if links), key=lambda oid: doubtful[oid][0].linked_age
     )[:_MOST_TABLES]
@@ -260,7 +263,7 @@ def say_had_rows(
 
 
 def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
-    """The tables, from a leaf upwards, that were linked when the leaf may already have had rows."""
+    """Yield the tables, from a leaf upwards, that were linked when the leaf may already have had rows."""
     leaf = node = nodes.get(oid)
     while leaf is not None and node is not None:
         if not node.is_made_as_one and (node is leaf or not node.is_older_than(leaf)):
@@ -269,7 +272,7 @@ def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
 
 
 def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
-    """Whether it was linked after that transaction, and there before it was linked."""
+    """Return True if the leaf was linked after transaction `told_by`, and existed before it was linked."""
     return any(
         link.linked != leaf.born and 0 < (link.linked - told_by) % _XIDS < _XIDS // 2 for link in links
     )
@@ -278,8 +281,8 @@ def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
 def _may_be_unsent(connection: Connection) -> bool:
     """Return True if this server's walsenders may not send the rows of a table that was attached.
 
-    Before PostgreSQL 15, ATTACH PARTITION does not invalidate what a walsender remembers of a table. If it
-    has decoded a row of the table before, it takes the table for unpublished until it ends.
+    Before PostgreSQL 15, ATTACH PARTITION does not invalidate a walsender's cache entry of the table. If the
+    walsender has decoded a row of the table before, it treats the table as unpublished until it ends.
     (rel_sync_cache_relation_cb in src/backend/replication/pgoutput/pgoutput.c)
     """
     return bool(connection.server_version < 150000)
@@ -301,7 +304,7 @@ def _has_earlier_row(
         limit_idleness(connection)
         try:
             cursor.execute(f"LOCK TABLE ONLY {part.table.sql} IN ACCESS SHARE MODE NOWAIT")
-            # Any code, or that its owner can add some.
+            # The result is not empty if there is such code, and None if the owner can add some.
             if not trusts_owners and _read_code(connection, part) != {}:
                 return True
             may_lack_rows = _may_be_unsent(connection) or (
@@ -311,7 +314,7 @@ def _has_earlier_row(
                 return True
             return any(_is_earlier(connection, part, leaf, link) for link in links)
         except (psycopg2.Error, SourceError):
-            # Altered just now, gone, or no right to read it: nobody can say.
+            # The partition is being altered, no longer exists or may not be read: it may have had rows.
             if connection.closed:
                 raise
             return True
@@ -328,7 +331,10 @@ def _read_code(connection: Connection, part: Partition) -> dict[int, list[OwnerC
 
 
 def _keeps_its_first_row(connection: Connection, part: Partition, leaf: _Node) -> bool:
-    """Whether no row was ever in it, or the first is still there, as it was: no earlier one can have gone."""
+    """Return True if the table never had a row, or its first row is still in place.
+
+    In both cases, no earlier row can have been removed.
+    """
     if not leaf.has_first_file:
         return False
     query = _on(part.table, _FIRST_ROW_IS_THERE)
@@ -350,15 +356,18 @@ def _is_earlier(connection: Connection, part: Partition, leaf: _Node, link: _Nod
 
 
 def _on(table: TableName, query: str) -> str:
-    """The query with the table's name, in which the driver is to see no placeholder: it would fill it in, and
-    the query would be planned on another table than was locked."""
+    """Return the query with the table's name, in which % is escaped.
+
+    Otherwise psycopg2 could fill in a placeholder in the name, and the query would read another table than
+    the locked one.
+    """
     return query.replace("{table}", table.sql.replace("%", "%%"))
 
 
 def inherited_warnings(connection: Connection, oids: Collection[int]) -> Iterator[str]:
-    """Say of which of a pipeline's tables (all of its `oids`) children are not among them.
+    """Yield a warning for each of a pipeline's tables with children by inheritance outside of the pipeline.
 
-    Raises SourceConnectionError, SourceError.
+    `oids`: all tables of the pipeline. Raises SourceConnectionError, SourceError.
     """
     wanted = {"oids": list(oids), "chunks": _CHUNKS, "shown": _SHOWN}
     with source_errors("looking for inherited tables"):

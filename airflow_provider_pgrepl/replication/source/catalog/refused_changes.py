@@ -1,11 +1,11 @@
-"""Tables of which the source refuses UPDATE and DELETE because a publication publishes them.
+"""Tables on which the source rejects UPDATE and DELETE because a publication publishes them.
 
-PostgreSQL checks it when such a statement begins (CheckCmdReplicaIdentity): the application fails. What a
-publication must not leave out is documented with CREATE PUBLICATION:
+PostgreSQL checks this when such a statement begins (CheckCmdReplicaIdentity), so the application's statement
+fails. The columns that a publication must include are documented with CREATE PUBLICATION:
 https://www.postgresql.org/docs/current/sql-createpublication.html
 
-Publications FOR ALL TABLES, which send the tables of schema `_pgrepl` to subscribers that lack them.
-A subscriber stops at the first row of a table that it does not have.
+Also finds publications FOR ALL TABLES, which send the tables of schema `_pgrepl` to subscribers that lack
+them. A subscriber stops at the first row of a table that it does not have.
 https://www.postgresql.org/docs/current/logical-replication-subscription.html
 """
 
@@ -48,7 +48,7 @@ SELECT m.oid::bigint, found.part[1]::int FROM pg_catalog.pg_publication_rel m,
     LATERAL pg_catalog.regexp_matches(m.prqual::text, ':varattno (\\d+)', 'g') AS found (part)
 WHERE m.oid = ANY (%s::oid[]) AND m.prqual IS NOT NULL
 """
-# Which publications a slot's reader uses is recorded nowhere.
+# PostgreSQL does not record which publications the reader of a slot uses.
 _PUBLICATIONS = """
 SELECT pg_catalog.quote_ident(p.pubname) FROM pg_catalog.pg_publication p
 WHERE p.puballtables AND (p.pubname <> %(used)s OR EXISTS (
@@ -65,9 +65,9 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n 
 
 @dataclass(frozen=True)
 class RefusedChanges:
-    """Why the source refuses changes of a published table, and the statement that ends that.
+    """The reason why the source rejects changes of a published table, and the statement that resolves it.
 
-    `lacks_identity`: the table has no replica identity at all.
+    `lacks_identity`: the table has no replica identity.
     """
 
     table: TableName
@@ -87,10 +87,10 @@ class RefusedChanges:
 def read_refused(
     connection: Connection, relations: Iterable[Relation], publication: str, *, planned: bool = False
 ) -> dict[int, RefusedChanges]:
-    """Return the tables, by oid, whose changes the source refuses, or will when they are published.
+    """Return the tables, by oid, whose changes the source rejects, or will reject once they are published.
 
-    A partitioned table is refused with any of its partitions. `planned`: see `read_relations`. A table that
-    is not in the publication is judged as if it were, without a column list.
+    A partitioned table is included if any of its partitions is. `planned`: see `read_relations`. A table that
+    is not in the publication is checked as if it were, without a column list.
     """
     holders = {relation.oid: [relation.oid, *_leaves(relation)] for relation in relations}
     oids = sorted({oid for some in holders.values() for oid in some})
@@ -127,7 +127,7 @@ def _operations(found: list[tuple[bool, bool]], *, planned: bool) -> str:
 
 
 def _filtered_columns(connection: Connection, members: dict[int, Membership]) -> dict[int, set[int]]:
-    """The columns of row filters, by membership."""
+    """Return the columns that row filters use, by membership."""
     if connection.server_version < COLUMN_LISTS_SINCE:
         return {}
     found: dict[int, set[int]] = {}
@@ -138,7 +138,7 @@ def _filtered_columns(connection: Connection, members: dict[int, Membership]) ->
 
 @dataclass(frozen=True)
 class _Published:
-    """How one table is published."""
+    """One published table: its publication, membership and row filter."""
 
     publication: str
     operations: str
@@ -147,7 +147,10 @@ class _Published:
     filtered: set[int]
 
     def judge(self, facts: tuple[Any, ...], columns: list[tuple[int, str, str]]) -> RefusedChanges | None:
-        """`facts`: a row of _TABLES without its oid; `columns`: rows of _COLUMNS likewise."""
+        """Return why the source rejects changes of the table, or None if it accepts them.
+
+        `facts`: a row of _TABLES without its oid. `columns`: rows of _COLUMNS without the oid.
+        """
         schema, name, identity, key, has_primary_key = facts
         table = TableName(schema, name)
         if identity != "f" and not key:
@@ -182,7 +185,7 @@ class _Published:
         return None
 
     def _unsent(self, columns: list[tuple[int, str, str]], needed: set[int]) -> list[tuple[str, str]]:
-        """Generated columns of the identity that are not sent. Servers before 18 do not mind."""
+        """Return generated columns of the identity that are not published. Servers before 18 accept them."""
         if self.version < GENERATED_COLUMNS_SINCE or self.member.columns is not None:
             return []
         return [
@@ -222,23 +225,23 @@ class _Published:
 
 
 def all_tables_publications(connection: Connection, slot: str, used: str = "") -> list[str]:
-    """Return the publications FOR ALL TABLES that others than the reader of `slot` may read, quoted.
+    """Return the publications FOR ALL TABLES that another reader than that of `slot` may use, quoted.
 
-    `used`: the publication that the reader of `slot` uses, "" when it has made one of its own.
+    `used`: the publication that the reader of `slot` uses, or "" if it has created its own.
     """
     with source_errors("looking for publications FOR ALL TABLES"):
         return [name for (name,) in rows(connection, _PUBLICATIONS, {"slot": slot, "used": used})]
 
 
 def check_unsent(connection: Connection, slot: str, used: str, hint: str) -> None:
-    """Raises PublicationError where subscribers would be sent the tables of schema `_pgrepl`."""
+    """Raise PublicationError if a publication would send the tables of schema `_pgrepl` to subscribers."""
     found = all_tables_publications(connection, slot, used)
     if found:
         raise PublicationError(f"{_sends(found)}. Its subscribers lack these tables, and stop", hint)
 
 
 def all_tables_warning(connection: Connection, slot: str, used: str = "") -> str | None:
-    """Return a sentence about publications that send the tables of schema `_pgrepl`; None without any."""
+    """Return a warning about publications that send the tables of schema `_pgrepl`, or None without any."""
     with source_errors("looking for the tables of schema _pgrepl"):
         if not row(connection, _HAS_TABLES, (STATE_SCHEMA,))[0]:
             return None

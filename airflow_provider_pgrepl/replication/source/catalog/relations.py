@@ -1,11 +1,11 @@
-"""A table as pg_catalog has it, in the terms of the stream: published columns, key, membership.
+"""The definition of a table from pg_catalog, in the terms of the stream: published columns, key, membership.
 
-Only plain reads of catalog tables: they obey the transaction's snapshot, which functions such as
-pg_relation_filenode() do not. So the same queries tell what a table was under an exported snapshot.
+All queries are plain reads of catalog tables. They see the transaction's snapshot, which functions such as
+pg_relation_filenode() do not. So the same queries return a table's definition under an exported snapshot.
 
-Missing values: what rows have in a column that was added, with a constant default, after them.
-PostgreSQL keeps such a value beside the column (pg_attribute.attmissingval) and rewrites nothing, so no
-stream tells of it. A partitioned table has none of its own: each of its partitions has.
+A missing value is the value of a column in rows that are older than the column, which was added with a
+constant default. PostgreSQL stores it with the column (pg_attribute.attmissingval) and rewrites no row, so
+the stream does not report it. A partitioned table has no missing values; each of its partitions has.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 
-# The array has one element, read as if it were an array of texts; array_to_string puts together again what
-# comes apart because the type, as box, has another delimiter and does not quote commas.
+# The array has one element, and is read as an array of texts. array_to_string rejoins a value that was split
+# because its type, such as box, has another delimiter and does not quote commas.
 MISSING = """
 SELECT a.attrelid::bigint, a.attname, a.xmin::text::bigint,
     CASE WHEN NOT a.atttypid = ANY (%(row_types)s::oid[])
@@ -43,7 +43,7 @@ PUBLICATION = """
 SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
 """
-# A partition is also published through the tables that it is a part of, then without their column lists.
+# A partition is also published through the tables above it, then without their column lists.
 ABOVE = """
 WITH RECURSIVE above (oid, published, depth, links) AS (
     SELECT c.oid, c.oid, 0, '{}'::bigint[] FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
@@ -59,7 +59,7 @@ SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint, above.links,
 FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
 WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
-# A table that left its schema and came back has another dependency on it; nothing else makes that anew.
+# A table that left its schema and returned has another pg_depend row for it; nothing else replaces that row.
 SCHEMA_MEMBERS = (
     ABOVE
     + """
@@ -73,9 +73,9 @@ WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
 )
 COLUMN_LISTS_SINCE = 150000
-"""Server version from which publications have column lists, row filters and whole schemas."""
+"""The server version from which publications have column lists, row filters and whole schemas."""
 GENERATED_COLUMNS_SINCE = 180000
-"""Server version from which publications can hold stored generated columns."""
+"""The server version from which publications can include stored generated columns."""
 __all__ = [
     "COLUMN_LISTS_SINCE",
     "GENERATED_COLUMNS_SINCE",
@@ -111,7 +111,7 @@ WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relrepliden
 """
 log = logging.getLogger(__name__)
 MOST_CHARACTERS = 4000
-"""Of one comment: readers of the lake get all of them whenever they open the table."""
+"""The longest comment that is not shortened. Readers of the lake load all comments with the table."""
 _COMMENTS = """
 SELECT a.attname, d.description
 FROM pg_catalog.pg_description d LEFT JOIN pg_catalog.pg_attribute a
@@ -123,7 +123,10 @@ WHERE d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = %(o
 
 @dataclass(frozen=True)
 class Missing:
-    """The missing value of one table's column; `xmin` is the column's, `text` None when it cannot be told."""
+    """The missing value of one table's column.
+
+    `xmin`: the xmin of the column. `text`: None if the value cannot be determined.
+    """
 
     xmin: int
     text: str | None
@@ -133,18 +136,19 @@ Found = Mapping[tuple[int, str], Missing]
 
 
 def read_missing(connection: Connection, oids: Iterable[int], row_types: Iterable[int]) -> Found:
-    """The missing values of these tables, by table and column. Raises psycopg2's errors.
+    """Return the missing values of these tables, by table and column. Raises psycopg2's errors.
 
-    A value of one of `row_types` is not told: to write it out the server would wait for whoever alters it.
+    A value of one of `row_types` is not read: to convert it to text, the server would wait for a session that
+    alters the type.
     """
     wanted = {"oids": sorted(set(oids)), "row_types": sorted(row_types)}
     return {(oid, name): Missing(xmin, text) for oid, name, xmin, text in rows(connection, MISSING, wanted)}
 
 
 def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Relation:
-    """The relation with its columns' missing values; `leaves`: those of a partitioned table.
+    """Return the relation with its columns' missing values. `leaves`: the leaves of a partitioned table.
 
-    Where one cannot be told, the relfilenode is negative: the file counts as rewritten.
+    If a value cannot be determined, the relfilenode is negative: the file counts as rewritten.
     """
     values, unclear = {}, set()
     for column in relation.columns:
@@ -168,12 +172,12 @@ def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Re
 
 
 def _agreed(column: Column, leaves: Sequence[Leaf], found: Found) -> tuple[str | None, set[int]]:
-    """A partitioned table's missing value, and the leaves because of which none can be told.
+    """Return a partitioned table's missing value, and the leaves because of which it cannot be determined.
 
-    Asked are the leaves that got the column as partitions: what one brought with it when it was attached says
-    nothing of the others' rows. Those rewritten since have no missing value any more, those made since never
-    had one; no row of them is older than the column and still without a value of its own. Of the others those
-    count whose column was last altered together with the partitioned table's.
+    Only leaves that got the column as partitions count: a leaf that had the column when it was attached says
+    nothing about rows of the others. Leaves rewritten since have no missing value any more, and leaves
+    created since never had one: all their rows have a value of their own. Of the rest, the leaves count whose
+    column was last altered together with the partitioned table's, if there are any.
     """
     own = {
         leaf.oid: missing
@@ -189,14 +193,13 @@ def _agreed(column: Column, leaves: Sequence[Leaf], found: Found) -> tuple[str |
 
 @dataclass(frozen=True)
 class Membership:
-    """A table's place in a publication; `oid` is 0 of one that is not in it, all are without a publication.
+    """A table's membership in a publication. `oid` is 0 if the table is not in it.
 
-    `xmin`: what moves with its column list, row filter or, where a whole schema is published, with its coming
-    into the schema.
-    `columns`: attnums of a column list; None without one. `stored_generated`: whether stored generated
-    columns are published where no list says so. `by_name`: the table itself is listed, so that PostgreSQL
-    lets nobody make it unlogged. `links`: xmin of each pg_inherits row up to the table through which a
-    partition is published.
+    `xmin`: changes with the table's column list and row filter or, if a whole schema is published, when the
+    table enters the schema. `columns`: the attnums of a column list, or None without one. `stored_generated`:
+    stored generated columns are published if there is no column list. `by_name`: the table itself is listed,
+    so that PostgreSQL rejects making it unlogged. `links`: the xmin of each pg_inherits row up to the table
+    through which a partition is published.
     """
 
     publication_oid: int = 0
@@ -210,7 +213,7 @@ class Membership:
 
 
 def members_query(server_version: int) -> str:
-    """Which of a publication's members publish some tables, and by which column lists."""
+    """Return the query for the members of a publication that publish some tables, and their column lists."""
     lists = "m.prattrs::int2[]" if server_version >= COLUMN_LISTS_SINCE else "NULL::int2[]"
     return ABOVE + _MEMBERS.replace("{columns}", lists)
 
@@ -218,9 +221,9 @@ def members_query(server_version: int) -> str:
 def memberships(
     connection: Connection, oids: Sequence[int], publication: str | None, *, planned: bool
 ) -> dict[int, Membership]:
-    """How a publication publishes each of these tables. Raises psycopg2's errors.
+    """Return the membership of each of these tables in a publication, by oid. Raises psycopg2's errors.
 
-    `planned`: one that is not there yet publishes what `create_publication` will have it publish.
+    `planned`: a publication that does not exist yet counts as created by `create_publication`.
     """
     found = rows(connection, PUBLICATION, {"publication": publication}) if publication else []
     if not found:
@@ -230,7 +233,7 @@ def memberships(
     stored = generated == "s"
     if all_tables:
         return dict.fromkeys(oids, Membership(publication_oid, xmin, publication_oid, xmin, None, stored))
-    # A table that is not in it would have its generated columns published or not as the others have.
+    # For a table that is not in the publication, assume the publication's setting for generated columns.
     members = dict.fromkeys(oids, Membership(publication_oid, xmin, stored_generated=stored))
     by_version = connection.server_version >= COLUMN_LISTS_SINCE
     wanted = {"publication_oid": publication_oid, "oids": oids}
@@ -241,7 +244,7 @@ def memberships(
             publication_oid, xmin, member, member_xmin, columns, stored, not links, tuple(links)
         )
     if by_version:
-        # A whole schema wins over a member of it: neither column list nor row filter is used then.
+        # A published schema overrides a listed table in it: its column list and row filter are not used.
         for oid, member, member_xmin, links in rows(connection, SCHEMA_MEMBERS, wanted):
             by_name = members[oid].by_name
             members[oid] = Membership(
@@ -259,13 +262,13 @@ def read_relation(
     trusts_owners: bool = False,
     told_by: int = 0,
 ) -> Relation | None:
-    """The table with this oid, as `publication` publishes it; None when it is gone.
+    """Return the table with this oid, as `publication` publishes it, or None if it does not exist.
 
-    Without a publication all columns that are not generated; a table that is not a member of it, as if it
-    were added without a column list. `had_rows`: all as it is at one moment, and with what is said of
-    partitions that may have held rows before they were partitions; that needs a connection in autocommit
-    mode, and the right to look into small ones; `trusts_owners`: whether code of their owners may run then;
-    `told_by`: the transaction that is read.
+    Without a publication, it has all columns that are not generated. A table that is not in the publication
+    is read as if it were added without a column list. `had_rows`: read everything in one snapshot, and set
+    `had_rows` of the partitions. That needs a connection in autocommit mode, and the right to read small
+    partitions. `trusts_owners`: code of their owners may run then. `told_by`: the xid of the transaction that
+    is being received, or 0.
     """
     if not had_rows:
         return read_relations(connection, [oid], publication).get(oid)
@@ -280,7 +283,7 @@ def read_relation(
 def find_relation(
     connection: Connection, table: TableName, publication: str | None = None
 ) -> Relation | None:
-    """The table of this name; None when there is none."""
+    """Return the table of this name, or None if there is none."""
     with source_errors(f"looking for {table}"):
         found = rows(
             connection,
@@ -294,9 +297,9 @@ def find_relation(
 def read_relations(
     connection: Connection, oids: Iterable[int], publication: str | None, *, planned: bool = False
 ) -> dict[int, Relation]:
-    """Many tables at once, by oid; those that are gone are left out.
+    """Return many tables, by oid, without those that no longer exist.
 
-    `planned`: a publication that is not there yet publishes what `create_publication` will have it publish.
+    `planned`: a publication that does not exist yet counts as created by `create_publication`.
     """
     wanted = {"oids": list(oids)}
     with source_errors("reading the catalog"):
@@ -328,7 +331,7 @@ def _with_partitions(relation: Relation, leaves: Iterable[Leaf]) -> Relation:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the catalog says of one table's columns."""
+    """The columns, key and membership of one table from the catalog."""
 
     columns: list[tuple[Any, ...]]
     key: frozenset[int]
@@ -396,24 +399,24 @@ def _is_published(column: tuple[Any, ...], member: Membership) -> bool:
 
 
 def _is_left_out(column: tuple[Any, ...], member: Membership) -> bool:
-    """A generated column that nobody left out on purpose, but whose values are not sent."""
+    """Return True for a generated column that no column list leaves out, but whose values are not sent."""
     return bool(column[-1]) and member.columns is None and not _is_published(column, member)
 
 
 @dataclass(frozen=True)
 class Comments:
-    """Of one table, empty where there is none, and of its columns by their names."""
+    """The comments on one table and on its columns, by column name. `table` is "" without a comment."""
 
     table: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_comments(connection: Connection, table: TableName, oid: int) -> Comments:
-    """Within the transaction that there is. None are told where the server gives none: a comment may be in
-    bytes that are no text, pg_description may be nobody's to read, and a table is no worse for it.
+    """Return the comments on a table and its columns, read in the current transaction.
 
-    Raises SourceError when the connection is lost.
-    https://www.postgresql.org/docs/current/catalog-pg-description.html
+    If they cannot be read, logs a warning and returns no comments: a comment may hold bytes that are no text,
+    or the role may not read pg_description. The table can be copied without them. Raises SourceError if the
+    connection is lost. https://www.postgresql.org/docs/current/catalog-pg-description.html
     """
     with source_errors(f"reading the comments of {table}"), connection.cursor() as cursor:
         cursor.execute("SAVEPOINT comments")

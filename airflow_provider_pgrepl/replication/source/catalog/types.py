@@ -1,4 +1,4 @@
-"""Types as pg_catalog has them, with all that they are made of."""
+"""Types from pg_catalog, with all types that they consist of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 
-# Plain reads, like those of relations: they obey the transaction's snapshot.
+# Plain reads, like those of relations.py: they see the transaction's snapshot.
 PARTS = """
 WITH RECURSIVE wanted (oid) AS (
     SELECT pg_catalog.unnest(%(oids)s::oid[])
@@ -52,21 +52,21 @@ FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY (%(enums)s::oid[]) ORDER BY e.
 """
 
 _FIRST_OWN_OID = 16384
-"""Below it are the types that every database has."""
+"""The types below this oid exist in every database."""
 
 _ENDLESS = MOST_PARTS + 1
 
 
 @dataclass
 class Room:
-    """How many parts the types of a table's columns may still have."""
+    """The number of parts that the types of a table's columns may still have."""
 
     left: int = MOST_PARTS
 
 
 @dataclass(frozen=True)
 class _Size:
-    """How large a type becomes when it is taken apart; numbers beyond the limits are not told apart."""
+    """The size of a type with all its parts. Numbers beyond the limits are capped."""
 
     levels: int
     parts: int
@@ -87,7 +87,7 @@ class Types:
 
     @classmethod
     def read(cls, connection: Connection, oids: Iterable[int]) -> Types:
-        """These types and all that they are made of."""
+        """Read these types, and all types that they consist of. Raises psycopg2's errors."""
         wanted = {"oids": sorted(set(oids))}
         types = cls({oid: tuple(more) for oid, *more in rows(connection, PARTS + TYPES, wanted)})
         for oid, *of_field in rows(connection, PARTS + FIELDS, wanted):
@@ -100,12 +100,14 @@ class Types:
         return types
 
     def with_rows(self) -> list[int]:
-        """The types that are row types, or are made of such."""
+        """Return the oids of the row types, and of the types that contain row types."""
         return sorted(oid for oid, size in self._sizes.items() if size.has_row)
 
     def find(self, oid: int, typmod: int, room: Room) -> PgType | None:
-        """The type, of kind TOO_LARGE and without parts where there is no room for it; None for a built-in
-        scalar, of which oid and typmod say everything."""
+        """Return the type, or None for a built-in scalar, which oid and typmod describe completely.
+
+        If `room` has too few parts left, return a type of kind TOO_LARGE without parts.
+        """
         size = self._sizes[oid]
         if size.levels > MOST_LEVELS or size.parts > room.left:
             name, *_ = self._types[oid]
@@ -116,8 +118,11 @@ class Types:
         return None if is_plain else found
 
     def _measure(self, oid: int) -> None:
-        """Without recursion, and each type once: some are nested deeper than Python's stack, some in each
-        other many times over, and a message may hold one that is its own part."""
+        """Compute the size of a type and of its parts, without recursion and each type once.
+
+        Some types are nested deeper than Python's stack, some contain the same type many times, and a message
+        may hold a type that contains itself.
+        """
         path, on_path = [oid], {oid}
         while path:
             top = path[-1]
@@ -140,7 +145,7 @@ class Types:
         )
 
     def _parts(self, oid: int) -> list[int]:
-        """What a type is made of, field by field."""
+        """Return the oids of the types that a type directly consists of, in order."""
         _, kind, _, element, is_array, base, _, subtype, _ = self._types[oid]
         if is_array:
             return [element]
@@ -152,7 +157,7 @@ class Types:
         name, kind, delimiter, element, is_array, base, base_typmod, subtype, extension = self._types[oid]
         parts: tuple[tuple[str, PgType], ...] = ()
         if is_array:
-            # An array's typmod is its elements'.
+            # An array's typmod applies to its elements.
             kind, parts = "a", (("element", self._build(element, typmod)),)
         elif kind == "d":
             parts = (("base", self._build(base, base_typmod)),)

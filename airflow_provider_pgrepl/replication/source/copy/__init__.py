@@ -1,1 +1,1 @@
-"""COPY of tables at one exported snapshot, which a session of its own keeps."""
+"""The COPY of tables at one exported snapshot, which a separate session holds."""

@@ -1,4 +1,4 @@
-"""One COPY as a stream of bytes, which ends where the table's range ends, or fails."""
+"""One COPY as a stream of bytes. It ends at the end of the table's range, or raises an error."""
 
 from __future__ import annotations
 
@@ -62,29 +62,29 @@ WHERE m.oid = %s AND m.prpubid = %s AND m.prrelid = %s
 _NO_ROWS = "COPY (SELECT WHERE false) TO STDOUT (FORMAT csv)"
 log = logging.getLogger(__name__)
 _BUFFER_BYTES = 1 << 20
-# What PostgreSQL's own pg_dump sets, where the server knows it.
+# pg_dump sets this as well, if the server knows the setting.
 _REFUSE_VIEWS = """
 SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings
 WHERE name = 'restrict_nonsystem_relation_kind'
 """
-# By a function: it looks at what is there now, not in the snapshot.
+# The function to_regclass looks the name up in the current catalog, not in the snapshot.
 _FOUND = "SELECT coalesce(pg_catalog.to_regclass(%s)::oid::bigint, -1)"
 _END_GRACE_S = 10.0
 _CANCEL_INTERVAL_S = 0.25
 _UNREAD_LIMIT_S = 60
-"""As `tcp_user_timeout`: the server may have sent the last bytes long before the reader takes them."""
+"""The idle limit, as `tcp_user_timeout`: the server may send the last bytes long before they are read."""
 STALL_LIMIT_S = 300.0
-"""How long a COPY may bring nothing. A range has 128 MB of a table; a filter may leave out most of it."""
+"""The seconds that a COPY may send nothing. A filter may leave out most of a range, which has 128 MB."""
 _LOCK_NOT_AVAILABLE = "55P03"
 _SNAPSHOT_UNUSABLE = ("22023", "42704", "42P01", "42703", "72000", "55000")
 
 
 @dataclass(frozen=True)
 class CopyRange:
-    """A part of one table, copied by one task: the COPY that reads it, and how many pages that is.
+    """A part of one table that one task copies: the COPY that reads it, and its number of pages.
 
-    `leaf_oid`: of the table that is to be found under the leaf's name, 0 where any will do. `is_planned`:
-    the COPY is of a SELECT, which runs what `owner_code.py` says.
+    `leaf_oid`: the oid that the table with the leaf's name must have; 0 for no check. `is_planned`: the COPY
+    contains a SELECT, which can run code of the table's owner (see `owner_code.py`).
     """
 
     relation_oid: int
@@ -98,10 +98,10 @@ class CopyRange:
 def plan_ranges(
     connection: Connection, relation: Relation, range_bytes: int, *, whole: bool = False
 ) -> list[CopyRange]:
-    """Cut a table into ranges of about `range_bytes` (TOAST included), at least one; the last is open-ended.
+    """Split a table into ranges of about `range_bytes` (TOAST included), at least one. The last has no end.
 
-    `whole`: partitions are not cut. Over a keeper's connection the partitions are those of the snapshot.
-    Raises SourceError.
+    `whole`: each leaf is one range. Over a keeper's connection, the leaves are those of the snapshot. Raises
+    SourceError.
     """
     row_filter = _row_filter(connection, relation)
     leaves = read_leaves(connection, relation.oid)
@@ -132,7 +132,7 @@ def _leaf_ranges(
         bounds += [] if is_last else [f"ctid < '({start + step},0)'"]
         bounds += [f"({row_filter})"] if row_filter else []
         covered = pages - start if is_last else step
-        # COPY of a table takes neither a condition, nor generated columns, nor an empty list of columns.
+        # COPY of a table accepts no condition, no generated columns and no empty column list.
         is_planned = bool(bounds) or is_generated or not relation.columns
         sql = _copy_rows(relation, leaf.table, bounds) if is_planned else _copy_table(relation, leaf.table)
         ranges.append(CopyRange(relation.oid, leaf.table, sql, covered, leaf.oid, is_planned))
@@ -150,12 +150,12 @@ def _copy_rows(relation: Relation, leaf: TableName, bounds: list[str]) -> str:
 
 
 def _columns(relation: Relation) -> str:
-    # By name: a partition may have them in another order than its partitioned table.
+    # Name the columns: a partition may have them in another order than its partitioned table.
     return ", ".join(quote_identifier(column.name) for column in relation.columns)
 
 
 def _row_filter(connection: Connection, relation: Relation) -> str | None:
-    """The publication's row filter for this table: what it does not let through must not be copied either."""
+    """Return the publication's row filter for this table, or None. Rows that it excludes are not copied."""
     if connection.server_version < COLUMN_LISTS_SINCE:
         return None
     member = (relation.membership_oid, relation.publication_oid, relation.oid)
@@ -166,11 +166,11 @@ def _row_filter(connection: Connection, relation: Relation) -> str | None:
 
 @contextlib.contextmanager
 def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[BinaryIO]:
-    """The CSV bytes of one range as they were in the snapshot, over a connection of its own.
+    """Yield a reader of the CSV bytes of one range as of the snapshot, over a new connection.
 
-    A COPY that fails raises SnapshotError, SourceConnectionError or PrivilegeError, at the read that would
-    have said "end of file" and again when the block is left: it never looks like a short table. Leaving early
-    ends the COPY.
+    If the COPY fails, raises SnapshotError, SourceConnectionError or PrivilegeError at the read that would
+    return the end of the file, and again at the end of the block. So a failed copy never looks like a short
+    table. Leaving the block early ends the COPY.
     """
     source = _CopyBytes(_connect(dsn, snapshot, copy_range), copy_range)
     reader = io.BufferedReader(source, _BUFFER_BYTES)
@@ -178,7 +178,7 @@ def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[Binary
         yield reader
     except Exception:
         source.stop()
-        if source.failure is not None:  # the block's error is but its consequence
+        if source.failure is not None:  # the block's error is only a consequence of this failure
             raise source.failure from None
         raise
     finally:
@@ -194,8 +194,8 @@ def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
             cursor.execute(_REFUSE_VIEWS)
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             limit_idleness(connection, _UNREAD_LIMIT_S)
-            # First the lock, then the snapshot: its session, which holds the table, must still be there.
-            # NOWAIT: behind a statement that waits for that session, this one would wait for itself.
+            # Lock first, then import the snapshot: this shows that the session that holds the table still
+            # exists. NOWAIT: a statement ahead in the queue may wait for that session, and so for this copy.
             if copy_range.leaf_oid:
                 cursor.execute(f"LOCK TABLE ONLY {copy_range.leaf.sql} IN ACCESS SHARE MODE NOWAIT")
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
@@ -209,7 +209,7 @@ def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
 
 
 def _check_name(connection: Connection, copy_range: CopyRange) -> None:
-    """Raises SnapshotError when the name leads to another table than it did: schemas were renamed."""
+    """Raise SnapshotError if another table has the leaf's name now, because schemas were renamed."""
     found = row(connection, _FOUND, (copy_range.leaf.sql,))[0] if copy_range.leaf_oid else 0
     if found != copy_range.leaf_oid:
         raise SnapshotError(
@@ -219,7 +219,7 @@ def _check_name(connection: Connection, copy_range: CopyRange) -> None:
 
 
 class _CopyBytes(io.RawIOBase):
-    """The reading end of a pipe into which a thread copies."""
+    """The read end of a pipe into which a thread copies."""
 
     def __init__(self, connection: Connection, copy_range: CopyRange) -> None:
         super().__init__()
@@ -229,10 +229,10 @@ class _CopyBytes(io.RawIOBase):
         self._stopping = False
         self._stopped = False
         self._stalled = False
-        # Held by whoever reads, so that the pipe is not closed under a reader of another thread.
+        # Held during a read, so that another thread does not close the pipe.
         self._reading = threading.Lock()
         self._read_end, write_end = os.pipe()
-        with contextlib.suppress(OSError):  # a larger pipe is only faster
+        with contextlib.suppress(OSError):  # a larger pipe is faster, but not required
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
         self._thread = threading.Thread(
             target=self._copy, args=(write_end,), name=f"copy {copy_range.leaf}", daemon=True
@@ -265,7 +265,7 @@ class _CopyBytes(io.RawIOBase):
             raise self.failure
 
     def stop(self) -> None:
-        """End the COPY wherever it is, without waiting for a server that does not answer."""
+        """End the COPY at any point. The wait for a server that does not answer is limited."""
         if self._stopped:
             return
         self._stopping = self._thread.is_alive()
@@ -278,11 +278,14 @@ class _CopyBytes(io.RawIOBase):
             self._connection.close()
 
     def _cancel_until(self, reached: Callable[[], bool]) -> bool:
-        """Cancel the COPY again and again, for a while: before the server has begun it that does nothing."""
+        """Cancel the COPY until `reached` returns True, for up to 10 s; then abandon the connection.
+
+        Cancels repeatedly, because a cancel has no effect before the server has begun the COPY.
+        """
         deadline = time.monotonic() + _END_GRACE_S
         cancelling: threading.Thread | None = None
         while time.monotonic() < deadline:
-            # libpq waits for the end of a cancellation without a limit, so that somebody else has to.
+            # libpq waits for the end of a cancel without a limit, so another thread sends it.
             if self._thread.is_alive() and not (cancelling and cancelling.is_alive()):
                 cancelling = threading.Thread(target=self._cancel, daemon=True)
                 cancelling.start()

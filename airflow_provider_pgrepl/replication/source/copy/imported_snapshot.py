@@ -1,4 +1,4 @@
-"""A snapshot in a session of its own: imported, exported again, and what tables are in it."""
+"""A snapshot that a separate session imports and exports again, and the definitions of tables in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFLICT_HINT = (
     " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
 )
 GATE_IDLE_LIMIT_S = 10
-"""Shorter than that of the session that holds the lock: no copy may begin when the lock is not held."""
+"""Shorter than the idle limit of the session that holds the lock: no copy may begin without the lock."""
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
 _IN_THE_WAY: dict[Mode, tuple[str, ...]] = {
     "ACCESS SHARE": ("AccessExclusiveLock",),
@@ -47,7 +47,7 @@ _IN_THE_WAY: dict[Mode, tuple[str, ...]] = {
         "AccessExclusiveLock",
     ),
 }
-# A lock that is waited for stands in the way too: locks are given in the order in which they are asked for.
+# A session that waits for a lock blocks as well: locks are granted in the order of the requests.
 _HOLDERS = """
 SELECT pg_catalog.format('pid %%s (%%s, %%s, in its transaction since %%s)', a.pid,
            coalesce(a.usename, 'unknown user'), coalesce(nullif(a.application_name, ''), a.backend_type),
@@ -67,7 +67,7 @@ WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode 
 
 @dataclass(frozen=True)
 class Shape:
-    """Tables as a publication publishes them, and their leaves, by oid."""
+    """The definitions of tables as a publication publishes them, and their leaves, by oid."""
 
     publication: str | None
     relations: dict[int, Relation]
@@ -76,19 +76,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Gate:
-    """A session that exports a snapshot. When it has ended, nothing can import the snapshot."""
+    """A session that exports a snapshot. After it has ended, no session can import the snapshot."""
 
     connection: Connection
     snapshot: str
     pid: int
 
     def keep_open(self) -> None:
-        """Tell the server that this process does not hang. To be called every few seconds."""
+        """Run a statement, so that the server does not end the idle session. Call it every few seconds."""
         with source_errors("keeping the snapshot"):
             row(self.connection, "SELECT 1")
 
     def shut(self) -> None:
-        """Return when nothing can import the snapshot any more. Can be called again."""
+        """End the session, so that no session can import the snapshot any more. Can be called again."""
         with suppress(psycopg2.Error):
             if not self.connection.closed:
                 self.connection.cursor().execute("ROLLBACK")
@@ -96,7 +96,7 @@ class Gate:
 
 
 def open_gate(dsn: str, snapshot: str) -> Gate:
-    """Import a snapshot in a session of its own, and export it again."""
+    """Import a snapshot in a new session, and export it again."""
     connection = connect(dsn, "keeper")
     try:
         import_snapshot(connection, snapshot, GATE_IDLE_LIMIT_S)
@@ -107,7 +107,7 @@ def open_gate(dsn: str, snapshot: str) -> Gate:
 
 
 def lost(reason: str, kind: type[SnapshotError] = SnapshotError) -> SnapshotError:
-    """Return the error of a session that kept the snapshot, and is gone."""
+    """Return the error for a lost session that held the snapshot."""
     return kind(
         f"the connection that kept the snapshot was lost: {reason}",
         "the copies made under it are not used: run the snapshot again",
@@ -116,9 +116,10 @@ def lost(reason: str, kind: type[SnapshotError] = SnapshotError) -> SnapshotErro
 
 @contextmanager
 def losses(kind: type[SnapshotError] = SnapshotError) -> Iterator[None]:
-    """Within, a lost connection is a lost snapshot, of `kind`, in whose place another can be taken.
+    """Translate a lost connection in the block into the error of a lost snapshot, of class `kind`.
 
-    What the server ended for another session, or for replay, holds for one table.
+    If the server ended a transaction for another session, or for replay, only one table is affected: raises
+    TableSnapshotError.
     """
     try:
         yield
@@ -129,9 +130,9 @@ def losses(kind: type[SnapshotError] = SnapshotError) -> Iterator[None]:
 
 
 def import_snapshot(connection: Connection, snapshot: str, idle_limit_s: float | None = None) -> None:
-    """Begin a read-only transaction that sees the snapshot, with a limit as of `limit_idleness`.
+    """Begin a read-only transaction that sees the snapshot, with an idle limit in seconds.
 
-    Raises SnapshotError if it is gone.
+    `idle_limit_s`: see `limit_idleness`. Raises SnapshotError if the snapshot no longer exists.
     """
     with source_errors("importing the snapshot"), connection.cursor() as cursor:
         try:
@@ -143,23 +144,23 @@ def import_snapshot(connection: Connection, snapshot: str, idle_limit_s: float |
 
 
 def export_again(connection: Connection) -> str:
-    """Return the name under which others import the snapshot of this session's transaction."""
+    """Export the snapshot of this session's transaction, and return its name."""
     with source_errors("exporting the snapshot again"):
         exported: str = row(connection, "SELECT pg_catalog.pg_export_snapshot()")[0]
     return exported
 
 
 def read_shape(connection: Connection, relations: Sequence[Relation], publication: str | None) -> Shape:
-    """Read tables as they are in the connection's snapshot, or now."""
+    """Read the definitions of tables as of the connection's snapshot, or as of now without one."""
     oids = [relation.oid for relation in relations]
     leaves = {oid: read_leaves(connection, oid) for oid in oids}
     return Shape(publication, read_relations(connection, oids, publication), leaves)
 
 
 def check_as_selected(relations: Sequence[Relation], then: Shape) -> None:
-    """Raise SnapshotError if a table is not in the snapshot as it was selected.
+    """Raise SnapshotError if a table differs in the snapshot from what was selected.
 
-    Settings were compared with it, by name, as it was then.
+    The settings were compared, by name, with the table as it was selected.
     """
     altered = sorted(
         str(relation.table)
@@ -175,15 +176,15 @@ def check_as_selected(relations: Sequence[Relation], then: Shape) -> None:
 
 
 def _selected(relation: Relation) -> tuple[object, ...]:
-    """What settings are about; nothing that publishing the table changes."""
+    """Return the parts of a table that settings refer to. Publishing the table changes none of them."""
     types = {(column.attnum, column.type_oid, column.typmod, column.is_key) for column in relation.columns}
     return relation.names, relation.relkind, relation.replica_identity, types
 
 
 def check_unaltered(dsn: str, relations: Sequence[Relation], then: Shape) -> None:
-    """Raise SnapshotError if a table, a partition or the publication is not as it was `then`.
+    """Raise SnapshotError if a table, a partition or the publication now differs from `then`.
 
-    After a rewriting ALTER the snapshot shows an empty table, without an error.
+    After an ALTER that rewrites a table, the snapshot shows an empty table, without an error.
     """
     with closing(connect(dsn, "keeper check")) as now:
         today = read_shape(now, relations, then.publication)
@@ -205,9 +206,9 @@ def check_unaltered(dsn: str, relations: Sequence[Relation], then: Shape) -> Non
 def lock_tables(
     connection: Connection, dsn: str, relations: Sequence[Relation], timeout_s: float = 0
 ) -> None:
-    """Lock tables against DDL, with all their partitions, within a transaction that has begun; do not wait.
+    """Lock tables and all their partitions against DDL in the current transaction, without waiting.
 
-    `timeout_s`: for how long the caller tries this, for the message. Raises as `lock_errors` does.
+    `timeout_s`: the seconds for which the caller retries, for the message. Raises as `lock_errors` does.
     """
     if relations:
         with (
@@ -219,8 +220,8 @@ def lock_tables(
 
 
 def lock_command(relations: Iterable[Relation], mode: Mode) -> str:
-    """Return the LOCK TABLE of tables with all their partitions."""
-    # Without ONLY a lock reaches the partitions, and also the children by inheritance, which are not ours.
+    """Return the LOCK TABLE command for tables with all their partitions."""
+    # Without ONLY, a lock includes partitions, and also children by inheritance, which are separate tables.
     listed = (one.table.sql if one.relkind == "p" else f"ONLY {one.table.sql}" for one in relations)
     return f"LOCK TABLE {', '.join(listed)} IN {mode} MODE"
 
@@ -229,8 +230,10 @@ def lock_command(relations: Iterable[Relation], mode: Mode) -> str:
 def lock_errors(
     connection: Connection, dsn: str, relations: Sequence[Relation], mode: Mode, timeout_s: float
 ) -> Iterator[None]:
-    """Raise SnapshotError for a lock that `connection` does not get, with the sessions that are in the way,
-    and for a table that is no longer there."""
+    """Raise SnapshotError if `connection` does not get a lock, or a table no longer exists.
+
+    The error names the blocking sessions.
+    """
     try:
         yield
     except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
@@ -246,7 +249,7 @@ def lock_errors(
 
 
 def _holders(connection: Connection, dsn: str, relations: Iterable[Relation], mode: Mode) -> str:
-    """Who holds, or waits for, a lock that ours does not go with; asked right after the wait was given up."""
+    """Return the sessions that hold or wait for a conflicting lock. Called right after the wait has ended."""
     control = connect(dsn, "who blocks")
     try:
         oids = {leaf.oid for relation in relations for leaf in read_leaves(control, relation.oid)}

@@ -1,8 +1,7 @@
-"""A thread that gives way as soon as a session of the source waits for the copy.
+"""A thread that releases the locks of a copy as soon as a session of the source waits for them.
 
-Sessions of the source that wait for a lock which sessions of a copy hold.
-While such a session waits for ACCESS EXCLUSIVE, every later statement on the table waits behind it. The
-server's deadlock detector does not help: the copy's sessions wait for each other outside the server.
+While a session of the source waits for ACCESS EXCLUSIVE, every later statement on the table waits behind it.
+The server's deadlock detector does not help: the copy's sessions wait for each other outside the server.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Ga
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.trace import log_unexpected
 
-# pg_stat_activity is read once a transaction, unless told otherwise; what it hides from the role is NULL.
+# pg_stat_activity is cached for the transaction unless it is cleared. Values hidden from the role are NULL.
 _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"
 _COPIES = """
 SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = session_user
@@ -42,9 +41,9 @@ FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.
 WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
     AND (pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours) OR {replay})
 """
-# Replay of DDL waits for a lock like a session, but is no backend of which pg_blocking_pids knows. No session
-# of a standby can ask for this mode. Queries of the table queue behind it. It can be an index that is waited
-# for: planning a query locks the indexes of the table.
+# Replay of DDL waits for a lock like a session, but pg_blocking_pids does not include it. No session of a
+# standby can request this mode. Queries of the table queue behind it. Replay can also wait for an index,
+# because planning a query locks the indexes of the table.
 _REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock' AND EXISTS (
         SELECT FROM pg_catalog.pg_locks held JOIN ours ON ours.pid = held.pid WHERE held.granted
             AND held.locktype = 'relation' AND held.database = w.database AND held.relation = w.relation))"""
@@ -53,19 +52,19 @@ _ACT_AS = "SELECT current_user::text, pg_catalog.set_config('role', %s, true)"
 
 _ENDING_MS = 2000
 
-# Two words at most: the statement's text may hold values.
+# At most two words: the rest of the statement may hold values.
 _COMMAND = re.compile(r"\s*([A-Za-z]+(?:\s+[A-Za-z]+)?)")
 log = logging.getLogger(__name__)
 POLL_S = 0.25
-"""How long a statement of the source waits for the copy at most, and the time that ending the copy takes."""
+"""The seconds between two checks. A statement of the source waits for one check, and the end of the copy."""
 
 
 @dataclass(frozen=True)
 class LockWaiter:
-    """A session that waits. `command`: the first words of its statement, if the role may see it.
+    """A session that waits for a lock. `command`: the first words of its statement, if the role may see it.
 
-    `ends_copy`: it waits for the snapshot or for ACCESS SHARE, which every copy needs; otherwise for the lock
-    against code of the table's owner.
+    `ends_copy`: the session waits for the end of the snapshot or of the ACCESS SHARE lock, which every copy
+    needs. Otherwise it waits for the lock against code of the table's owner.
     """
 
     pid: int
@@ -84,15 +83,15 @@ class LockWaiter:
 
 
 def copy_role(snapshot: str) -> str:
-    """Return the role of the sessions that copy under a snapshot: its name is of one table's gate."""
+    """Return the role of the sessions that copy under a snapshot. Only one table's gate has this snapshot."""
     return f"copy {snapshot}"
 
 
 def read_waiters(connection: Connection, pids: Iterable[int] = (), snapshot: str = "") -> list[LockWaiter]:
     """Return the sessions that wait for this one, for `pids`, or for a copy under `snapshot`.
 
-    Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
-    On a standby, replay that waits for a relation that one of them has locked counts.
+    These are waits for locks on relations and for the end of a transaction, as by CREATE INDEX CONCURRENTLY.
+    On a standby, replay that waits for a relation that one of the sessions has locked counts as well.
     """
     with source_errors("looking for sessions that wait for the copy"):
         found = rows(connection, _filled(_WAITERS), {"pids": list(pids), **_copies(snapshot)})
@@ -103,12 +102,12 @@ def read_waiters(connection: Connection, pids: Iterable[int] = (), snapshot: str
 
 
 def end_copies(connection: Connection, snapshot: str) -> None:
-    """End the sessions that copy under a snapshot, and wait until they are gone.
+    """End the sessions that copy under a snapshot, and wait up to 2 s for the end of each.
 
     A cancel would not reach a session whose client reads nothing.
     """
     with source_errors("ending the copies of a table"):
-        # A session belongs to the role that logged in. Another one that it acts as may not end it.
+        # A session belongs to its login role. If this session acts as another role, that may not end it.
         acting = row(connection, _ACT_AS, ("none",))[0]
         rows(connection, _filled(_END_COPIES), _copies(snapshot))
         row(connection, _ACT_AS, (acting,))
@@ -128,12 +127,12 @@ def _command(query: str) -> str:
 
 
 class LockWatch:
-    """Watches a session that holds a snapshot, and locks, in a transaction of `connection`.
+    """A watch over a session that holds a snapshot, and locks, in a transaction of `connection`.
 
-    `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
-    `gate`: the session that exports the snapshot to copies, which ends first: then no more of them can begin.
-    `release`: releases the lock that not every copy needs. It is lent to a statement that waits for no other:
-    the copies that run are ended, and others can begin after `resume`.
+    `failure`: the error that ended the watch early. `name` and `kind`: the name in that error, and its class.
+    `gate`: the session that exports the snapshot to copies. It ends first, so that no more copies can begin.
+    `release`: releases the lock that not every copy needs. This lock is lent to a statement that waits only
+    for it: running copies are ended, and others can begin after `resume`.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class LockWatch:
         self.failure: PgReplError | None = None
         self.is_lent = False
         self.turn = threading.Lock()
-        """Held by the thread that uses the connection, which may be in a transaction that failed."""
+        """Held by the thread that uses the connection. The connection's transaction may have failed."""
         self._release = release
         self._connection = connection
         self._name = name
@@ -157,33 +156,33 @@ class LockWatch:
         self._thread = threading.Thread(target=self._run, name=f"lock watch {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch, until `close`, or until the session has given way."""
+        """Start watching, until `close`, or until the session has released its locks for a waiting one."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raise an error of `kind` if the session has given way, or was lost."""
+        """Raise an error of class `kind` if the session has released its locks, or was lost."""
         self.raise_failure()
         try:
             with self.turn:
                 row(self._connection, "SELECT 1")
         except psycopg2.Error as error:
-            # It may have given way between the two.
+            # The watch may have set `failure` since it was checked.
             raise self.failure or lost(describe(error), self._kind) from None
 
     def raise_failure(self) -> None:
-        """Raise the error of a session that has given way."""
+        """Raise `failure` if it is set."""
         if self.failure is not None:
             raise self.failure
 
     def resume(self, gate: Gate) -> None:
-        """Let copies begin again, at another gate; to be called with `turn` and the lock taken back."""
+        """Let copies begin again, at another gate. Called with `turn` held, and the lent lock taken back."""
         self._gate, self.is_lent = gate, False
 
     def close(self) -> None:
-        """Stop watching, and end the session. Can be called again."""
+        """Stop watching and end the session. Can be called again."""
         self._stop.set()
         if self._thread.ident is not None:
-            # A connection is not closed under the thread that uses it.
+            # Wait before closing the connection: the thread may be using it.
             self._thread.join(ANSWER_LIMIT_S)
         self._shut_gate()
         self._connection.close()
@@ -206,7 +205,7 @@ class LockWatch:
             self._give_up(type(error).__name__)
 
     def _give_up(self, reason: str) -> None:
-        """End the session: without a watch no lock is held."""
+        """Set `failure` and end the session: it must not hold locks without a watch."""
         if not self._stop.is_set():
             self.failure = self.failure or lost(reason, self._kind)
         self._shut_gate()
@@ -228,7 +227,7 @@ class LockWatch:
         )
         log.warning("%s", self.failure.message)
         self._end_copies()
-        # The connection stays open for the thread that uses it: what it reads is not used any more.
+        # Keep the connection open for the thread that uses it. What that thread reads is not used any more.
         with source_errors("releasing the locks of a copy"):
             self._connection.cursor().execute("ROLLBACK")
 

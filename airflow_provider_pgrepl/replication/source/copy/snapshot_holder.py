@@ -1,4 +1,4 @@
-"""Sessions that hold a snapshot: one keeps it, and one per table locks that against DDL during its copy."""
+"""The sessions that hold a snapshot: one for all tables, and one per table that locks it during its copy."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
-"""How often a table lends its lock against code of its owner while it is copied."""
+"""The most times that a table's lock against code of its owner is lent during its copy."""
 __all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
 _OF_TABLE = 3
-"""Sessions of a table that is copied: its keeper, the gate, and for moments one that reads the catalog."""
-# `reserved_connections` is there from 16 on. Walsenders of other kinds than ours have slots of their own.
+"""The sessions of a table during its copy: its keeper, the gate, and briefly one that reads the catalog."""
+# `reserved_connections` exists from PostgreSQL 16 on. Walsenders have connection slots of their own.
 _FREE = """
 SELECT pg_catalog.current_setting('max_connections')::int
         - pg_catalog.current_setting('superuser_reserved_connections')::int
@@ -59,14 +59,14 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = session_user
 
 
 class TableKeeper:
-    """A transaction that has the snapshot, and an ACCESS SHARE lock on one table and its partitions.
+    """A transaction that holds the snapshot, and an ACCESS SHARE lock on one table and its partitions.
 
-    `snapshot` is the name under which the table's copies import it, from the session `gate`, which ends
+    The table's copies import the snapshot under the name `snapshot`, from the session `gate`, which ends
     before the lock is released. So a copy that has locked the table, and then imports the snapshot, reads the
     table as it was, and runs no code that its owner adds later.
 
-    As soon as a session of the source waits for the table, it is given up: its copies that run are ended, and
-    `check` raises.
+    As soon as a session of the source waits for the table, the locks are released: running copies are ended,
+    and `check` raises.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class TableKeeper:
         self._watch.start()
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
-        """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
+        """Return the ranges of `plan_ranges` in the snapshot, without partitions attached since.
 
-        A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
-        TableError when it has such code, or cannot be copied without a SELECT; TableSnapshotError when the
-        connection is lost.
+        If the table's owner could add code that a SELECT runs, each leaf is one range, which needs no SELECT.
+        Raises TableError if the table has such code, or cannot be copied without a SELECT;
+        TableSnapshotError if the connection is lost.
         """
         try:
             with losses(TableSnapshotError):
                 return self._plan(relation, range_bytes)
         finally:
-            # What was read after the table was given up is no reason for anything else.
+            # If the locks were released early, raise that error: later results and errors are meaningless.
             self._watch.raise_failure()
 
     def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
@@ -145,17 +145,17 @@ class TableKeeper:
         return code is not None
 
     def check(self) -> None:
-        """Raise TableSnapshotError if the table was given up, or the connection was lost.
+        """Raise TableSnapshotError if the locks were released early, or the connection was lost.
 
-        What was copied is not used then. To be called before the copies are committed.
+        The copied rows must not be used then. Called before the copies are committed.
         """
         self._watch.check()
 
     def renew(self) -> bool:
-        """Take back what was lent to a statement, so that copies can begin under a new `snapshot`.
+        """Take back the lock that was lent to a statement, so that copies can begin under a new `snapshot`.
 
-        Return False if nothing was lent. Raises TableSnapshotError if the lock is not had in time, or was
-        lent too often; TableError if the owner has added code.
+        Return False if the lock was not lent. Raises TableSnapshotError if the lock is not acquired in time,
+        or was lent more than MOST_LOANS times; TableError if the owner has added code.
         """
         if not self._watch.is_lent:
             return False
@@ -201,16 +201,16 @@ class TableKeeper:
 def keep_table(
     dsn: str, snapshot: str, relation: Relation, then: Shape, lock_timeout_s: float, *, trusts_owners: bool
 ) -> TableKeeper:
-    """Import a snapshot in a session of the table's own, lock the table, and export the snapshot again.
+    """Import a snapshot in a new session, lock the table, and export the snapshot again.
 
-    Raises TableSnapshotError if the lock is not had in time or the table differs from `then`; SnapshotError
-    if the snapshot is gone.
+    Raises TableSnapshotError if the lock is not acquired in time or the table differs from `then`;
+    SnapshotError if the snapshot no longer exists.
     """
     connection = connect(dsn, "keeper")
 
     def attempt(_: float) -> None:
-        # No partition's lock is waited for while those of others are held: a transaction that locks these,
-        # too, might end as the victim of a deadlock.
+        # Do not wait for one partition's lock while holding others: a transaction that locks them as well
+        # could fail because of a deadlock.
         import_snapshot(connection, snapshot)
         try:
             lock_tables(connection, dsn, [relation], lock_timeout_s)
@@ -243,7 +243,7 @@ def keep_table(
 
 @dataclass(frozen=True)
 class CopySessions:
-    """How many tables are copied at once, and how many ranges of each."""
+    """The number of tables that are copied at the same time, and of ranges of each."""
 
     tables: int
     ranges: int
@@ -252,9 +252,10 @@ class CopySessions:
 class Keeper:
     """A transaction that holds a snapshot until it is closed.
 
-    `snapshot` is the name under which it is imported, `relations` the tables as they were in it. It locks no
-    table: `hold` does, when the table's turn has come. As soon as a session of the source waits for its end,
-    as CREATE INDEX CONCURRENTLY on any table does, the snapshot is given up, and `hold` raises SnapshotError.
+    `snapshot`: the name under which it is imported. `relations`: the tables as of the snapshot. The
+    transaction locks no table; `hold` locks each table for its copy. As soon as a session of the source waits
+    for the transaction's end, as CREATE INDEX CONCURRENTLY on any table does, the snapshot is released, and
+    `hold` raises SnapshotError.
     """
 
     def __init__(
@@ -278,10 +279,10 @@ class Keeper:
         self._watch = LockWatch(connection, "the snapshot")
 
     def hold(self, relation: Relation) -> TableKeeper:
-        """Lock a table as it was in the snapshot, in a session of its own.
+        """Lock a table as of the snapshot, in a new session.
 
-        Raises TableSnapshotError if the table was altered since the export, or the lock is not had in time: a
-        new snapshot is needed for it. Raises SnapshotError if the snapshot is gone.
+        Raises TableSnapshotError if the table was altered since the export, or the lock is not acquired in
+        time: the table needs a new snapshot. Raises SnapshotError if the snapshot no longer exists.
         """
         if self._watch.failure is not None:
             raise self._watch.failure
@@ -296,10 +297,10 @@ class Keeper:
             )
 
     def sessions(self, most_tables: int) -> CopySessions:
-        """Share half of the connections that server, database and role have free now; at least one range.
+        """Return how many tables and ranges to copy at once; at least one table with one range.
 
-        Spark runs as many tasks at once as it has cores: the sessions of a large cluster would leave the
-        application none.
+        They share half of the connections that server, database and role have free now. Spark runs one task
+        per core: a large cluster would leave the application no connections.
         """
         with source_errors("asking for free connections"):
             limits = row(self.connection, _FREE)
@@ -308,7 +309,7 @@ class Keeper:
         return CopySessions(tables, max(1, half // tables - _OF_TABLE))
 
     def watch(self) -> None:
-        """Begin to look for sessions that wait. To be called once."""
+        """Start watching for sessions that wait. Called once."""
         self._watch.start()
 
     def close(self) -> None:
@@ -335,9 +336,9 @@ def keep(
 ) -> Keeper:
     """Import an exported snapshot, and export it again.
 
-    `lock_timeout_s`: how long `hold` waits for a table. Raises SnapshotError (make a new slot and try again)
-    if the snapshot is gone, or a table was altered since it was selected, or a partition or the publication
-    since the export. Raises PublicationError if a table is not in the publication at all.
+    `lock_timeout_s`: the seconds that `hold` waits for a table. Raises SnapshotError if the snapshot no
+    longer exists, a table was altered since it was selected, or a partition or the publication since the
+    export: create a new slot and try again. Raises PublicationError if a table is not in the publication.
     """
     connection = connect(dsn, "keeper")
     try:

@@ -1,1 +1,1 @@
-"""DDL in the stream: the event trigger, what its messages carry, and who may have sent them."""
+"""DDL in the stream: the event triggers, the content of their messages, and the proof of their origin."""

@@ -1,13 +1,12 @@
-"""A table's catalog rows as a message carries them, and the relation that they make.
+"""The messages of the event trigger: a table's catalog rows, the relation built from them, and the seal.
 
-`relations.py` asks the catalog the same questions by the same texts, and makes its answers into a relation
-by the same code; so what was carried equals what would have been read there and then.
+`relations.py` sends the same queries to the catalog, and builds the relation with the same code. So the
+relation of a message equals what would have been read at the time of the DDL.
 
-The seal on a message of the event trigger, which says that nobody else has made it.
-Anybody who is connected may emit logical messages. The trigger's function seals its own with a key that only
-its owner and the role that replicates can read (`trigger.py`), and with the transaction, so that a
-message says nothing in another one. The first line of a message holds pipeline, transaction and seal; what it
-says follows.
+The seal proves that the event trigger wrote the message: any session may emit logical messages. The trigger's
+function seals its messages with a key that only its owner and the replicating role can read (`trigger.py`),
+and with the transaction, so that a message is not valid in another one. The first line of a message holds
+pipeline, transaction and seal; the content follows.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ pg_logical_emit_message(true, <prefix>, convert_to(jsonb_build_object('pipeline'
             'seal', encode(sha256(_key || sha256(_key || convert_to(pg_current_xact_id()::text, 'UTF8')
                 || decode('0a', 'hex') || _said)), 'hex'))::text || chr(10), 'UTF8') || _said)
 """.strip()
-"""How the trigger's function emits what is in `_said`, with the key that is in `_key`."""
+"""The call with which the trigger's function emits the content of `_said`, with the key in `_key`."""
 
 
 def carried_queries(server_version: int) -> dict[str, str]:
-    """The texts of `relations.py`'s questions about one table, by name, for a server of this version."""
+    """Return the queries of `relations.py` about one table, by name, for a server of this version."""
     by_version = server_version >= publication_membership.COLUMN_LISTS_SINCE
     queries = {
         "publication": publication_membership.PUBLICATION,
@@ -64,13 +63,13 @@ def carried_queries(server_version: int) -> dict[str, str]:
 
 
 def carried_format(server_version: int) -> str:
-    """Says which texts gave some rows: those of others are not understood."""
+    """Return a hash of the carried queries. Rows with another hash cannot be read."""
     texts = "\0".join(carried_queries(server_version).values())
     return hashlib.blake2b(texts.encode(), digest_size=6).hexdigest()
 
 
 class _Carried:
-    """Stands in for a connection: answers a query with the rows that were carried for its text."""
+    """A substitute for a connection that answers a query with the rows that the message carries for it."""
 
     def __init__(self, server_version: int, rows: Rows) -> None:
         self.server_version = server_version
@@ -94,19 +93,21 @@ class _Carried:
 
 
 def build_relation(oid: int, publication: str, server_version: int, rows: Rows) -> Relation | None:
-    """The relation that these rows make; None when there was none. Raises LookupError or ValueError when they
-    are not what the queries give."""
+    """Return the relation that these rows describe, or None if it did not exist.
+
+    Raises LookupError or ValueError if the rows do not match the queries.
+    """
     connection = cast(Connection, _Carried(server_version, rows))
     return relations.read_relation(connection, oid, publication)
 
 
 @dataclass(frozen=True)
 class DdlMessage:
-    """One table as some DDL left it.
+    """One table after a DDL command.
 
-    `oid` is 0 when anything may have changed. `trigger`: identity of the triggers that watched. `gone`: the
-    name of a table that was dropped. `relation` is None when the message does not carry it; `using`: the DDL
-    had, or may have had, a USING clause.
+    `oid`: 0 if any table may have changed. `trigger`: the identity of the event triggers that were active.
+    `using`: the DDL had, or may have had, a USING clause. `gone`: the name of a dropped table. `relation`:
+    None if the message does not carry it.
     """
 
     oid: int = 0
@@ -117,13 +118,18 @@ class DdlMessage:
 
 
 ANYTHING = DdlMessage(using=True)
-"""Whatever cannot be read, and what the function says when it has failed: the catalog is to be asked, which
-does not show by which expression a type was changed."""
+"""The content that is assumed if a message cannot be read, or the function has failed.
+
+The catalog is read then. It does not show the expression by which a type was changed.
+"""
 
 
 def parse_ddl_message(said: bytes, publication: str) -> DdlMessage:
-    """Read what a genuine message says. It comes from our function, but by whatever version of it; and names,
-    types and labels in it are what tables' owners have made of them. So whatever is odd is `ANYTHING`."""
+    """Parse the content of a genuine message. Return `ANYTHING` if it cannot be read.
+
+    The content is from this package's function, but maybe from another version of it. Tables' owners chose
+    the names, types and labels in it.
+    """
     if len(said) > _MOST_BYTES:
         return ANYTHING
     try:
@@ -146,16 +152,16 @@ def _parse(fields: dict[str, Any], publication: str) -> DdlMessage:
             return ANYTHING
     using = fields.get("using", False)
     trigger = str(fields.get("trigger") or "")
-    trigger.encode()  # it goes into the lake, which has no half characters
+    trigger.encode()  # raise for lone surrogates, which the lake cannot store
     if len(trigger) > _MOST_TRIGGER:
         return ANYTHING
-    # Null: the function could not see the text of the command.
+    # `using` is null if the function could not read the text of the command.
     return DdlMessage(oid, trigger, using is None or bool(using), gone, relation)
 
 
 @dataclass(frozen=True)
 class SealedMessage:
-    """A message as it came; `said` is not to be believed unless the seal is genuine."""
+    """A received message. Do not trust `said` unless `is_genuine` returns True."""
 
     pipeline: str
     said: bytes
@@ -163,21 +169,21 @@ class SealedMessage:
     seal: str = ""
 
     def is_genuine(self, key: bytes, xid: int) -> bool:
-        """Whether who has the key has made it in the transaction that the stream calls `xid`."""
+        """Return True if the message was sealed with the key, in the transaction with this 32-bit xid."""
         if self.xid < 0 or self.xid % (1 << _XID_BITS) != xid:
             return False
-        # Of other characters there may be halves, with which nothing can be done.
+        # compare_digest raises TypeError for text that is not ASCII.
         return self.seal.isascii() and hmac.compare_digest(self.seal, seal_of(key, self.xid, self.said))
 
 
 def seal_of(key: bytes, xid: int, said: bytes) -> str:
-    """The seal of a message of a transaction, which only who knows the key can make; hexadecimal."""
+    """Return the hexadecimal seal of a message of a transaction. It cannot be computed without the key."""
     inner = hashlib.sha256(b"%s%d\n%s" % (key, xid, said)).digest()
     return hashlib.sha256(key + inner).hexdigest()
 
 
 def read_sealed(content: bytes) -> SealedMessage | None:
-    """Take a message apart; None when it is none of any pipeline's event trigger."""
+    """Parse the first line of a message. Return None if it is not from the event trigger of a pipeline."""
     head, _, said = content.partition(b"\n")
     if len(head) > _MOST_HEAD_BYTES:
         return None

@@ -1,8 +1,8 @@
-"""The function behind the event triggers: what it says, as a logical message, of tables that DDL touched.
+"""The function of the event triggers, which reports tables that DDL changed in logical messages.
 
-One message for each table, in the transaction and at the place of the DDL, with the rows that the catalog
-queries of this package give there (`carried_catalog.py` reads them again). It may fail in no way that makes
-the DDL fail.
+It emits one message for each table, in the transaction and at the position of the DDL, with the rows that
+this package's catalog queries return there (`message.py` reads them). Its failures must not make the DDL
+fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENDED_TAGS = (
     "CREATE PUBLICATION",
     "ALTER PUBLICATION",
 )
-"""Of commands that can make a table another one. ALTER VIEW and the like also take tables."""
+"""The tags of commands that can change a table. ALTER VIEW and the like also accept tables."""
 
 _PINNED = (
     "standard_conforming_strings",
@@ -52,7 +52,7 @@ _PINNED = (
     "lc_monetary",
     "quote_all_identifiers",
 )
-"""Settings that have a say in the text of a value or a name, or in how the function's own text is read."""
+"""The settings that affect the text of a value or a name, or how the server reads the function's text."""
 
 _SEARCH_PATH = "pg_catalog, pg_temp"
 
@@ -63,12 +63,14 @@ _PLANNED = {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
 }
-"""The planner cannot know that its recursive queries find a few rows: it would read whole catalogs, and sort
-and compile, at each DDL."""
+"""Planner settings. The planner does not know that the recursive queries find few rows: by default it would
+read whole catalogs, and sort and compile, at each DDL."""
 
 _MOST_TEXT_BYTES = 10_000
-"""The longest text that is searched, by each of its statements, for what they do. Of a longer one anything is
-assumed: 1,600 statements in a text of 250 kB took 24 s for that."""
+"""The longest command text, in bytes, that each of its statements searches for USING.
+
+A longer text counts as having USING: searching 250 kB for each of 1,600 statements took 24 s.
+"""
 
 _COLUMNS = {
     "publication": 4,
@@ -83,7 +85,7 @@ _COLUMNS = {
     "labels": 3,
     "missing": 4,
 }
-"""How many columns each carried query gives. To take them from its rows would cost more than the query."""
+"""The number of columns of each carried query. Reading it from the rows would cost more than the query."""
 
 _HEADING = re.compile(r"^--: (\w+)\n", re.MULTILINE)
 SCHEMA = "_pgrepl"
@@ -95,14 +97,17 @@ FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoi
 WHERE e.evtname = ANY (%(names)s::text[]) AND e.evtenabled = 'A'
 HAVING pg_catalog.count(*) = 2
 """
-"""Changes whenever somebody alters a trigger, the function, or the right to send messages, even if it is
-altered back; null when the trigger does not fire. While it stays the same, no DDL goes unmarked."""
+"""The identity of the event triggers; no row if a trigger is missing or disabled.
+
+It changes when a trigger, the function, or the right to send messages is altered, even if it is altered back.
+While it stays the same, every DDL is reported.
+"""
 _PLAIN_STRINGS = "SET LOCAL standard_conforming_strings = on"
-# A random UUID has 122 random bits, from the source that PostgreSQL makes its secrets with.
+# A random UUID has 122 random bits, from the random source that PostgreSQL uses for its secrets.
 _MAKE_KEY = """INSERT INTO <key> SELECT pg_catalog.sha256(pg_catalog.convert_to(
     pg_catalog.gen_random_uuid()::text || pg_catalog.gen_random_uuid()::text, 'UTF8'))
 WHERE NOT EXISTS (SELECT FROM <key>)"""
-# A name is no evidence: a person may have made an event trigger of this name.
+# A name proves nothing: a user may have created an event trigger with this name.
 _CHECK_TRIGGERS = """DO $$BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
             JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
@@ -110,14 +115,14 @@ _CHECK_TRIGGERS = """DO $$BEGIN
         RAISE EXCEPTION 'an event trigger of this name calls a function outside of schema _pgrepl';
     END IF;
 END$$"""
-# A publication FOR ALL TABLES would send the key to subscribers that lack its table, and stop.
+# A publication FOR ALL TABLES would send the key to subscribers. Those that lack its table would stop.
 _CHECK_PUBLICATIONS = """DO $$BEGIN
     IF pg_catalog.to_regclass('<key>') IS NULL AND EXISTS (SELECT FROM pg_catalog.pg_publication
             WHERE puballtables AND pubname <> '<used>') THEN
         RAISE EXCEPTION 'a publication FOR ALL TABLES would send table <key> to subscribers that lack it';
     END IF;
 END$$"""
-# Who may create schemas could have been first.
+# Another role that may create schemas could have created this schema or table first.
 _CHECK_OWNERS = """DO $$BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
             JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
@@ -126,8 +131,8 @@ _CHECK_OWNERS = """DO $$BEGIN
         RAISE EXCEPTION 'schema _pgrepl, or table <key> in it, belongs to somebody else';
     END IF;
 END$$"""
-# A statement whose event triggers are firing has looked the function up by its oid: it would fail without it.
-# A statement that takes longer than this looks its event triggers up again at its end.
+# A statement whose event triggers are firing refers to the function by its oid, and would fail without it. A
+# statement that takes longer than this wait looks its event triggers up again at its end.
 AWAIT_DDL = """DO $$DECLARE
     running text[] := ARRAY(SELECT l.virtualxid FROM pg_catalog.pg_locks l
         JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
@@ -154,8 +159,11 @@ _SQL = _read_pieces()
 def function_sql(
     pipeline: str, publication: str, *, identity: str, key_table: str, server_version: int
 ) -> str:
-    """The body of a pipeline's function. `identity`: a query that says which triggers call it; `key_table`:
-    what its messages are sealed with."""
+    """Return the body of a pipeline's function.
+
+    `identity`: the query for the identity of the event triggers. `key_table`: the table with the key that
+    seals the messages.
+    """
     by_schema = server_version >= COLUMN_LISTS_SINCE
     return _put(
         _SQL["body"],
@@ -179,7 +187,7 @@ def function_sql(
 
 
 def settings_sql() -> str:
-    """The settings that the function runs under."""
+    """Return the SET clauses of the function, with the settings that it runs with."""
     pinned = " ".join(f"SET {name} = '{value}'" for name, value in _settings().items())
     return f"SET search_path = {_SEARCH_PATH} {pinned}"
 
@@ -212,7 +220,7 @@ def _facts(server_version: int) -> str:
 
 
 def _bound(query: str, oids: str) -> str:
-    """A query of this package with the function's variables for parameters."""
+    """Return a query of this package with the function's variables in place of its parameters."""
     variables = {
         "publication": "_publication.pubname",
         "publication_oid": "_publication.oid",
@@ -234,29 +242,32 @@ def _literal(text: str) -> str:
 
 
 def trigger_names(pipeline: str) -> tuple[str, str]:
-    """The names of its two event triggers, for DDL that ended and for what was dropped."""
+    """Return the names of a pipeline's two event triggers: for DDL that ended, and for dropped objects."""
     return f"pgrepl_{pipeline}", f"pgrepld_{pipeline}"
 
 
 def function_name(pipeline: str) -> str:
-    """The event trigger's function, in the schema `_pgrepl`."""
+    """Return the name of the event triggers' function, in schema `_pgrepl`."""
     return f"ddl_{pipeline}"
 
 
 def key_table(pipeline: str) -> str:
-    """The table of the key that seals the function's messages."""
+    """Return the name of the table with the key that seals the function's messages, in schema `_pgrepl`."""
     return f"ddl_key_{pipeline}"
 
 
 def install_script(pipeline: Pipeline, server_version: int, role: str) -> str:
-    """What a superuser runs once, for `role` to replicate with the event triggers that it makes."""
+    """Return the script that a superuser runs once, so that `role` can replicate with the event triggers."""
     check = _CHECK_PUBLICATIONS.replace("<key>", in_schema(key_table(pipeline.name)).replace("'", "''"))
     check = check.replace("<used>", pipeline.used_publication.replace("'", "''"))
     return _script([check, *install_statements(pipeline.name, body_of(pipeline, server_version), role)])
 
 
 def removal_script(pipeline: str) -> str:
-    """What a superuser runs to take them away; it fails if a trigger of their names is another one."""
+    """Return the script that a superuser runs to remove the event triggers, their function and key.
+
+    The script fails if a trigger with one of their names calls a function outside of schema `_pgrepl`.
+    """
     dropping = [_check_triggers(pipeline), *drop_triggers(trigger_names(pipeline))]
     return _script(dropping) + f"{AWAIT_DDL};\n" + _script(drop_function(pipeline))
 
@@ -266,7 +277,7 @@ def _script(statements: list[str]) -> str:
 
 
 def body_of(pipeline: Pipeline, server_version: int) -> str:
-    """The function's PL/pgSQL, for a server of this version."""
+    """Return the function's PL/pgSQL body for a server of this version."""
     return function_sql(
         pipeline.name,
         pipeline.publication,
@@ -282,12 +293,12 @@ def _check_triggers(pipeline: str) -> str:
 
 
 def drop_triggers(triggers: Iterable[str]) -> list[str]:
-    """What takes these triggers away."""
+    """Return the statements that drop these event triggers."""
     return [f"DROP EVENT TRIGGER IF EXISTS {quote_identifier(name)}" for name in triggers]
 
 
 def drop_function(pipeline: str) -> list[str]:
-    """What takes the key and the function away, when the triggers are gone."""
+    """Return the statements that drop the key table and the function. Run them after `drop_triggers`."""
     return [
         f"DROP TABLE IF EXISTS {in_schema(key_table(pipeline))}",
         f"DROP FUNCTION IF EXISTS {in_schema(function_name(pipeline))}()",
@@ -295,11 +306,14 @@ def drop_function(pipeline: str) -> list[str]:
 
 
 def install_statements(pipeline: str, body: str, role: str) -> list[str]:
-    """What makes them anew, for messages that `role` reads. The key stays: messages of before are to come."""
+    """Return the statements that recreate triggers and function, for messages that `role` reads.
+
+    They keep an existing key: messages sealed with it may still be in the stream.
+    """
     function, key = in_schema(function_name(pipeline)), in_schema(key_table(pipeline))
     ended, dropped = map(quote_identifier, trigger_names(pipeline))
     tags, reader = ", ".join(f"'{tag}'" for tag in ENDED_TAGS), quote_identifier(role)
-    # Escaped, so that it is the same however the session reads backslashes in plain strings.
+    # Use an escape string: it does not depend on how the session reads backslashes in plain strings.
     text, name = body.replace("\\", "\\\\").replace("'", "''"), role.replace("'", "''")
     return [
         f"CREATE SCHEMA IF NOT EXISTS {SCHEMA} AUTHORIZATION {reader}",
@@ -311,18 +325,18 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
         f"GRANT SELECT ON {key} TO {reader}",
         f"GRANT USAGE ON SCHEMA {SCHEMA} TO {reader}",
         _MAKE_KEY.replace("<key>", key),
-        # Replaced and not dropped: DDL that runs at this time may have looked it up by its oid.
+        # Replace the function and do not drop it: running DDL may refer to it by its oid.
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER"
         f" {settings_sql()} AS E'{text}'",
         f"ALTER FUNCTION {function}() OWNER TO CURRENT_USER",
         f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
         f"CREATE EVENT TRIGGER {ended} ON ddl_command_end WHEN TAG IN ({tags}) EXECUTE FUNCTION {function}()",
         f"CREATE EVENT TRIGGER {dropped} ON sql_drop EXECUTE FUNCTION {function}()",
-        # Also for DDL that is itself replicated: session_replication_role would silence it.
+        # ENABLE ALWAYS also reports replicated DDL, for which session_replication_role disables triggers.
         *(f"ALTER EVENT TRIGGER {trigger} ENABLE ALWAYS" for trigger in (ended, dropped)),
     ]
 
 
 def in_schema(name: str) -> str:
-    """A name of ours, quoted, with its schema."""
+    """Return a name in this package's schema, quoted and with the schema."""
     return f"{SCHEMA}.{quote_identifier(name)}"

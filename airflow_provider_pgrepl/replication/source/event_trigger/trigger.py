@@ -1,8 +1,7 @@
-"""The event triggers at the source by which DDL has an exact place in the stream.
+"""The event triggers at the source, which give DDL an exact position in the stream.
 
 Two triggers (DDL that ended, objects that were dropped), their function and its key in schema `_pgrepl`
-belong to one pipeline. `ddl_function.py` has the function, `ddl_message.py` what it says, `ddl_seal.py` how
-it is known to have said it.
+belong to one pipeline. `sql.py` has the function, `message.py` the content and the seal of its messages.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
 WHERE n.nspname = %s AND p.proname = %s AND p.pronargs = 0
 """
 
-# Two pipelines of one database may have one name, if their states are in other ones. A function names the
-# publication that it is for; one whose publication is gone is nobody's.
+# Two pipelines of one database may have the same name, if their states are in different databases. A function
+# names its publication; a function whose publication no longer exists belongs to no pipeline.
 _FOR_ANOTHER = """
 SELECT o.pubname FROM pg_catalog.pg_publication o WHERE o.pubname <> ALL (%(own)s::text[])
     AND pg_catalog.strpos(p.prosrc, 'pubname = ' || pg_catalog.quote_literal(o.pubname) || ';') > 0 LIMIT 1
@@ -88,11 +87,12 @@ _MADE_BY_ANOTHER = (
 
 
 def install(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
-    """Have the event triggers there, as this program wants them; nothing is written when they are.
+    """Install the current version of the event triggers. Writes nothing if it is installed.
 
-    DDL that runs at that time neither fails nor waits. `former`: publications that the pipeline had. Raises
-    PrivilegeError when the role may not create them, ServerSettingError on a standby, ConfigError when an
-    event trigger of one of these names is another program's, or another pipeline's.
+    DDL that runs at that time neither fails nor waits. `former`: earlier publications of the pipeline. Raises
+    PrivilegeError if the role may not create the triggers, ServerSettingError on a standby,
+    SourceConnectionError if another session is installing them, and ConfigError if an event trigger with one
+    of their names belongs to another program or pipeline.
     """
     for name, function in read_foreign(connection, pipeline, former):
         raise ConfigError(
@@ -137,14 +137,14 @@ def install(connection: Connection, pipeline: Pipeline, former: Collection[str] 
 
 
 def install_sql(connection: Connection, pipeline: Pipeline) -> str:
-    """The script by which a superuser makes them, for this server, and for the role of this connection."""
+    """Return the script that a superuser runs to install them, for this server and this connection's role."""
     with source_errors("asking who will replicate"):
         role = row(connection, "SELECT current_user::text")[0]
     return install_script(pipeline, connection.server_version, role)
 
 
 def keep_installed(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
-    """Install or uninstall, as the pipeline wants it. Raises as those do."""
+    """Call `install` or `uninstall`, according to the pipeline's settings. Raises as they do."""
     if pipeline.event_trigger:
         install(connection, pipeline, former)
     elif is_present(connection, pipeline, former):
@@ -152,11 +152,11 @@ def keep_installed(connection: Connection, pipeline: Pipeline, former: Collectio
 
 
 def uninstall(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
-    """Take away what `install` made, the schema too when nothing else is in it. May be called again.
+    """Remove everything that `install` created, and the schema if it is empty then. May be called again.
 
-    What is not the pipeline's stays (see `read_foreign`). DDL that runs at that time neither fails nor waits.
-    Raises PrivilegeError when the role may not; BusyError when transactions with DDL, which have read the
-    key, do not end in time.
+    Triggers of other programs or pipelines stay (see `read_foreign`). DDL that runs at that time neither
+    fails nor waits. Raises PrivilegeError if the role may not remove them, BusyError if transactions with
+    DDL, which have read the key, do not end in time.
     """
     if not is_present(connection, pipeline, former):
         return
@@ -188,12 +188,12 @@ def _drop(connection: Connection, statement: str, wait_s: float) -> None:
 
 
 def is_installed(connection: Connection, pipeline: str) -> bool:
-    """Whether the event triggers are there and fire."""
+    """Return True if both event triggers exist and are enabled."""
     return _read_identity(connection, pipeline) is not None
 
 
 def is_present(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> bool:
-    """Whether there is anything for `uninstall` to take away, whether it fires or not."""
+    """Return True if `uninstall` has anything to remove, enabled or not."""
     own, function = _own_names(connection, pipeline, former), function_name(pipeline.name)
     values = {"schema": SCHEMA, "function": function, "own": [pipeline.publication, *former]}
     with source_errors("looking for the event trigger"):
@@ -213,8 +213,11 @@ def _own_names(connection: Connection, pipeline: Pipeline, former: Collection[st
 def read_foreign(
     connection: Connection, pipeline: Pipeline, former: Collection[str] = ()
 ) -> list[tuple[str, str]]:
-    """Return the event triggers of this pipeline's names that call a function outside of our schema, or one
-    for a publication of another pipeline, and that function. `former`: publications that this one had."""
+    """Return other event triggers that have this pipeline's names, each with the function that it calls.
+
+    The function is outside of schema `_pgrepl`, or is for a publication of another pipeline. `former`:
+    earlier publications of this pipeline.
+    """
     values = {
         "names": list(trigger_names(pipeline.name)),
         "schema": SCHEMA,
@@ -228,7 +231,7 @@ def read_foreign(
 
 
 def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:
-    """Which event trigger tells of DDL; None without one, and for a pipeline that wants none."""
+    """Return the identity of the active event triggers; None without them, or if the pipeline uses none."""
     return _read_identity(connection, pipeline.name) if pipeline.event_trigger else None
 
 
@@ -246,9 +249,9 @@ SELECT 1 FROM pg_catalog.pg_namespace n WHERE n.nspname = %s
 
 
 def read_key(connection: Connection, pipeline: str) -> bytes | None:
-    """What the event trigger's messages are sealed with; None when it is not there or may not be read.
+    """Return the key that seals the event trigger's messages; None if it is missing or may not be read.
 
-    A table that does not belong to whom the triggers belong to holds nothing that is worth believing.
+    A key table with another owner than the triggers is not trusted: the result is None as well.
     """
     with source_errors("reading the event trigger's key"):
         found = rows(connection, _KEY_TABLE, (list(trigger_names(pipeline)), SCHEMA, key_table(pipeline)))

@@ -1,1 +1,1 @@
-"""What is asked of server, role and tables before anything begins."""
+"""The checks of server, role and tables before replication begins."""

@@ -1,4 +1,4 @@
-"""What a server itself can have against a pipeline: settings, capacity, replication connections, the slot."""
+"""The checks of a server for a pipeline: settings, capacity, replication connections, role and slot."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000
 
 _SLOTS = 2
-"""A slot that stays, and the temporary one that exports its snapshot."""
+"""The permanent slot, and the temporary one that exports its snapshot."""
 
 _CAPACITY = """
 SELECT pg_catalog.current_setting('max_replication_slots')::int,
@@ -63,7 +63,7 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
 Problems = Iterator[PgReplError]
-# The second is there since PostgreSQL 18.
+# The second setting exists since PostgreSQL 18.
 _SLOT_LIMITS = """
 SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
     pg_catalog.current_setting('max_slot_wal_keep_size', true),
@@ -71,7 +71,7 @@ SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
     pg_catalog.current_setting('idle_replication_slot_timeout', true)
 FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
 """
-# A role that owns the schema, which may not be there yet, can read it.
+# If schema _pgrepl does not exist yet, the current role will own it.
 _OWNER_WITHOUT_RIGHT = """
 SELECT r.rolname::text FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba
 WHERE d.datname = pg_catalog.current_database()
@@ -85,9 +85,9 @@ _SENDABLE = (
     " ISO_8859_5"
 )
 ALWAYS_SENDABLE = frozenset(_SENDABLE.split())
-"""Encodings of which every byte that PostgreSQL lets in can be converted into UTF-8."""
+"""The encodings in which every byte that PostgreSQL accepts can be converted to UTF-8."""
 _MOVES_SLOTS_RIGHTLY = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""By major version, the first release that keeps catalog rows for a slot that is moved.
+"""By major version, the first release that retains catalog rows for a slot that is advanced.
 https://postgrespro.com/list/id/E1u9I5V-00291M-0Z@gemulon.postgresql.org"""
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ log = logging.getLogger(__name__)
 def server_problems(
     connection: Connection, server: Server, slot: str | None, *, makes_slot: bool = True
 ) -> Problems:
-    """Version, wal_level, standby, free slots and sender.
+    """Yield the problems of version, wal_level, standby, free slots and free walsenders.
 
-    `slot` stands already when it exists; `makes_slot`: whether another is made in its place.
+    `slot`: the pipeline's slot, which may exist. `makes_slot`: a slot is created, also if `slot` exists.
     """
     if server.version_num < OLDEST_VERSION:
         yield ServerSettingError(
@@ -134,11 +134,11 @@ def server_problems(
 
 
 def replication_problems(dsn: str, server: Server) -> Problems:
-    """What a replication connection says; only trying tells on managed servers, whose roles differ."""
+    """Yield the problems of a replication connection. On managed servers, only an attempt shows them."""
     try:
         connection = connect_replication(dsn, "preflight")
     except ServerSettingError:
-        return  # no sender was free, which has been said
+        return  # no walsender is free, which server_problems reports
     except PgReplError as error:
         yield error
         return
@@ -162,7 +162,7 @@ def replication_problems(dsn: str, server: Server) -> Problems:
 
 
 def role_problems(connection: Connection, pipeline: Pipeline) -> Problems:
-    """Whether the role has rights on the server's host, which code of tables' owners might come by."""
+    """Yield an error if the role has rights on the server's host, which code of tables' owners could use."""
     if pipeline.trust_table_owners:
         return
     with source_errors("asking for the role"):
@@ -178,7 +178,7 @@ def role_problems(connection: Connection, pipeline: Pipeline) -> Problems:
 
 
 def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool) -> Problems:
-    """Whether a slot of the pipeline's name that exists already can be its slot."""
+    """Yield the reason why an existing slot with the pipeline's slot name cannot be its slot."""
     slot = read_slot(connection, pipeline.slot)
     if slot is None:
         return
@@ -195,13 +195,13 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
             f"slot {slot.name} exists and is somebody else's: plugin {slot.plugin}, database {slot.database}",
             "give the pipeline another slot name",
         )
-    # A new epoch drops the slot, whatever became of it.
+    # A new epoch drops the slot, also if it is invalidated.
     elif slot.invalidation and not new_epoch:
         yield SlotError(why_invalidated(connection, slot), errors.NEW_EPOCH)
 
 
 def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
-    """Sentences about the database that one connects to, and about the walsender of a slot."""
+    """Yield warnings about the server, the database, and the walsender of a slot."""
     if synchronous := synchronous_problem(connection, slot):
         yield synchronous
     version = connection.server_version
@@ -225,7 +225,7 @@ def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
 
 
 def _slot_limits(connection: Connection) -> Iterator[str]:
-    """Settings of the server by which it invalidates the slot of a pipeline that stands still."""
+    """Yield warnings about server settings that invalidate the slot of a stopped or lagging pipeline."""
     with source_errors("asking for limits of slots"):
         kept, kept_shown, idle, idle_shown = row(connection, _SLOT_LIMITS)
     if kept is not None and kept >= 0:
@@ -242,7 +242,7 @@ def _slot_limits(connection: Connection) -> Iterator[str]:
 
 
 def _unreadable_schema(connection: Connection) -> Iterator[str]:
-    """The owner of the database, if its backups fail from the first snapshot on."""
+    """Yield a warning if backups by the database's owner will fail from the first snapshot on."""
     with source_errors("asking for the owner of the database"):
         found = rows(connection, _OWNER_WITHOUT_RIGHT)
     for (owner,) in found:
@@ -254,10 +254,10 @@ def _unreadable_schema(connection: Connection) -> Iterator[str]:
 
 
 def check_server(dsn: str, slot: str | None = None) -> Server:
-    """Check what does not depend on tables: version, wal_level, free slots and sender, replication right.
+    """Check what does not depend on tables: version, wal_level, free slots and walsenders, replication right.
 
-    A pipeline needs two free slots, or one beside its own `slot`, when that exists already. Raises one error
-    that lists all problems.
+    A pipeline needs two free slots, or one if its own `slot` exists. Raises one error that lists all
+    problems.
     """
     connection = connect(dsn, "preflight")
     try:
@@ -276,10 +276,10 @@ def check_source(
     new_epoch: bool = False,
     makes_slot: bool = False,
 ) -> list[Relation]:
-    """Check all that the pipeline needs of its source; nothing is created. The tables it will replicate.
+    """Check everything that the pipeline needs of its source, and return the tables that it will replicate.
 
-    `makes_slot`: a slot is to be made, also in the place of one that exists. Raises one error of the first
-    problem's kind that lists all problems.
+    Creates nothing. `makes_slot`: a slot will be created, also if one exists. Raises one error of the first
+    problem's class that lists all problems.
     """
     connection = connect(dsn, "preflight")
     try:
@@ -308,7 +308,7 @@ def check_source(
 
 
 def check_surroundings(dsn: str, pipeline: Pipeline) -> None:
-    """Check what concerns every table of a pipeline that has begun: server, replication right, slot."""
+    """Check what concerns every table of a started pipeline: server, replication right, slot, role."""
     connection = connect(dsn, "preflight")
     try:
         server = read_server(connection)
@@ -318,7 +318,7 @@ def check_surroundings(dsn: str, pipeline: Pipeline) -> None:
 
 
 def check_role(dsn: str, pipeline: Pipeline) -> None:
-    """Check that the role is none whose rights are too great to be lent to tables' owners."""
+    """Check that the role has no rights that code of tables' owners must not get."""
     connection = connect(dsn, "preflight")
     try:
         _raise([*role_problems(connection, pipeline)])
@@ -329,7 +329,7 @@ def check_role(dsn: str, pipeline: Pipeline) -> None:
 def table_faults(
     connection: Connection, pipeline: Pipeline, relations: Sequence[Relation]
 ) -> dict[TableName, PgReplError]:
-    """What keeps single tables from being read or published, though they could be replicated, by table."""
+    """Return why single tables cannot be read or published, although they could be replicated, by table."""
     server = read_server(connection)
 
     def faults(some: list[Relation]) -> list[PgReplError]:

@@ -1,9 +1,10 @@
-"""Which tables a pipeline replicates: its names and patterns against what is there.
+"""The selection of a pipeline's tables: its names and patterns, resolved against the catalog.
 
-Columns that have the values of excluded ones, under names that no setting excludes.
-A child by plain inheritance is copied and sent as a table of its own, so a setting that names the parent's
-column does not name the child's. The two have one name: PostgreSQL renames an inherited column together with
-its parent's. A generated column may be made of an excluded one, as that for full-text search is of several.
+`derived_exclusions` finds columns that have the values of excluded ones under names that no setting excludes.
+A child by plain inheritance is copied and sent as a separate table, so a setting that names the parent's
+column does not cover the child's. Both columns have the same name: PostgreSQL renames an inherited column
+together with its parent's. A generated column may be computed from an excluded one, as a column for full-text
+search is computed from several.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WITH RECURSIVE above (child, oid) AS (
 )
 SELECT child::bigint, oid::bigint FROM above ORDER BY child, oid
 """
-# An expression cannot hold the whole row, nor another generated column. A partition can have its own.
+# An expression cannot use the whole row, nor another generated column. A partition may have another one.
 _MADE_OF = """
 SELECT DISTINCT a.attrelid::bigint, a.attname::text, source.attname::text
 FROM pg_catalog.pg_attribute a
@@ -69,7 +70,7 @@ class RecordedRules(Protocol):
     """The settings that named tables and columns when these were recorded."""
 
     def problems(self, relation: Relation) -> Iterable[str]:
-        """The settings that named a table or its columns by earlier names only, in sentences."""
+        """Return a sentence for each setting that names a table or its columns only by an earlier name."""
 
 
 def derived_exclusions(
@@ -78,8 +79,10 @@ def derived_exclusions(
     relations: Mapping[int, Relation],
     recorded: RecordedRules | None,
 ) -> Iterator[tuple[int, str]]:
-    """Yield the oid of each of these tables that publishes such a column, with a sentence that says so.
-    Raises SourceConnectionError, SourceError."""
+    """Yield the oid of each table that publishes the values of an excluded column, with a sentence about it.
+
+    `recorded`: None if nothing was recorded. Raises SourceConnectionError, SourceError.
+    """
     excluded = frozenset(map(ColumnName.parse, pipeline.exclude_columns))
     if excluded:
         yield from _inherited(connection, excluded, relations, recorded)
@@ -132,24 +135,26 @@ def _generated(
 
 
 class RecordedTables(Protocol):
-    """The names that tables and columns had when they were recorded, and the settings that named them so."""
+    """The names that tables and columns had when they were recorded, and the settings that used them."""
 
     def names(self, oid: int) -> Set[TableName]:
-        """Every name under which a table was recorded."""
+        """Return every name under which a table was recorded."""
 
     def oids(self, table: TableName) -> Set[int]:
-        """The tables that were recorded under a name."""
+        """Return the oids of the tables that were recorded under a name."""
 
     def problems(self, relation: Relation) -> Iterable[str]:
-        """The settings that named a table or its columns by earlier names only, in sentences."""
+        """Return a sentence for each setting that names a table or its columns only by an earlier name."""
 
 
 @dataclass(frozen=True)
 class RequestedTables:
-    """What is wanted beside the pipeline file: tables that an operator added, or removed; and those that are
-    replicated already, of which a pattern must not lose sight when they can be replicated no longer.
+    """Requests in addition to the pipeline file.
 
-    `recorded`: None where nothing was recorded of the source's tables."""
+    `added` and `removed`: tables that an operator added or removed. `replicated`: tables that are replicated
+    already. If such a table cannot be replicated any more, a pattern reports a problem and does not leave it
+    out. `recorded`: None if nothing was recorded about the source's tables.
+    """
 
     added: frozenset[TableName] = frozenset()
     removed: frozenset[TableName] = frozenset()
@@ -159,10 +164,10 @@ class RequestedTables:
 
 @dataclass(frozen=True)
 class Selected:
-    """What `tables` stand for now: tables that can be replicated, by name, and why others cannot.
+    """The result of `select_tables`: tables that can be replicated, by name, and the problems of others.
 
-    `matched`: those that are there by a pattern alone. `unnamed`: those that have no problem but settings by
-    earlier names, so that they cannot be copied, and can go on. `left_out`: why patterns leave tables out.
+    `matched`: tables that only a pattern selects. `unnamed`: tables whose only problem is a setting with an
+    earlier name; they cannot be copied, but can continue. `left_out`: why patterns leave tables out.
     """
 
     relations: tuple[Relation, ...]
@@ -179,11 +184,11 @@ class Selected:
 def resolve_tables(
     connection: Connection, pipeline: Pipeline, requested: RequestedTables | None = None
 ) -> list[Relation]:
-    """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
+    """Return the pipeline's tables, ordered by name, with patterns expanded. Each of them can be replicated.
 
-    Raises ConfigError (insert_only lists a table that `tables` does not hold) or TableError, which lists
-    every table that cannot be replicated and why. A pattern leaves out what cannot be replicated, which is
-    logged, and partitions; they go with their partitioned table.
+    Raises ConfigError if a setting names a table that is not selected, and TableError, which lists every
+    table that cannot be replicated and why. A pattern leaves out tables that cannot be replicated, which is
+    logged, and partitions, which belong to their partitioned table.
     """
     requested = requested or RequestedTables()
     selected = select_tables(connection, pipeline, requested)
@@ -203,13 +208,16 @@ def resolve_tables(
 
 
 def select_tables(connection: Connection, pipeline: Pipeline, requested: RequestedTables) -> Selected:
-    """Likewise, with each table's problems as its own. Raises ConfigError, and TableError for a pattern that
-    can stand for no table at all."""
+    """Select the pipeline's tables, and return each table's problems separately.
+
+    Raises ConfigError if insert_only names a table that is not selected, and TableError for a pattern of a
+    system schema.
+    """
     patterns = _patterns(pipeline)
     insert_only = frozenset(TableName.parse(text) for text in pipeline.insert_only)
     named = frozenset(TableName.parse(text) for text in pipeline.tables if not text.endswith(".*"))
     _check_insert_only(insert_only, named | requested.added | requested.removed, patterns)
-    # What insert_only lists is wanted by name, be it through a pattern or not.
+    # A table in insert_only counts as named, even if only a pattern selects it.
     named |= insert_only | requested.added
     replicated = frozenset(table for table in requested.replicated if table.schema in patterns) - named
     return _Selection(
@@ -224,7 +232,7 @@ def select_tables(connection: Connection, pipeline: Pipeline, requested: Request
 
 
 def left_out_warnings(selected: Selected) -> Iterator[str]:
-    """Say which tables patterns leave out, and why: a sentence for each reason."""
+    """Yield a warning for each reason why patterns leave tables out, with the tables."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for table, reason in sorted(selected.left_out.items()):
         by_reason[reason].append(str(table))
@@ -235,19 +243,19 @@ def left_out_warnings(selected: Selected) -> Iterator[str]:
 
 
 def log_left_out(selected: Selected) -> None:
-    """Log which tables patterns leave out."""
+    """Log the warnings of `left_out_warnings`."""
     for warning in left_out_warnings(selected):
         log.warning("%s", warning)
 
 
 def lists(pipeline: Pipeline, table: TableName) -> bool:
-    """Whether a pipeline file holds a table, by name or by a pattern."""
+    """Return True if a pipeline file selects a table, by name or by a pattern."""
     names = {TableName.parse(text) for text in (*pipeline.tables, *pipeline.insert_only) if text[-2:] != ".*"}
     return table in names or table.schema in _patterns(pipeline)
 
 
 def _patterns(pipeline: Pipeline) -> frozenset[str]:
-    """The schemas of which a pipeline takes every table."""
+    """Return the schemas that a pipeline selects by a pattern (`schema.*`)."""
     texts = (text for text in pipeline.tables if text.endswith(".*"))
     return frozenset(TableName.parse(text[:-1] + "any").schema for text in texts)
 
@@ -264,8 +272,10 @@ def _check_insert_only(
 
 
 def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
-    """Raise ConfigError for a setting that names a table, or in target_schemas a schema, of which nothing is
-    replicated: it is misspelt."""
+    """Raise ConfigError if a setting names a table that is not in `tables`: the name is misspelled.
+
+    Raises ConfigError as well if target_schemas names a schema of which the pipeline selects no table.
+    """
     chosen = _chosen_tables(pipeline)
     unknown = {setting: sorted(found - tables) for setting, found in chosen.items() if found - tables}
     if unknown:
@@ -283,7 +293,7 @@ def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
 
 
 def _chosen_tables(pipeline: Pipeline) -> dict[str, set[TableName]]:
-    """The tables that settings name, themselves or by a column, by setting."""
+    """Return the tables that settings name, directly or by a column, by setting."""
     chosen = {
         setting: {ColumnName.parse(name).table for name in getattr(pipeline, setting)}
         for setting in COLUMN_FIELDS
@@ -294,7 +304,7 @@ def _chosen_tables(pipeline: Pipeline) -> dict[str, set[TableName]]:
 
 
 class _Selection:
-    """One run of select_tables: collects relations and problems."""
+    """One run of `select_tables`, which collects relations and problems."""
 
     def __init__(
         self,
@@ -312,7 +322,7 @@ class _Selection:
         self._patterns = patterns
         self._insert_only = insert_only
         self._removed = removed
-        # A pattern would leave these out, and their settings would be for nothing.
+        # A pattern must not leave out tables that settings name: the settings would have no effect.
         self._told = named.union(*_chosen_tables(pipeline).values())
         self._recorded = recorded
         self._lost: list[TableName] = []
@@ -351,7 +361,7 @@ class _Selection:
         )
 
     def _choose(self) -> list[int]:
-        """Oids of the ordinary and partitioned tables that are named or match."""
+        """Return the oids of the ordinary and partitioned tables that are named or match a pattern."""
         excluded = {ColumnName.parse(column).table for column in self._pipeline.exclude_columns}
         schemas = sorted({table.schema for table in self._named | excluded} | self._patterns)
         with source_errors("listing the tables"):
@@ -403,8 +413,10 @@ class _Selection:
             )
 
     def _is_usable(self, relation: Relation) -> bool:
-        """Whether it can be replicated. What is named and cannot be becomes a problem; a pattern leaves it
-        out."""
+        """Return True if the table can be replicated.
+
+        Otherwise, record a problem for a named table; a pattern leaves the table out.
+        """
         refused = self._refused.get(relation.oid)
         by_pattern = relation.table not in self._told
         if by_pattern and not _has_identity(relation):
@@ -430,8 +442,11 @@ class _Selection:
         return shape_problems(self._connection, self._pipeline, relation)
 
     def _rule_problems(self, relation: Relation) -> Iterable[str]:
-        """Settings that named the table, or may have named what it was made of, by a name that is gone, or
-        that name what its columns come from."""
+        """Yield the problems of settings that no longer cover the table or its columns.
+
+        They name it, or a lost table whose rows it may hold, by an earlier name, or name a column from which
+        one of its columns is derived.
+        """
         yield from self._derived.get(relation.oid, ())
         if self._recorded is None:
             return
@@ -445,13 +460,13 @@ class _Selection:
             )
 
     def _is_renamed(self, table: TableName) -> bool:
-        """Whether a table that was recorded under this name exists under another: that one is recognized."""
+        """Return True if a table that was recorded under this name exists under another name."""
         known = self._recorded.oids(table) if self._recorded is not None else ()
         with source_errors("looking for a renamed table"):
             return bool(known) and bool(rows(self._connection, _EXISTING, (sorted(known),)))
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
-        """Why its rows cannot be told apart, by a key or, with REPLICA IDENTITY FULL, by all values."""
+        """Yield why rows cannot be distinguished, by a key or, with REPLICA IDENTITY FULL, by all values."""
         if not relation.key_columns and self._pipeline.choices(relation.table).policy.deletes == "soft":
             yield (
                 "it has no key, so deletes: soft cannot say which row of equal ones is marked; give it a"

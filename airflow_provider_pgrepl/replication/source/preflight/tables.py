@@ -1,4 +1,4 @@
-"""What rights and publication can have against a pipeline, table by table."""
+"""The checks of each table of a pipeline: columns, rights, locks and publication."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
     JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
 """
-# A publication of a table holds its children by plain inheritance as well.
+# A publication of a table includes its children by plain inheritance as well.
 _WITH_CHILDREN = """
 WITH RECURSIVE below (oid) AS (
     SELECT oid FROM unnest(%s::oid[]) AS named (oid)
@@ -76,12 +76,15 @@ SELECT oid::bigint FROM below
 
 
 def is_system(schema: str) -> bool:
-    """Whether a schema is PostgreSQL's own, or ours."""
+    """Return True if a schema is PostgreSQL's own, or this package's."""
     return schema.startswith("pg_") or schema in ("information_schema", STATE_SCHEMA)
 
 
 def why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
-    """Why what has this name cannot be replicated, by its relkind and relpersistence; None when it can."""
+    """Return why the relation of this name cannot be replicated, or None if it can.
+
+    `facts`: its relkind and relpersistence, or None if it does not exist.
+    """
     if is_system(table.schema):
         return "in a system schema, which is never replicated"
     if facts is None:
@@ -95,8 +98,8 @@ def why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
 
 
 def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
-    """What is wrong with a table's columns, what the pipeline chooses for them, and its partitions."""
-    # Imported here: types bring pyarrow along, which who only asks for tables and slots need not wait for.
+    """Yield the problems of a table's columns, of the pipeline's settings for them, and of its partitions."""
+    # Import here: this module loads pyarrow, which callers that only read tables and slots do not need.
     from airflow_provider_pgrepl.replication.values import choice_problems
 
     if not relation.columns and not relation.unpublished:
@@ -114,7 +117,7 @@ def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relatio
 
 
 def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
-    """The rows of a table without columns are in the lake by what the lake table has beside them."""
+    """Yield the problems of a table without columns. Its lake table needs columns of its own for the rows."""
     if not _has_own_columns(pipeline, relation):
         yield (
             "has no columns, and a lake table needs at least one; set commit_lsn_column to true, which gives"
@@ -129,7 +132,7 @@ def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str
 
 
 def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:
-    """Whether the lake table has columns beside those of the source."""
+    """Return True if the lake table has columns in addition to those of the source."""
     choices = pipeline.choices(relation.table)
     is_soft = choices.policy.deletes == "soft"
     return is_soft or choices.commit_lsn_column or choices.commit_ts_column
@@ -172,7 +175,7 @@ def _leaf_problems(connection: Connection, pipeline: Pipeline, relation: Relatio
 
 
 def _same_identity(relation: Relation, leaf: Relation) -> bool:
-    """Whether changes in a partition come with all that tells the rows of the partitioned table apart."""
+    """Return True if changes in a partition include all that identifies rows of the partitioned table."""
     if "f" in (leaf.replica_identity, relation.replica_identity):
         return leaf.replica_identity == "f"
     key = {column.name for column in relation.key_columns}
@@ -180,7 +183,7 @@ def _same_identity(relation: Relation, leaf: Relation) -> bool:
 
 
 def right_problems(connection: Connection, relations: Iterable[Relation]) -> Problems:
-    """Whether the role can read all rows of these tables, which the catalog has now, and their partitions."""
+    """Yield errors if the role cannot read all rows of these existing tables and their partitions."""
     with source_errors("reading the rights"):
         found = rows(connection, _RIGHTS, (_with_leaves(relations),))
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user::text)")[0]
@@ -207,9 +210,9 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
 
 
 def lock_problems(connection: Connection, dsn: str, relations: list[Relation]) -> Problems:
-    """Whether the server has room for locks on all tables and partitions, which a snapshot takes at once.
+    """Yield an error if the server cannot hold locks on all tables and partitions, as a snapshot needs.
 
-    How much room there is depends on more than settings: where it may be short, the locks are tried.
+    The number of possible locks depends on more than settings: if it may be too small, the locks are tried.
     """
     needed = len(_with_leaves(relations))
     with source_errors("reading the room for locks"):
@@ -228,13 +231,13 @@ def lock_problems(connection: Connection, dsn: str, relations: list[Relation]) -
                 " partitioned tables out",
             )
         except PgReplError:
-            return  # somebody's lock is in the way, which the snapshot waits for
+            return  # another session holds a lock, which the snapshot will wait for
         finally:
             cursor.execute("ROLLBACK")
 
 
 def code_problems(connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]) -> Problems:
-    """Whether reading the tables can run code of their owners with our rights."""
+    """Yield an error for each table whose reading can run code of its owner with this role's rights."""
     if pipeline.trust_table_owners:
         return
     for relation in relations:
@@ -251,7 +254,7 @@ def _with_leaves(relations: Iterable[Relation]) -> list[int]:
 def publication_problems(
     connection: Connection, pipeline: Pipeline, server: Server, relations: list[Relation]
 ) -> Problems:
-    """Whether the publication carries these tables, or can be made to."""
+    """Yield the reasons why the publication does not include these tables, or cannot be made to."""
     check: Callable[..., Problems] = (
         _used_publication_problems if pipeline.publication_mode == "use" else _created_publication_problems
     )
@@ -322,7 +325,7 @@ def _created_publication_problems(
 
 
 def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterator[str]:
-    """Sentences about tables as their publication publishes them."""
+    """Yield warnings about unpublished generated columns, and about tables without replica identity."""
     for relation in relations:
         yield from _unpublished_columns(relation, pipeline)
         if relation.replica_identity == "n" or (
@@ -353,8 +356,10 @@ def _unpublished_columns(relation: Relation, pipeline: Pipeline) -> Iterator[str
 def refused_once_published(
     connection: Connection, pipeline: Pipeline, tables: Collection[TableName]
 ) -> list[RefusedChanges]:
-    """Return why the source would refuse changes of these tables, and of those below them, if the pipeline's
-    publication, which is not there yet, were created for them."""
+    """Return why the source would reject changes of these tables and their children once published.
+
+    The pipeline's publication does not exist yet, and is assumed to be created for them.
+    """
     with source_errors("listing the tables to publish"):
         oids = [oid for (oid,) in rows(connection, _WITH_CHILDREN, (_oids(connection, tables),))]
     relations = read_relations(connection, oids, pipeline.publication, planned=True).values()
@@ -365,7 +370,7 @@ def refused_once_published(
 def refused_tables(
     connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
 ) -> dict[int, RefusedChanges]:
-    """Return why the source refuses changes of these tables, by oid.
+    """Return why the source rejects changes of these tables, by oid.
 
     A table without replica identity that `insert_only` lists is left out: rows are only inserted into it.
     """
@@ -380,9 +385,9 @@ def refused_tables(
 def others_published(
     connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
 ) -> list[Relation]:
-    """Return tables of a publication that is not the pipeline's own, other than these.
+    """Return the other tables of a publication that the pipeline uses and did not create.
 
-    A publication of all tables, or of a schema, takes in tables that the pipeline does not replicate.
+    A publication of all tables, or of a schema, includes tables that the pipeline does not replicate.
     """
     if pipeline.publication_mode != "use":
         return []
