@@ -62,7 +62,7 @@ _EPILOG = (
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = process.Parser(prog="pgrepl", epilog=_EPILOG)
+    parser = process.CommandParser(prog="pgrepl", epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"pgrepl {__version__}")
     add_commands(parser, COMMANDS, GROUPS)
     return parser

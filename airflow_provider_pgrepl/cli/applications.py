@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
@@ -103,15 +103,19 @@ def _driver_python(spark: Sequence[str]) -> list[str]:
 
 
 def _value(arguments: Sequence[str], option: str) -> str | None:
-    """Return the last value of an option, or None. `--option VALUE` wins over `--option=VALUE`."""
+    """Return the last value of an option, which is the one that spark-submit takes, or None."""
     return next(reversed(_values(arguments, option)), None)
 
 
 def _values(arguments: Sequence[str], option: str) -> list[str]:
     """Return the values of an option. spark-submit accepts `--option VALUE` and `--option=VALUE`."""
-    joined = [part.removeprefix(f"{option}=") for part in arguments if part.startswith(f"{option}=")]
-    pairs = pairwise(arguments)
-    return [*joined, *(value for name, value in pairs if name == option)]
+    found = []
+    for part, following in zip_longest(arguments, arguments[1:]):
+        if part.startswith(f"{option}="):
+            found.append(part.removeprefix(f"{option}="))
+        elif part == option and following is not None:
+            found.append(following)
+    return found
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

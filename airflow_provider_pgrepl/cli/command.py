@@ -70,12 +70,14 @@ def add_commands(
 
     :param groups: the help text of each command group, by the first word of its commands' names
     """
-    parents = {"": parser.add_subparsers(required=True, metavar="COMMAND", parser_class=process.Parser)}
+    parents = {
+        "": parser.add_subparsers(required=True, metavar="COMMAND", parser_class=process.CommandParser)
+    }
     for command in commands:
         group = command.name.rpartition(" ")[0]
         if group not in parents:
             inner = parents[""].add_parser(group, help=groups[group], description=groups[group])
             parents[group] = inner.add_subparsers(
-                required=True, metavar="COMMAND", parser_class=process.Parser
+                required=True, metavar="COMMAND", parser_class=process.CommandParser
             )
         command.add_to(parents[group])

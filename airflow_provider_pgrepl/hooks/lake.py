@@ -12,7 +12,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, Place, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, place_in_store
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_CLIENT,
@@ -97,7 +97,7 @@ def _check_identity(conn_id: str, extra: _Extra, others: tuple[str, ...]) -> Non
         )
 
 
-def _of_amazon(connection: Connection, extra: _Extra, _: Place) -> dict[str, Any]:
+def _of_amazon(connection: Connection, extra: _Extra, _: StoreLocation) -> dict[str, Any]:
     of_s3 = (extra.get("service_config") or {}).get("s3") or {}
     variables = {
         KEY_ID: connection.login or extra.get("aws_access_key_id"),
@@ -111,7 +111,7 @@ def _of_amazon(connection: Connection, extra: _Extra, _: Place) -> dict[str, Any
     return variables
 
 
-def _of_google(_: Connection, extra: _Extra, __: Place) -> dict[str, Any]:
+def _of_google(_: Connection, extra: _Extra, __: StoreLocation) -> dict[str, Any]:
     """Return the variable with the service account's key. Without a key, the hosts use default credentials.
 
     Raises ValueError for a key that cannot be read or is not a service account's.
@@ -131,7 +131,7 @@ def _of_google(_: Connection, extra: _Extra, __: Place) -> dict[str, Any]:
     return {GOOGLE_KEY: found and json.dumps(found)}
 
 
-def _of_azure(connection: Connection, extra: _Extra, place: Place) -> dict[str, Any]:
+def _of_azure(connection: Connection, extra: _Extra, place: StoreLocation) -> dict[str, Any]:
     """Return the variables of an Entra client if there is a tenant, else of a SAS token or an account key.
 
     Raises ValueError for another storage account than that of `place`, and for an incomplete client.
@@ -155,7 +155,7 @@ def _of_azure(connection: Connection, extra: _Extra, place: Place) -> dict[str, 
     return variables | ({AZURE_SAS: sas} if sas else {AZURE_KEY: key})
 
 
-_READERS: Mapping[str, Callable[[Connection, _Extra, Place], dict[str, Any]]] = {
+_READERS: Mapping[str, Callable[[Connection, _Extra, StoreLocation], dict[str, Any]]] = {
     S3: _of_amazon,
     GOOGLE: _of_google,
     AZURE: _of_azure,

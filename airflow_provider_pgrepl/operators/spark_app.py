@@ -49,11 +49,11 @@ from airflow_provider_pgrepl.replication.runtime.spark_submit import quiet_loggi
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import replaced_by
 from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
-from airflow_provider_pgrepl.spark_driver.claim import Adoption, Claim, Order, Pause, Place
+from airflow_provider_pgrepl.spark_driver.claim import Adoption, Claim, Order, Pause, RunDirectory
 from airflow_provider_pgrepl.spark_driver.follow import (
     RESULT_FILE,
+    ApplicationFollower,
     End,
-    Following,
     ForsakenError,
     StoppedError,
 )
@@ -260,7 +260,7 @@ class SparkAppOperator(SparkSubmitOperator):
         self.preflight = preflight
         self.stop_timeout_s = stop_timeout_s
         self.poll_interval_s = poll_interval_s
-        self._following: Following | None = None
+        self._following: ApplicationFollower | None = None
         self._ended: End | None = None
 
     @property
@@ -345,7 +345,7 @@ class SparkAppOperator(SparkSubmitOperator):
             {**secrets, **{name: str(value) for name, value in (self.env_vars or {}).items()}},
         )
         adoption = Adoption(
-            place=Place(run_folder(), self.place_name, self._resolved),
+            place=RunDirectory(run_folder(), self.place_name, self._resolved),
             order=order,
             may_replace=self.may_replace,
             is_fresh=not self.durable,
@@ -355,7 +355,7 @@ class SparkAppOperator(SparkSubmitOperator):
             say=self._say,
             await_turn=self._await_turn,
         )
-        self._following = Following(
+        self._following = ApplicationFollower(
             adoption,
             self.poll_interval_s,
             self.hand_over_after_s,

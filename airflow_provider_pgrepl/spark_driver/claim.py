@@ -71,7 +71,7 @@ class Claim:
         return LocalApp.launch(command, application, env, self.folder, stop_timeout_s, self._lock)
 
 
-class Place:
+class RunDirectory:
     """A private directory with a folder for each started application, of which at most one runs."""
 
     def __init__(self, run_folder: Path, app: str, pipeline: Pipeline) -> None:
@@ -234,7 +234,7 @@ class Adoption:
         host holds the pipeline's lock.
     """
 
-    place: Place
+    place: RunDirectory
     order: Order
     may_replace: bool
     is_fresh: bool
@@ -268,7 +268,7 @@ class Adoption:
                 raise BusyError(
                     f"an application of pipeline {self.order.pipeline.name} runs on this host, and its folder"
                     f" below {self.place.folder} is gone",
-                    "end its process (supervise.py, with that folder among its arguments)",
+                    "end its process (supervisor.py, with that folder among its arguments)",
                 )
             pause(_POLL_S)
 

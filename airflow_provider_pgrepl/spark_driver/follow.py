@@ -43,7 +43,7 @@ class End:
     handed_over: bool = False
 
 
-class Following:
+class ApplicationFollower:
     """The application of a pipeline on this host, as one try of a task follows it.
 
     :param poll_interval_s: seconds between two looks at its state, log and result

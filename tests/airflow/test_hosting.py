@@ -23,10 +23,10 @@ from airflow_provider_pgrepl.spark_driver.claim import (
     Claim,
     InCharge,
     Order,
-    Place,
     PlaceTakenError,
+    RunDirectory,
 )
-from airflow_provider_pgrepl.spark_driver.follow import Following, StoppedError
+from airflow_provider_pgrepl.spark_driver.follow import ApplicationFollower, StoppedError
 from airflow_provider_pgrepl.spark_driver.process import (
     AppState,
     LocalApp,
@@ -42,8 +42,8 @@ SHOP = Pipeline(name="shop", lake="/lake", tables=("public.*",))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "run", "replicate", SHOP)
+def place(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run", "replicate", SHOP)
 
 
 class Launcher:
@@ -62,7 +62,7 @@ class Launcher:
         return claim.launch([*command, *self._arguments], STAND_IN, environment, self._stop_timeout_s)
 
 
-def launch(place: Place, journal: Journal, *arguments: str, stop_timeout_s: float = 20) -> LocalApp:
+def launch(place: RunDirectory, journal: Journal, *arguments: str, stop_timeout_s: float = 20) -> LocalApp:
     with place.claim() as claim:
         return Launcher(journal, *arguments, stop_timeout_s=stop_timeout_s)(claim)
 
@@ -83,7 +83,7 @@ def texts(app: LocalApp, **how: bool) -> list[str]:
     ("code", "status"), [(0, AppState.DONE), (75, AppState.FAILED), (78, AppState.FAILED)]
 )
 def test_the_exit_code_of_a_detached_application_is_known(
-    place: Place, journal: Journal, code: int, status: AppState
+    place: RunDirectory, journal: Journal, code: int, status: AppState
 ) -> None:
     app = launch(place, journal, "--exit", str(code))
     assert ended(app) is status
@@ -91,7 +91,7 @@ def test_the_exit_code_of_a_detached_application_is_known(
     assert "the last words" in texts(app, ended=True)
 
 
-def test_a_stop_lets_the_application_finish(place: Place, journal: Journal) -> None:
+def test_a_stop_lets_the_application_finish(place: RunDirectory, journal: Journal) -> None:
     app = launch(place, journal)
     journal.wait_for("started")
     app.stop()
@@ -99,7 +99,7 @@ def test_a_stop_lets_the_application_finish(place: Place, journal: Journal) -> N
     assert journal.pids("stopped") == journal.pids("started")
 
 
-def test_an_application_that_does_not_stop_is_killed(place: Place, journal: Journal) -> None:
+def test_an_application_that_does_not_stop_is_killed(place: RunDirectory, journal: Journal) -> None:
     app = launch(place, journal, "--ignore-term", stop_timeout_s=0.5)
     pid = journal.wait_for("started")
     app.stop()
@@ -109,7 +109,7 @@ def test_an_application_that_does_not_stop_is_killed(place: Place, journal: Jour
 
 
 def test_an_application_whose_supervisor_is_killed_ends_and_counts_as_lost(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     app = launch(place, journal)
     pid = journal.wait_for("started")
@@ -120,7 +120,7 @@ def test_an_application_whose_supervisor_is_killed_ends_and_counts_as_lost(
     assert journal.pids("stopped") == [pid]
 
 
-def test_an_application_is_found_again_by_its_token_alone(place: Place, journal: Journal) -> None:
+def test_an_application_is_found_again_by_its_token_alone(place: RunDirectory, journal: Journal) -> None:
     app = launch(place, journal)
     journal.wait_for("started")
     found = place.find(app.token)
@@ -131,13 +131,13 @@ def test_an_application_is_found_again_by_its_token_alone(place: Place, journal:
 
 
 def test_a_process_that_got_the_id_of_an_application_is_not_taken_for_it(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     app = launch(place, journal, "--exit", "0")
     ended(app)
     eventually(lambda: not is_alive(app.pid or 0), "the end of its supervisor")
     (app.folder / supervisor.EXIT_CODE).unlink()
-    other = launch(Place(place.folder.parent / "other", "replicate", SHOP), journal)
+    other = launch(RunDirectory(place.folder.parent / "other", "replicate", SHOP), journal)
     journal.wait_for("started", count=2)
     (app.folder / supervisor.PID).write_text(str(other.pid))
     assert app.status() is AppState.LOST
@@ -180,11 +180,11 @@ def test_only_a_process_with_the_token_is_signalled() -> None:
 @pytest.mark.parametrize(
     "token", ["", "..", "/", "/etc", "pgrepl-", f"pgrepl-{'0' * 31}/", f"pgrepl-{'g' * 32}", None, 1, {}, []]
 )
-def test_only_a_token_finds_an_application(place: Place, token: Any) -> None:
+def test_only_a_token_finds_an_application(place: RunDirectory, token: Any) -> None:
     assert place.find(token) is None
 
 
-def test_a_link_in_the_place_is_no_application(place: Place, tmp_path: Path) -> None:
+def test_a_link_in_the_place_is_no_application(place: RunDirectory, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     (victim / "precious").touch()
@@ -203,9 +203,9 @@ def test_a_run_folder_that_others_may_have_written_in_is_refused(tmp_path: Path)
     linked.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(ConfigError, match="can be written in by other users"):
-        Place(open_to_all, "replicate", SHOP)
+        RunDirectory(open_to_all, "replicate", SHOP)
     with pytest.raises(ConfigError, match="is a link"):
-        Place(linked, "replicate", SHOP)
+        RunDirectory(linked, "replicate", SHOP)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -213,10 +213,10 @@ def test_a_run_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     os.chown(tmp_path / "run", 65534, 65534)
     with pytest.raises(ConfigError, match="belongs to user 65534"):
-        Place(tmp_path / "run", "replicate", SHOP)
+        RunDirectory(tmp_path / "run", "replicate", SHOP)
 
 
-def test_nobody_else_can_look_into_a_run_folder(place: Place) -> None:
+def test_nobody_else_can_look_into_a_run_folder(place: RunDirectory) -> None:
     for folder in (place.folder, place.folder.parent, place.folder.parent.parent):
         assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -272,7 +272,9 @@ def test_a_line_longer_than_a_chunk_ends_no_reader(tmp_path: Path) -> None:
 class Task:
     """A task that wants an application; what it says is kept."""
 
-    def __init__(self, place: Place, launcher: Launcher, order: Order | None = None, **how: Any) -> None:
+    def __init__(
+        self, place: RunDirectory, launcher: Launcher, order: Order | None = None, **how: Any
+    ) -> None:
         self.said: list[tuple[int, str]] = []
         self.adoption = Adoption(
             place=place,
@@ -285,13 +287,13 @@ class Task:
             say=how.pop("say", lambda level, text: self.said.append((level, text))),
             await_turn=how.pop("await_turn", lambda _: None),
         )
-        self.following = Following(self.adoption, 0.05, **how)
+        self.following = ApplicationFollower(self.adoption, 0.05, **how)
 
     def take(self) -> InCharge:
         return self.adoption.take()
 
 
-def test_a_new_task_adopts_the_application_that_nobody_follows(place: Place, journal: Journal) -> None:
+def test_a_new_task_adopts_the_application_that_nobody_follows(place: RunDirectory, journal: Journal) -> None:
     first = Task(place, Launcher(journal)).take()
     journal.wait_for("started")
     first.charge.release()
@@ -302,14 +304,14 @@ def test_a_new_task_adopts_the_application_that_nobody_follows(place: Place, jou
     ended(second.app)
 
 
-def test_two_tasks_that_begin_at_once_start_one_application(place: Place, journal: Journal) -> None:
+def test_two_tasks_that_begin_at_once_start_one_application(place: RunDirectory, journal: Journal) -> None:
     with place.claim() as claim, pytest.raises(PlaceTakenError), place.claim():
         pass
     assert not claim.folder.exists(), "nothing was launched"
 
 
 def test_an_application_that_a_task_follows_is_not_taken_from_it(
-    place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    place: RunDirectory, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_pgrepl.spark_driver.claim._CHARGE_WAIT_S", 0.3)
     first = Task(place, Launcher(journal)).take()
@@ -324,7 +326,7 @@ CHANGED = Order(Pipeline(name="shop", lake="/lake", tables=("public.*",), flush_
 
 
 def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
@@ -342,7 +344,9 @@ def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
     ended(second.app)
 
 
-def test_fresh_start_stops_running_application_and_launches_new_one(place: Place, journal: Journal) -> None:
+def test_fresh_start_stops_running_application_and_launches_new_one(
+    place: RunDirectory, journal: Journal
+) -> None:
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
     journal.wait_for("started")
@@ -355,7 +359,7 @@ def test_fresh_start_stops_running_application_and_launches_new_one(place: Place
 
 @pytest.mark.parametrize("arguments", [[], ["--tables", "public.a"]], ids=["same tables", "other tables"])
 def test_copy_waits_for_the_end_of_a_copy_that_another_task_follows_and_names_it(
-    place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    place: RunDirectory, journal: Journal, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr("airflow_provider_pgrepl.spark_driver.claim._CHARGE_WAIT_S", 0.1)
     first = Task(place, Launcher(journal), may_replace=False).take()
@@ -382,7 +386,7 @@ def test_copy_waits_for_the_end_of_a_copy_that_another_task_follows_and_names_it
 
 
 def test_copy_that_lost_its_task_is_adopted_by_the_task_that_waits_for_it(
-    place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    place: RunDirectory, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_pgrepl.spark_driver.claim._CHARGE_WAIT_S", 0.1)
     first = Task(place, Launcher(journal), may_replace=False).take()
@@ -394,10 +398,10 @@ def test_copy_that_lost_its_task_is_adopted_by_the_task_that_waits_for_it(
 
 
 def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alone(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     first = Task(place, Launcher(journal), may_replace=False).take()
-    waiting: list[Following] = []
+    waiting: list[ApplicationFollower] = []
     order = Order(SHOP, STAND_IN, ["--tables", "public.a"])
     say = lambda *_: waiting[0].stop()  # noqa: E731
     waiting.append(Task(place, Launcher(journal), order, may_replace=False, say=say).following)
@@ -408,7 +412,7 @@ def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alon
     ended(first.app)
 
 
-def test_task_waits_for_its_turn_before_it_launches(place: Place, journal: Journal) -> None:
+def test_task_waits_for_its_turn_before_it_launches(place: RunDirectory, journal: Journal) -> None:
     """As while an application on another host holds the pipeline's lock."""
     task = Task(place, Launcher(journal), await_turn=lambda _: journal.path.write_text(""))
     found = task.take()
@@ -438,7 +442,9 @@ def test_launch_difference_is_detected_without_storing_environment_values(
     assert '"se"' not in (tmp_path / "order.json").read_text()
 
 
-def test_an_application_that_is_ending_is_waited_for(place: Place, journal: Journal, tmp_path: Path) -> None:
+def test_an_application_that_is_ending_is_waited_for(
+    place: RunDirectory, journal: Journal, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
     journal.wait_for("started")
@@ -460,7 +466,7 @@ def test_an_application_that_is_ending_is_waited_for(place: Place, journal: Jour
 
 
 def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_adopted(
-    place: Place, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunDirectory, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a task is set to another state: its process asks the application to end, then lets go of it."""
     gate = tmp_path / "gate"
@@ -489,13 +495,15 @@ def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_ad
 
 
 def test_an_application_is_found_though_the_connection_has_another_name_now(
-    place: Place, journal: Journal, tmp_path: Path
+    place: RunDirectory, journal: Journal, tmp_path: Path
 ) -> None:
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
     journal.wait_for("started")
     renamed = replace(SHOP, conn_id="other")
-    task = Task(Place(tmp_path / "run", "replicate", renamed), Launcher(journal), Order(renamed, STAND_IN))
+    task = Task(
+        RunDirectory(tmp_path / "run", "replicate", renamed), Launcher(journal), Order(renamed, STAND_IN)
+    )
     second = task.take()
     assert second.is_new
     assert "started with other values of pipeline conn_id, is stopped for a new one" in task.said[0][1]
@@ -506,15 +514,15 @@ def test_an_application_is_found_though_the_connection_has_another_name_now(
 
 @pytest.mark.parametrize("order", [Order(SHOP, STAND_IN), CHANGED], ids=["adopted", "replaced"])
 def test_application_of_another_run_folder_is_found(
-    place: Place, journal: Journal, tmp_path: Path, order: Order
+    place: RunDirectory, journal: Journal, tmp_path: Path, order: Order
 ) -> None:
     """As when Airflow was killed, and started with another `[pgrepl] run_folder`."""
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
     journal.wait_for("started")
-    moved = Place(tmp_path / "moved", "replicate", SHOP)
-    assert Place(tmp_path / "moved", "snapshot", SHOP).elsewhere() is None
-    assert Place(tmp_path / "moved", "replicate", replace(SHOP, lake="/other")).elsewhere() is None
+    moved = RunDirectory(tmp_path / "moved", "replicate", SHOP)
+    assert RunDirectory(tmp_path / "moved", "snapshot", SHOP).elsewhere() is None
+    assert RunDirectory(tmp_path / "moved", "replicate", replace(SHOP, lake="/other")).elsewhere() is None
     second = Task(moved, Launcher(journal), order).take()
     assert second.is_new is (order is CHANGED)
     assert (second.app == first.app) is (order is not CHANGED)
@@ -535,14 +543,14 @@ def test_removed_application_does_not_seem_to_run_while_its_supervisor_still_end
 
 @pytest.mark.parametrize("variable", ["PGREPL_DSN", "AWS_ENDPOINT_URL_S3"])
 def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
-    place: Place, journal: Journal, tmp_path: Path, variable: str
+    place: RunDirectory, journal: Journal, tmp_path: Path, variable: str
 ) -> None:
     """Another Airflow of this user may have a pipeline of this name, with the same path at another store."""
     here, there = (Order(SHOP, STAND_IN, environment={variable: value}) for value in ("here", "there"))
     first = Task(place, Launcher(journal), there).take()
     first.charge.release()
     journal.wait_for("started")
-    moved = Place(tmp_path / "moved", "replicate", SHOP)
+    moved = RunDirectory(tmp_path / "moved", "replicate", SHOP)
     with pytest.raises(BusyError, match=f"variable {variable}") as caught:
         Task(moved, Launcher(journal), here).take()
     assert str(first.app.folder) in caught.value.message
@@ -551,7 +559,7 @@ def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
     ended(first.app)
 
 
-def test_folder_that_a_process_of_others_names_is_no_application(place: Place, tmp_path: Path) -> None:
+def test_folder_that_a_process_of_others_names_is_no_application(place: RunDirectory, tmp_path: Path) -> None:
     """Only what lies in the folder says whether an application of ours runs."""
     token = f"pgrepl-{'0' * 32}"
     folder = tmp_path / "theirs" / "host" / place.folder.name / token
@@ -569,7 +577,7 @@ def test_folder_that_a_process_of_others_names_is_no_application(place: Place, t
 
 
 def test_new_task_logs_exit_code_and_last_lines_from_unfollowed_application(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     first = Task(place, Launcher(journal, "--exit", "78")).take()
     ended(first.app)
@@ -586,7 +594,7 @@ def test_new_task_logs_exit_code_and_last_lines_from_unfollowed_application(
 
 
 def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     task = Task(place, Launcher(journal), hand_over_after_s=0.5)
     end = task.following.follow(task.following.begin())
@@ -610,7 +618,7 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
 
 
 def test_a_stop_that_comes_before_a_task_is_in_charge_reaches_the_application(
-    place: Place, journal: Journal
+    place: RunDirectory, journal: Journal
 ) -> None:
     app = launch(place, journal)
     journal.wait_for("started")

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
@@ -176,7 +176,7 @@ class Drifting(Received):
                 recorded = record.catalog
                 current = read_relation(source, recorded.oid, self.pipeline.publication)
                 verdict = judge_catalog(recorded, current, self.pipeline.choices(recorded.table))
-                if verdict.kind is Kind.UNSAFE:
+                if verdict.kind is DriftKind.UNSAFE:
                     assert verdict.hint
                     self._stop(table, verdict.reason)
 

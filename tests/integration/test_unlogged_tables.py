@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from tests.support.altered import Altered, done
 from tests.support.courses import Courses
 from tests.support.replicated import execute
@@ -188,7 +188,7 @@ def test_a_partition_that_is_published_through_its_table_alone_is_watched_likewi
     courses.take()
     for course, statements in OF_A_PARTITION.items():
         courses.execute(course, *statements)
-        assert courses.look(course).kind is Kind.UNSAFE, course
+        assert courses.look(course).kind is DriftKind.UNSAFE, course
     courses.execute_in_all(ROW)
     for course, found in courses.follow().items():
         assert "missing" in found.error, course

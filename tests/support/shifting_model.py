@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
@@ -204,7 +204,7 @@ class ModelLake:
     def follow(self, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> bool:
         """Whether it can go on with what was announced."""
         verdict = judge(self.relation, record, pipeline.choices(self.relation.table))
-        if verdict.kind is Kind.UNSAFE or verdict.relation is None:
+        if verdict.kind is DriftKind.UNSAFE or verdict.relation is None:
             self.reason = verdict.reason
             return False
         sent = [(c.name, c.type_oid) for c in record.message.columns]

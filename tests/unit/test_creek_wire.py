@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.avro.codec import crc64, fingerprint_te
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names
 from airflow_provider_pgrepl.replication.creek.messages import change_of, parsed_schema, row_of
 from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
-from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Unstamped, code_of
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.formats.avro import avro_column
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -53,7 +53,7 @@ def microseconds(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-OTHER_ENVELOPE = Envelope("test_db", OTHER, [column("id", 23, key=True), column("data", 25)])
+OTHER_ENVELOPE = CreekEnvelope("test_db", OTHER, [column("id", 23, key=True), column("data", 25)])
 
 
 def row(columns: list[CreekColumn], *texts: str | None) -> bytes:
@@ -64,7 +64,10 @@ def row(columns: list[CreekColumn], *texts: str | None) -> bytes:
 
 
 def message(
-    envelope: Envelope, op: str, before: tuple[str | None, ...] | None, after: tuple[str | None, ...] | None
+    envelope: CreekEnvelope,
+    op: str,
+    before: tuple[str | None, ...] | None,
+    after: tuple[str | None, ...] | None,
 ) -> bytes:
     rows = b"\x00" if before is None else row(envelope.keys, *before)
     rows += b"\x00" if after is None else row(list(envelope.columns), *after)
@@ -73,7 +76,7 @@ def message(
     return Unstamped(head, code_of(op, has_old=False), rows).stamped(STAMP, sent)
 
 
-def decoded(envelope: Envelope, body: bytes) -> dict[str, Any]:
+def decoded(envelope: CreekEnvelope, body: bytes) -> dict[str, Any]:
     assert body[:2] == b"\xc3\x01"
     assert body[2:10] == envelope.fingerprint
     stream = io.BytesIO(body[10:])
@@ -136,9 +139,9 @@ def test_messages_are_byte_for_byte_creeks(op, before, after, expected):
     assert decoded(OTHER_ENVELOPE, body)["source"]["lsn"] == "0/1A2B3C8"
 
 
-def wide(nn: CreekColumn) -> Envelope:
+def wide(nn: CreekColumn) -> CreekEnvelope:
     numeric = ((10 << 16) | 5) + 4
-    return Envelope(
+    return CreekEnvelope(
         "test_db",
         WIDE,
         [
@@ -231,7 +234,7 @@ def test_a_wide_row_is_creeks_and_another_decoder_reads_it():
     ],
 )
 def test_values_come_back_exactly(made, text, expected):
-    envelope = Envelope("db", OTHER, [column("id", 23, key=True), made])
+    envelope = CreekEnvelope("db", OTHER, [column("id", 23, key=True), made])
     after = decoded(envelope, message(envelope, "insert", None, ("1", text)))["after"]
     assert after[avro_name(made.name)] == expected
 
@@ -269,7 +272,7 @@ def test_columns_whose_names_would_become_one_keep_names_of_their_own():
 
 def test_a_column_has_one_name_before_a_change_and_after_it():
     columns = [column("x y", 23, key=True), column("x_y", 25)]
-    envelope = Envelope("db", OTHER, columns)
+    envelope = CreekEnvelope("db", OTHER, columns)
     found = decoded(envelope, message(envelope, "update", ("1",), ("1", "v")))
     assert found["before"] == {"x_y_2": 1}
     assert found["after"] == {"x_y_2": 1, "x_y": "v"}
@@ -371,7 +374,7 @@ def test_a_snapshot_is_refused_where_the_lake_leaves_a_column_out():
     ],
 )
 def test_a_client_reads_what_python_cannot_hold_as_postgresql_writes_it(oid, text, expected):
-    envelope = Envelope("db", OTHER, [column("x", oid)])
+    envelope = CreekEnvelope("db", OTHER, [column("x", oid)])
     schema = parsed_schema(to_text(envelope.schema))
     payload = message(envelope, "insert", None, (text,))
     assert change_of(payload, schema, {}, 7).after == {"x": expected}

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import NO_IDENTITY, judge, judge_catalog
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import (
@@ -41,7 +41,7 @@ PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 def find_drift(recorded: Relation, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> str | None:
     """Why the table cannot go on, which always comes with a way out; None when it can."""
     verdict = judge(recorded, record, pipeline.choices(recorded.table))
-    if verdict.kind is not Kind.UNSAFE:
+    if verdict.kind is not DriftKind.UNSAFE:
         assert verdict.relation is not None
         return None
     assert verdict.hint
@@ -119,7 +119,7 @@ def test_each_change_is_said_in_a_sentence(current: Relation, says: str) -> None
 def test_a_table_that_is_gone_is_drift() -> None:
     assert find_drift(RECORDED, replace(announced(RECORDED), catalog=None)) == "the table was dropped"
     verdict = judge_catalog(RECORDED, None, PIPELINE.choices(RECORDED.table))
-    assert (verdict.kind, verdict.reason) == (Kind.UNSAFE, "the table was dropped")
+    assert (verdict.kind, verdict.reason) == (DriftKind.UNSAFE, "the table was dropped")
     assert "remove the table from the pipeline" in verdict.hint
 
 

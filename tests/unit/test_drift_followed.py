@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge, judge_catalog
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, PgType, Relation
@@ -48,16 +48,16 @@ def with_policy(on_drift: str) -> Pipeline:
 
 def test_an_added_column_is_followed_with_what_older_rows_have_in_it() -> None:
     relation = now(ID, NAME, PRICE, replace(SINCE, missing="2026-01-01"))
-    assert judged(relation) == Verdict(Kind.SAFE, ("column since was added",), relation=relation)
+    assert judged(relation) == Verdict(DriftKind.SAFE, ("column since was added",), relation=relation)
 
 
 def test_a_dropped_column_is_kept() -> None:
     relation = now(ID, PRICE)
     verdict = judged(relation)
-    assert (verdict.kind, verdict.changes) == (Kind.SAFE, ("column name was dropped",))
+    assert (verdict.kind, verdict.changes) == (DriftKind.SAFE, ("column name was dropped",))
     assert verdict.relation == replace(relation, dropped=(NAME,))
     again = judged(relation, before=verdict.relation)
-    assert again == Verdict(Kind.UNCHANGED, relation=verdict.relation)
+    assert again == Verdict(DriftKind.UNCHANGED, relation=verdict.relation)
 
 
 @pytest.mark.parametrize("natts", [4, 5])
@@ -82,7 +82,7 @@ def test_a_wider_type_is_followed(before: Column, after: Column, relfilenode: in
     columns = [after if column is before else column for column in BEFORE.columns]
     relation = now(*columns, relfilenode=relfilenode)
     change = f"the type of column {before.name} changed from {before.type_name} to {after.type_name}"
-    assert judged(relation) == Verdict(Kind.SAFE, (change,), relation=relation)
+    assert judged(relation) == Verdict(DriftKind.SAFE, (change,), relation=relation)
     assert judged(relation, with_policy("error")).reason == change
 
 
@@ -111,8 +111,8 @@ def test_another_type_is_not_followed(after: Column) -> None:
 def test_numeric_that_is_text_in_the_lake_may_not_read_otherwise() -> None:
     pipeline = replace(PIPELINE, types={"public.goods.price": "string"})
     wider = replace(PRICE, typmod=458758, type_name="numeric(7,2)")
-    assert judged(now(ID, NAME, wider), pipeline).kind is Kind.SAFE
-    assert judged(now(ID, NAME, replace(wider, typmod=458759)), pipeline).kind is Kind.UNSAFE
+    assert judged(now(ID, NAME, wider), pipeline).kind is DriftKind.SAFE
+    assert judged(now(ID, NAME, replace(wider, typmod=458759)), pipeline).kind is DriftKind.UNSAFE
 
 
 VARCHAR = PgType(1043, 14, "varchar")
@@ -142,7 +142,7 @@ def test_a_domain_and_what_it_is_made_of_replace_each_other() -> None:
         relation = now(ID, after, PRICE)
         verdict = judged(relation, before=now(ID, before, PRICE))
         assert verdict == Verdict(
-            Kind.SAFE, (f"the type of column name changed {change}",), relation=relation
+            DriftKind.SAFE, (f"the type of column name changed {change}",), relation=relation
         )
 
 
@@ -174,7 +174,7 @@ def test_arrays_are_followed_where_every_element_reads_as_before() -> None:
         )
 
     def follows(before: Column, after: Column) -> bool:
-        return judged(now(ID, after), before=now(ID, before)).kind is Kind.SAFE
+        return judged(now(ID, after), before=now(ID, before)).kind is DriftKind.SAFE
 
     assert follows(array(1007, 23), array(1016, 20))
     assert follows(array(1015, 1043, 14), array(1009, 25))
@@ -198,10 +198,10 @@ def test_with_ignore_an_added_column_is_left_out_and_the_rest_is_followed() -> N
 def test_with_error_every_other_column_stops_the_table_and_nothing_else_does() -> None:
     for relation in (now(ID, NAME, PRICE, SINCE), now(ID, NAME)):
         verdict = judged(relation, with_policy("error"))
-        assert verdict.kind is Kind.UNSAFE
+        assert verdict.kind is DriftKind.UNSAFE
         assert verdict.hint.startswith("set on_drift to evolve for it, then retry the table")
     relation = now(replace(ID, not_null=False), NAME, PRICE, relfilenode=71)
-    assert judged(relation, with_policy("error")) == Verdict(Kind.UNCHANGED, relation=relation)
+    assert judged(relation, with_policy("error")) == Verdict(DriftKind.UNCHANGED, relation=relation)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ def test_possibly_value_changing_ddl_is_not_followed_and_names_reason(relation: 
 def test_a_column_that_came_and_went_unseen_is_harmless_and_remembered() -> None:
     """The rows of a later message may be of that column, when the catalog has moved on: its attnum stays."""
     verdict = judged(now(ID, NAME, PRICE, natts=4))
-    assert verdict == Verdict(Kind.UNCHANGED, relation=BEFORE)
+    assert verdict == Verdict(DriftKind.UNCHANGED, relation=BEFORE)
     assert verdict.relation is not None
     later = judged(now(ID, NAME, PRICE, replace(SINCE, attnum=5)), before=verdict.relation)
-    assert later.kind is Kind.UNSAFE
+    assert later.kind is DriftKind.UNSAFE
 
 
 def test_columns_known_to_the_lake_leave_no_gap() -> None:
@@ -270,12 +270,12 @@ def test_labels_of_enums_may_come_but_not_change() -> None:
         return now(ID, Column("mood", 2, 9000, -1, "public.mood", "e", type=pg_type))
 
     more = of(replace(MOOD, labels=(*MOOD.labels, (3, "happy"))))
-    assert judged(more, before=of(MOOD)) == Verdict(Kind.UNCHANGED, relation=more)
+    assert judged(more, before=of(MOOD)) == Verdict(DriftKind.UNCHANGED, relation=more)
     renamed = of(replace(MOOD, labels=((1, "sad"), (2, "fine"))))
     verdict = judge_catalog(of(MOOD), renamed, TableChoices())
     assert verdict.reason == "an enum label of column mood (public.mood) was renamed"
     assert verdict.hint.startswith("set it back at the source, then retry the table")
-    assert judged(renamed, before=of(replace(MOOD, labels=()))).kind is Kind.UNCHANGED
+    assert judged(renamed, before=of(replace(MOOD, labels=()))).kind is DriftKind.UNCHANGED
 
 
 PART = Partition(71, TableName("public", "goods_1"), 700)
@@ -319,7 +319,7 @@ def test_a_wider_type_does_not_explain_all_that_may_have_happened_to_partitions(
         " truncated by itself as well cannot be told"
     )
     longer = (ID, replace(NAME, typmod=24, type_name="character varying(20)", xmin=12), PRICE)
-    assert judged(replace(before, columns=longer), before=before).kind is Kind.SAFE
+    assert judged(replace(before, columns=longer), before=before).kind is DriftKind.SAFE
 
 
 LINKED = replace(PART, links=(5, 6), relkind="r", persistence="p")
@@ -344,7 +344,7 @@ def test_a_partition_that_is_another_or_sends_nothing_stops_the_table(now: Parti
 def test_partition_details_missing_from_earlier_record_are_adopted_without_drift() -> None:
     before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,))
     verdict = judged(replace(before, partitions=(LINKED,)), before=before)
-    assert (verdict.kind, verdict.relation.partitions) == (Kind.UNCHANGED, (LINKED,))
+    assert (verdict.kind, verdict.relation.partitions) == (DriftKind.UNCHANGED, (LINKED,))
 
 
 def sent(*columns: Column) -> tuple[WireColumn, ...]:
@@ -361,7 +361,7 @@ def test_catalog_change_not_yet_in_stream_is_deferred() -> None:
     catalog = now(wider, NAME, replace(PRICE, xmin=20), replace(SINCE, missing="x"))
     verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE.choices(BEFORE.table))
     seen = replace(BEFORE, columns=(ID, NAME, replace(PRICE, xmin=20)))
-    assert verdict == Verdict(Kind.UNCHANGED, relation=seen)
+    assert verdict == Verdict(DriftKind.UNCHANGED, relation=seen)
 
 
 def test_partially_streamed_ddl_is_followed_step_by_step() -> None:
@@ -373,7 +373,7 @@ def test_partially_streamed_ddl_is_followed_step_by_step() -> None:
     last = judge(
         verdict.relation, RelationRecord.of_catalog(replace(catalog, relfilenode=70)), TableChoices()
     )
-    assert last.kind is Kind.SAFE
+    assert last.kind is DriftKind.SAFE
     assert last.changes == ("column name was dropped", "column since was added")
 
 
@@ -381,7 +381,7 @@ def test_ambiguous_column_history_is_unsafe() -> None:
     """`name` dropped and `nick` added later, or before, as `name`, and renamed since."""
     catalog = now(ID, PRICE, replace(NAME, name="nick", attnum=4))
     verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE.choices(BEFORE.table))
-    assert verdict.kind is Kind.UNSAFE
+    assert verdict.kind is DriftKind.UNSAFE
     before = now(ID, NAME)
     late = read_late(now(ID, replace(NAME, name="nick", attnum=4)), ID, NAME)
     assert (
@@ -393,7 +393,7 @@ def test_ambiguous_column_history_is_unsafe() -> None:
 def test_choices_that_name_a_dropped_column_stand() -> None:
     pipeline = replace(PIPELINE, types={"public.goods.price": "string"})
     verdict = judged(now(ID, NAME), pipeline)
-    assert verdict.kind is Kind.SAFE
+    assert verdict.kind is DriftKind.SAFE
     history = replace(PIPELINE, history=True)
     column = replace(SINCE, name="_pgrepl_from_lsn")
     assert "has a name that history uses itself" in judged(now(ID, NAME, PRICE, column), history).reason

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -50,7 +50,7 @@ def test_publication_altered_by_any_other_transaction_is_drift(field: str, says:
 def test_only_the_truncate_that_the_stream_sent_explains_another_file() -> None:
     before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,), truncated_by=12)
     truncated = replace(before, partitions=(replace(PART, relfilenode=701, xmin=12),))
-    assert judged(before, truncated).kind is Kind.UNCHANGED
+    assert judged(before, truncated).kind is DriftKind.UNCHANGED
     later = replace(before, partitions=(replace(PART, relfilenode=702, xmin=13),))
     assert judged(before, later).reason == (
         "partition public.goods_1 was truncated by itself, or rewritten as VACUUM FULL does"

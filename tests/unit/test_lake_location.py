@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.replication.settings.lake import (
-    Place,
+    StoreLocation,
     canonical,
     fault_of_uri,
     hadoop_uri,
@@ -25,11 +25,15 @@ def test_a_bucket_has_one_name_here_and_another_in_hadoop(lake):
 @pytest.mark.parametrize(
     ("lake", "kept", "place"),
     [
-        ("gs://bu_cket.example/a/b/", "gs://bu_cket.example/a/b", Place("gs", "bu_cket.example", "a/b")),
+        (
+            "gs://bu_cket.example/a/b/",
+            "gs://bu_cket.example/a/b",
+            StoreLocation("gs", "bu_cket.example", "a/b"),
+        ),
         (
             "abfs://files@shop1.dfs.core.windows.net/a",
             "abfss://files@shop1.dfs.core.windows.net/a",
-            Place("abfss", "files", "a", "shop1"),
+            StoreLocation("abfss", "files", "a", "shop1"),
         ),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_choices, copied_choices
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy
@@ -158,14 +158,14 @@ def test_a_dropped_column_stops_the_table_with_the_way_out() -> None:
     choices = pipeline("region").choices(OF.table)
     current = replace(OF, columns=tuple(c for c in OF.columns if c.name != "region"))
     verdict = judge_catalog(OF, current, choices)
-    assert verdict.kind is Kind.UNSAFE
+    assert verdict.kind is DriftKind.UNSAFE
     assert verdict.reason == (
         "partition_by names column region, which was dropped: change partition_by of the table in per_table,"
         " or take it out"
     )
     assert verdict.hint.startswith("resnapshot it: pgrepl snapshot FILE.json --tables 'public.t'")
     assert not verdict.remedy.allows_retry
-    assert judge_catalog(OF, current, pipeline("id").choices(OF.table)).kind is Kind.SAFE
+    assert judge_catalog(OF, current, pipeline("id").choices(OF.table)).kind is DriftKind.SAFE
 
 
 def test_a_renamed_or_retyped_column_stops_the_table() -> None:
@@ -175,13 +175,13 @@ def test_a_renamed_or_retyped_column_stops_the_table() -> None:
         replace(OF.columns[1], type_oid=17, type_name="bytea"),
     ):
         current = replace(OF, columns=(OF.columns[0], other, *OF.columns[2:]))
-        assert judge_catalog(OF, current, choices).kind is Kind.UNSAFE
+        assert judge_catalog(OF, current, choices).kind is DriftKind.UNSAFE
 
 
 def test_a_wider_type_goes_on() -> None:
     narrow = replace(OF.columns[0], type_oid=23, type_name="integer")
     of, choices = replace(OF, columns=(narrow, *OF.columns[1:])), pipeline("id").choices(OF.table)
-    assert judge_catalog(of, OF, choices).kind is Kind.SAFE
+    assert judge_catalog(of, OF, choices).kind is DriftKind.SAFE
 
 
 def test_another_choice_for_a_table_that_is_there_waits_for_a_resnapshot() -> None:

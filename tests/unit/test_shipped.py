@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.cli.applications import split
+from airflow_provider_pgrepl.cli.applications import _value, split
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -298,3 +298,10 @@ def test_without_lake_tables_an_application_needs_no_java(tmp_path, more, code, 
         check=False,
     )
     assert (ended.returncode, said in ended.stderr) == (code, True), ended.stderr
+
+
+def test_last_value_of_an_option_counts_however_it_is_written() -> None:
+    given = ["--master", "local[2]", "--master=spark://a:7077"]
+    assert _value(given, "--master") == "spark://a:7077"
+    assert _value([*given[2:], *given[:2]], "--master") == "local[2]"
+    assert _value(["--master"], "--master") is None

@@ -16,7 +16,7 @@ from pyspark import cloudpickle  # type: ignore[attr-defined]
 
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.settings import store_variables as variables
-from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     reaching_store,
     store_variables,
@@ -83,7 +83,7 @@ def test_a_store_is_asked_again_for_as_long_as_is_documented(verb, monkeypatch):
     monkeypatch.setattr(base, "_LONGEST_PAUSE", timedelta(milliseconds=2))
     with busy_store(50) as (url, asked):
         use_store({**KEYS, "AWS_ENDPOINT_URL_S3": url})
-        store = open_store(access_to(Place("s3", "bucket", "")))
+        store = open_store(access_to(StoreLocation("s3", "bucket", "")))
         with pytest.raises(OSError, match=r"(?i)404|not found|no such"):
             if verb == "GET":
                 open_delta("s3://bucket/lake")
@@ -98,7 +98,7 @@ def test_requests_at_once_do_not_use_up_each_others_tries():
     """Amazon's standard strategy allows a process a hundred in all, and later requests none."""
     with busy_store(4 * 40) as (url, asked):
         use_store({**KEYS, "AWS_ENDPOINT_URL_S3": url})
-        filesystem = open_filesystem(access_to(Place("s3", "bucket", "")))
+        filesystem = open_filesystem(access_to(StoreLocation("s3", "bucket", "")))
         with ThreadPoolExecutor(40) as threads:
             found = threads.map(lambda number: filesystem.get_file_info(f"bucket/{number}"), range(40))
             assert {one.type for one in found} == {fs.FileType.NotFound}
@@ -157,7 +157,7 @@ def test_an_endpoint_needs_no_region_and_may_be_without_tls():
 
 def test_no_secret_is_shown():
     use_store({**KEYS, "AWS_SESSION_TOKEN": "hidden, too"})
-    assert "hidden" not in repr(access_to(Place("s3", "bucket", "")))
+    assert "hidden" not in repr(access_to(StoreLocation("s3", "bucket", "")))
 
 
 def test_azure_is_reached_by_one_way_of_several(monkeypatch):
@@ -182,7 +182,7 @@ def test_azure_is_reached_by_one_way_of_several(monkeypatch):
         "azure_storage_account_name": "shop1",
         "azure_storage_account_key": "hidden",
     }
-    assert "hidden" not in repr(access_to(Place("abfss", "files", "lake", "shop1")))
+    assert "hidden" not in repr(access_to(StoreLocation("abfss", "files", "lake", "shop1")))
 
 
 def test_an_identity_of_the_host_stays_its_own(monkeypatch):

@@ -102,7 +102,7 @@ def hash_salt(settings: PublisherSettings) -> bytes:
     return salt.encode()
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser that exits with 78 on wrong arguments: repeating the same command will not help."""
 
     def error(self, message: str) -> NoReturn:
@@ -114,7 +114,7 @@ def run(
     program: str, argv: Sequence[str], make: Callable[[argparse.ArgumentParser], None], work: Work
 ) -> int:
     """Parse the arguments, do the work, and return its exit code; log an error as the last line."""
-    parser = Parser(prog=program)
+    parser = CommandParser(prog=program)
     parser.add_argument("--pipeline", required=True, metavar="FILE.json", help="the pipeline file")
     make(parser)
     arguments = parser.parse_args(argv)

@@ -64,7 +64,7 @@ _AT_ONCE = 4 << 20
 _SIZE_BYTES = 4
 
 
-class Stop(Protocol):
+class Waiter(Protocol):
     """A signal that it is time to end."""
 
     def wait(self, seconds: float) -> bool:
@@ -93,7 +93,7 @@ class SourceSnapshots:
             known = KnownRelations(self._pipeline.lake_root).names()
         return "" if table in known else "the pipeline has no such table"
 
-    def send(self, table: TableName, subject: str, is_over: Stop) -> bool:
+    def send(self, table: TableName, subject: str, is_over: Waiter) -> bool:
         """Copy a table and send it to a subject. Return False if it was time to end before.
 
         Raises SourceError, TargetError, TableError, DriftError, and contradictions to source and state being
@@ -125,7 +125,7 @@ class SourceSnapshots:
                 )
                 return False
 
-    def _copied(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
+    def _copied(self, table: TableName, file: IO[bytes], is_over: Waiter) -> _Copy:
         """Copy the table. If a snapshot could not be held, take another one, up to three in all."""
         for pause in (*_PAUSES_S, None):
             file.seek(0)
@@ -140,7 +140,7 @@ class SourceSnapshots:
                 raise TimeToEnd
         raise AssertionError
 
-    def _copy(self, table: TableName, file: IO[bytes], is_over: Stop) -> _Copy:
+    def _copy(self, table: TableName, file: IO[bytes], is_over: Waiter) -> _Copy:
         pipeline = self._pipeline
         # Consumers replace their rows with these, so the source must be the pipeline's. Nothing else in a
         # publisher's process uses the source.
@@ -202,7 +202,7 @@ class SourceSnapshots:
         part: CopyRange,
         rows: SnapshotRows,
         file: IO[bytes],
-        is_over: Stop,
+        is_over: Waiter,
     ) -> int:
         """Copy a range of rows, and return its number of rows.
 
@@ -220,7 +220,7 @@ class SourceSnapshots:
             file.truncate()
 
     def _write_range(
-        self, snapshot: str, part: CopyRange, rows: SnapshotRows, file: IO[bytes], is_over: Stop
+        self, snapshot: str, part: CopyRange, rows: SnapshotRows, file: IO[bytes], is_over: Waiter
     ) -> int:
         count, choices = 0, self._pipeline.choices(rows.relation.table)
         with open_copy(self._dsn, snapshot, part) as stream:
@@ -233,7 +233,7 @@ class SourceSnapshots:
                 count += batch.num_rows
         return count
 
-    def _wait_until_published(self, position: LSN, table: TableName, is_over: Stop) -> None:
+    def _wait_until_published(self, position: LSN, table: TableName, is_over: Waiter) -> None:
         end = time.monotonic() + _PATIENCE_S
         while (record := self._published(position)) is None:
             if time.monotonic() > end:
@@ -258,7 +258,7 @@ class _Copy:
     count: int
 
 
-def _read(file: IO[bytes], is_over: Stop) -> Iterator[list[bytes]]:
+def _read(file: IO[bytes], is_over: Waiter) -> Iterator[list[bytes]]:
     file.seek(0)
     some: list[bytes] = []
     size = 0

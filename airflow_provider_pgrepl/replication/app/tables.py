@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
-    RecordedTables,
+    RecordedNames,
     RequestedTables,
     Selected,
     lists,
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Records = Mapping[TableName, TableRecord]
 
 
-def requested_of(records: Records, recorded: RecordedTables | None = None) -> RequestedTables:
+def requested_of(records: Records, recorded: RecordedNames | None = None) -> RequestedTables:
     """Return which tables the records show as added, removed and replicated."""
     return RequestedTables(
         recorded=recorded,

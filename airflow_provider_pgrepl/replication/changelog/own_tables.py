@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     changelog_uri,
     own_table_uri,
 )
-from airflow_provider_pgrepl.replication.changelog.reader import Transactions, open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import AppTransactions, open_changelog
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import is_refusal, is_store, log_path, open_storage, refusal
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
@@ -110,7 +110,7 @@ def find_missing(lake_root: str, known: Collection[str] = ()) -> list[MissingTab
     return list(_missing(changelog, lake_root, known))
 
 
-def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) -> Iterator[MissingTable]:
+def _missing(changelog: AppTransactions, lake_root: str, known: Collection[str]) -> Iterator[MissingTable]:
     marks = {name: changelog.transaction_version(own_table_app(name)) for name in _TITLES}
     is_marked = any(mark is not None for mark in marks.values())
     for name, mark in marks.items():
@@ -210,7 +210,7 @@ def publisher_table(name: str) -> str:
 
 
 def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
-    def wanted(changelog: Transactions) -> dict[str, int]:
+    def wanted(changelog: AppTransactions) -> dict[str, int]:
         marks = {app: _GIVEN_UP for app in given_up if changelog.transaction_version(app) != _GIVEN_UP}
         for name in _TITLES:
             app = own_table_app(name)
@@ -221,7 +221,7 @@ def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
     _commit(lake_root, wanted)
 
 
-def _commit(lake_root: str, wanted: Callable[[Transactions], dict[str, int]]) -> None:
+def _commit(lake_root: str, wanted: Callable[[AppTransactions], dict[str, int]]) -> None:
     uri = changelog_uri(lake_root)
     for _ in range(_ATTEMPTS):
         if not (marks := wanted(open_changelog(uri))):

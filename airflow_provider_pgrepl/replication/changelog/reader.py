@@ -115,7 +115,7 @@ class KeptFiles:
 _kept = KeptFiles(_KEPT_BYTES)
 
 
-class Transactions(Protocol):
+class AppTransactions(Protocol):
     """The app transactions of an open changelog."""
 
     def transaction_version(self, app_id: str) -> int | None:
@@ -169,37 +169,37 @@ def open_changelog(uri: str) -> DeltaTable:
         raise refusal("the changelog cannot be opened", error) from None
 
 
-def read_token(table: Transactions) -> int:
+def read_token(table: AppTransactions) -> int:
     """Return the token that the source also stores, as the last start of a receiver wrote it; 0 for none."""
     return table.transaction_version(SHARED_APP) or 0
 
 
-def read_sequence(table: Transactions) -> int:
+def read_sequence(table: AppTransactions) -> int:
     """Return the number of commits to the open changelog by receivers and by starts of epochs."""
     return table.transaction_version(RECEIVER_APP) or 0
 
 
-def is_at_rest(table: Transactions) -> bool:
+def is_at_rest(table: AppTransactions) -> bool:
     """Return True if the last receiver of the open changelog shut down by itself, or if none has run."""
     return table.transaction_version(AT_REST_APP) == read_sequence(table)
 
 
-def is_torn_down(table: Transactions) -> bool:
+def is_torn_down(table: AppTransactions) -> bool:
     """Return True if a teardown ended the epoch of the open changelog and kept the changelog."""
     return table.transaction_version(TORN_DOWN_APP) == read_sequence(table)
 
 
-def read_durable_lsn(table: Transactions) -> LSN:
+def read_durable_lsn(table: AppTransactions) -> LSN:
     """Return the LSN up to which the open changelog holds every change of its epoch."""
     return LSN(table.transaction_version(DURABLE_APP) or 0)
 
 
-def read_floor_lsn(table: Transactions, epoch: Epoch) -> LSN:
+def read_floor_lsn(table: AppTransactions, epoch: Epoch) -> LSN:
     """Return the highest commit LSN that retention has dropped; a table below it cannot continue."""
     return LSN(table.transaction_version(floor_app(epoch)) or 0)
 
 
-def read_epoch_number(table: Transactions) -> Epoch:
+def read_epoch_number(table: AppTransactions) -> Epoch:
     """Return the epoch of the open changelog, 0 if it has none."""
     return Epoch(table.transaction_version(EPOCH_APP) or 0)
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.creek.wire import Envelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Unstamped, code_of
 from airflow_provider_pgrepl.replication.events.changes import (
     OPERATIONS,
     ByRelation,
+    ChangeMaker,
     ChoicesOf,
-    Shape,
     once_each,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
@@ -33,7 +33,7 @@ class CreekEvent(Event):
     """An event of creek's wire. `missing`: the Avro names of columns whose values were not sent, and that are
     NULL in the event."""
 
-    envelope: Envelope
+    envelope: CreekEnvelope
     unstamped: Unstamped
     missing: tuple[str, ...] = ()
 
@@ -59,15 +59,19 @@ class CreekEvents(ByRelation[CreekEvent]):
         super().__init__(relations, choices_of, wanted, published)
         self._database, self._has_last, self._is_complete = database, has_last, is_complete
 
-    def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
+    def shape_of(self, record: RelationRecord) -> ChangeMaker[CreekEvent]:
         columns = avro_columns(record, self.columns_of(record), self.choices_of(record.name))
-        envelope = Envelope(self._database, record.name, list(columns.values()), self._has_last)
+        envelope = CreekEnvelope(self._database, record.name, list(columns.values()), self._has_last)
         return _Shape(record, columns, envelope, self._is_complete)
 
 
 class _Shape:
     def __init__(
-        self, record: RelationRecord, columns: dict[int, CreekColumn], envelope: Envelope, is_complete: bool
+        self,
+        record: RelationRecord,
+        columns: dict[int, CreekColumn],
+        envelope: CreekEnvelope,
+        is_complete: bool,
     ) -> None:
         self._is_complete = is_complete
         self._oid, self._table = record.message.oid, record.name

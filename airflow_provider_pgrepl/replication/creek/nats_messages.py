@@ -10,10 +10,10 @@ from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
 from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, stamp_of
 from airflow_provider_pgrepl.replication.creek.streams import Accept, Requests, Streams, UnsendableSchemaError
-from airflow_provider_pgrepl.replication.creek.wire import Envelope, Wire, framed
+from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Wire, framed
 from airflow_provider_pgrepl.replication.events.event import Event, Stamps
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.targets.nats import Message, UnsendableError, identity
+from airflow_provider_pgrepl.replication.events.targets.nats import NatsMessage, UnfitEventError, identity
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
@@ -41,7 +41,7 @@ class CreekMessages:
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self.stream = self._wire.stream("wal")
         self._requests: Requests | None = None
-        self._announced: Envelope | None = None
+        self._announced: CreekEnvelope | None = None
 
     async def begin(self, client: Any) -> None:
         self._streams = Streams(client, self._wire)
@@ -54,13 +54,13 @@ class CreekMessages:
         self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept)
         await self._requests.start()
 
-    async def of(self, event: Event) -> Message:
+    async def of(self, event: Event) -> NatsMessage:
         assert isinstance(event, CreekEvent)
         if event.envelope is not self._announced:
             try:
                 await self._streams.announce(event.envelope)
             except UnsendableSchemaError:
-                raise UnsendableError("its schema is larger than NATS takes") from None
+                raise UnfitEventError("its schema is larger than NATS takes") from None
             self._announced = event.envelope
         last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
         sent_at = unique_long(time.time_ns() // 1_000)
@@ -68,7 +68,7 @@ class CreekMessages:
         headers = {**identity(event), STAMP: str(LSN(stamp)), LAKE: self._lake.id}
         if event.missing:
             headers["Creek-Unchanged"] = ",".join(event.missing)
-        return Message(self._wire.subject("wal", event.table), framed(body), headers, len(body))
+        return NatsMessage(self._wire.subject("wal", event.table), framed(body), headers, len(body))
 
     async def end(self) -> None:
         if self._requests is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ConfigError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
-    Transactions,
+    AppTransactions,
     lake_id,
     open_changelog,
     read_durable_lsn,
@@ -56,7 +56,7 @@ class StreamLake:
         )
 
 
-def _check_has(changelog: Transactions, stream: str, event: str) -> None:
+def _check_has(changelog: AppTransactions, stream: str, event: str) -> None:
     """Raise TargetUnavailableError if the event is after the end of the changelog. A copy of the lake has the
     same id: if it sent old events again, they would be the newest to consumers."""
     epoch, durable = read_epoch_number(changelog), read_durable_lsn(changelog)

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
 from airflow_provider_pgrepl.replication.creek.stream_reading import last_message
-from airflow_provider_pgrepl.replication.creek.wire import KINDS, Envelope, Wire, framed, unframed
+from airflow_provider_pgrepl.replication.creek.wire import KINDS, CreekEnvelope, Wire, framed, unframed
 from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons, is_too_large
 
 _API_S = 20.0
@@ -75,7 +75,7 @@ class Streams:
         last = await last_message(self._jetstream, stream, subjects)
         return None if last is None else last.headers
 
-    async def announce(self, envelope: Envelope) -> None:
+    async def announce(self, envelope: CreekEnvelope) -> None:
         """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
         place, fingerprint = self._wire.subject("schema", str(envelope.table)), envelope.fingerprint_text
         if self._newest.get(place) == fingerprint:

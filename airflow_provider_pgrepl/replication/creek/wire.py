@@ -140,7 +140,7 @@ class Unframing:
 
 
 @dataclass(frozen=True)
-class Envelope:
+class CreekEnvelope:
     """The Avro record of a relation's changes. `columns`: the published ones, in their order. `has_last`:
     each change has the stamp of the change before it, as in v1."""
 

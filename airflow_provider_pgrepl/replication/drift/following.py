@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.values import CHANGE_IT, choice_problem
 
 
 @dataclass(frozen=True)
-class Following:
+class SafeDrift:
     """A safe drift: the changes that are in effect for the rows after the received relation."""
 
     judge: ColumnJudge
@@ -116,7 +116,7 @@ class Following:
         return max((highest_attnum(recorded), *(column.attnum for column in columns)))
 
 
-def policy_findings(following: Following, received: RelationRecord) -> Iterator[DriftFinding]:
+def policy_findings(following: SafeDrift, received: RelationRecord) -> Iterator[DriftFinding]:
     """Yield the changes that the lake must not follow: because of the policy, or because a type was changed
     with USING."""
     if received.using:

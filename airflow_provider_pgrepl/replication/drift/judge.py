@@ -14,8 +14,8 @@ from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.columns import ColumnJudge, DriftFinding
 from airflow_provider_pgrepl.replication.drift.files import file_findings, new_partitions, place_findings
-from airflow_provider_pgrepl.replication.drift.following import Following, lake_findings, policy_findings
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.following import SafeDrift, lake_findings, policy_findings
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.drift.matching import (
     MatchedColumn,
     UnclearLayoutError,
@@ -121,7 +121,7 @@ class Verdict:
     unsafe; `hint`: the same as an instruction.
     """
 
-    kind: Kind
+    kind: DriftKind
     changes: tuple[str, ...] = ()
     hint: str = ""
     relation: Relation | None = None
@@ -175,7 +175,7 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
     ]
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
-    following = Following(columns, places)
+    following = SafeDrift(columns, places)
     findings = list(policy_findings(following, received))
     relation = following.relation(received)
     changes = tuple(following.changes)
@@ -183,7 +183,7 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
         findings = list(lake_findings(recorded, relation, choices))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
-    return Verdict(Kind.SAFE if changes else Kind.UNCHANGED, changes, relation=relation)
+    return Verdict(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
 
 
 def _judge_standing(recorded: Relation, standing: PublicationStanding) -> Verdict:
@@ -192,7 +192,7 @@ def _judge_standing(recorded: Relation, standing: PublicationStanding) -> Verdic
         findings += place_findings(recorded, standing)
     if findings:
         return _unsafe(recorded, findings, was_sent=True)
-    return Verdict(Kind.UNCHANGED, relation=recorded)
+    return Verdict(DriftKind.UNCHANGED, relation=recorded)
 
 
 def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: bool) -> Verdict:
@@ -200,7 +200,7 @@ def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: b
     changes = tuple(dict.fromkeys(finding.text for finding in findings))
     hardest = _hardest(findings)
     hint, remedy = hardest.hint(recorded.table, was_sent=was_sent), hardest.way_out(was_sent=was_sent)
-    return Verdict(Kind.UNSAFE, changes, hint, remedy=remedy)
+    return Verdict(DriftKind.UNSAFE, changes, hint, remedy=remedy)
 
 
 def _hardest(findings: list[DriftFinding]) -> DriftFinding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class DriftKind(StrEnum):
     """The result of a comparison: the lake table continues unchanged, continues after a change, or stops."""
 
     UNCHANGED = "unchanged"

@@ -20,8 +20,8 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.events.changes import (
     ByRelation,
     Change,
+    ChangeMaker,
     ChoicesOf,
-    Shape,
     TypedChanges,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns, kin_error
@@ -225,7 +225,7 @@ class BusinessEvents(ByRelation[Event]):
             return events
         return sorted([*events, *messages], key=lambda event: event.position)
 
-    def shape_of(self, record: RelationRecord) -> Shape[Any]:
+    def shape_of(self, record: RelationRecord) -> ChangeMaker[Any]:
         # A renamed table keeps its transform: its rows must never be sent instead.
         names = record.names | self.relations.names(record.message.oid)
         for name in sorted(names & self._transforms.keys()):

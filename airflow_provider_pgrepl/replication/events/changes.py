@@ -82,7 +82,7 @@ class Change:
         return self.position.commit_lsn
 
 
-class Shape(Protocol[Of]):
+class ChangeMaker(Protocol[Of]):
     """A relation, and the conversion of its rows."""
 
     def make(self, rows: pa.Table) -> Iterator[Of]:
@@ -102,7 +102,7 @@ class ByRelation(Generic[Made]):
         self.relations, self.choices_of, self.wanted = relations, choices_of, wanted
         self.published = published or PublishedColumns(relations)
         self.rows = FilteredRows(relations, self.published.filter)
-        self._shapes: dict[int, Shape[Made]] = {}
+        self._shapes: dict[int, ChangeMaker[Made]] = {}
 
     def of(self, rows: pa.Table) -> list[Made]:
         """Return the converted changes of `rows`, in order.
@@ -141,7 +141,7 @@ class ByRelation(Generic[Made]):
         """Return True if the table may be wanted under a name that it ever had."""
         return self.wanted.may_have(oid, self.relations.names(oid))
 
-    def shape_of(self, record: RelationRecord) -> Shape[Made]:
+    def shape_of(self, record: RelationRecord) -> ChangeMaker[Made]:
         """Return the conversion of a relation's rows. Raises ConfigError."""
         raise NotImplementedError
 
@@ -165,7 +165,7 @@ class ByRelation(Generic[Made]):
             if index not in record.hidden and not choices.column(column.name).excluded:
                 yield index, column
 
-    def _shape(self, version: int, record: RelationRecord) -> Shape[Made]:
+    def _shape(self, version: int, record: RelationRecord) -> ChangeMaker[Made]:
         if version not in self._shapes:
             self._shapes[version] = self.shape_of(record)
         return self._shapes[version]

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import ChangelogError, ConfigError
 from airflow_provider_pgrepl.replication.changelog.reader import (
-    Transactions,
+    AppTransactions,
     first_commit_after,
     read_durable_lsn,
     read_epoch_number,
@@ -170,7 +170,7 @@ def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
     return LSN(found - 1)
 
 
-def check_kept(changelog: Transactions, position: EventPosition) -> None:
+def check_kept(changelog: AppTransactions, position: EventPosition) -> None:
     """Raise ChangelogError if the open changelog no longer holds all changes after `position`."""
     floor = read_floor_lsn(changelog, position.epoch)
     whole = EventPosition.after_transaction(position.epoch, floor)

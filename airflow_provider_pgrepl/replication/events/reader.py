@@ -139,7 +139,7 @@ def _last_of(files: list[ChangelogFile], value_bytes: int) -> tuple[LSN, list[Ch
 
 
 @dataclass(frozen=True)
-class Fault:
+class ReadFault:
     """The error that stopped reading before the change, or the transaction, at `position`.
 
     `relations`: the oids of its tables. `is_of_all`: True if it stops all tables, because transactions are
@@ -161,7 +161,7 @@ def gap_error(gap: EventPosition) -> GapError:
     )
 
 
-def for_readers(fault: Fault) -> PgReplError:
+def for_readers(fault: ReadFault) -> PgReplError:
     """Return the error of a fault for readers in Python. Its hint names the position to continue from."""
     error, place = fault.error, fault.position
     mend = "give the pipeline instead of its lake root, with the column in text_columns"
@@ -247,8 +247,8 @@ class OrderedReader(Generic[Made]):
         self._changelog: ChangelogTail | None = None
         self._stretches: Iterator[Stretch] = iter(())
         self.ends_transaction = True
-        self._next_fault: Fault | None = None
-        self.fault: Fault | None = None
+        self._next_fault: ReadFault | None = None
+        self.fault: ReadFault | None = None
         self.durable_lsn = LSN(0)
 
     def read(self) -> Iterator[list[Made]]:
@@ -337,7 +337,7 @@ class OrderedReader(Generic[Made]):
         except TooManyChangesError as error:
             place = EventPosition.after_transaction(self.position.epoch, error.commit_lsn)
             assert self._whole is not None
-            self.fault = Fault(too_many_changes(place, self._whole), place, frozenset(), is_of_all=True)
+            self.fault = ReadFault(too_many_changes(place, self._whole), place, frozenset(), is_of_all=True)
         raise self.fault.error
 
     def _take(self, rows: pa.Table, ends_transaction: bool) -> list[Made]:
@@ -355,7 +355,7 @@ class OrderedReader(Generic[Made]):
             self.position = self._last_position(before)
         return changes
 
-    def _gap(self, rows: pa.Table) -> Fault | None:
+    def _gap(self, rows: pa.Table) -> ReadFault | None:
         """Return the first skipped transaction that may have changed a wanted table."""
         gaps = rows.filter(pc.equal(rows["op"], GAP)).select(["commit_lsn", "relation_id"]).to_pylist()
         wanted, has_messages = self._changes.is_of_wanted, self._changes.wanted.has_messages
@@ -372,7 +372,7 @@ class OrderedReader(Generic[Made]):
         place = EventPosition.after_transaction(self.position.epoch, lsn)
         concerned = frozenset(oid for at, oid in found if at == lsn)
         known = concerned if has_messages else concerned - {NO_RELATION}
-        return Fault(gap_error(place), place, known, self._whole is not None)
+        return ReadFault(gap_error(place), place, known, self._whole is not None)
 
     def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Made]]:
         """Return the rows before the first that cannot be converted, with their changes.
@@ -397,7 +397,7 @@ class OrderedReader(Generic[Made]):
             place = self._last_position(faulty)
             stated = type(error)(f"{error.message}, in the change {place}", error.hint)
             concerned = frozenset(faulty["relation_id"].to_pylist())
-            self._next_fault = Fault(stated, place, concerned, self._whole is not None)
+            self._next_fault = ReadFault(stated, place, concerned, self._whole is not None)
         else:
             # The transform does not fail every time: reading continues before the row that failed.
             self._begin_again()

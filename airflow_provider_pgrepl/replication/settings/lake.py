@@ -41,7 +41,7 @@ _FIELDS = ("pipeline", "schema", "table")
 _OTHERS = re.compile(r"[^a-z0-9_]")
 
 
-class Place(NamedTuple):
+class StoreLocation(NamedTuple):
     """A location in an object store. `bucket`: for Azure, the container, which belongs to an `account`."""
 
     scheme: str
@@ -109,14 +109,16 @@ def is_object_store(uri: str) -> bool:
     return place_in_store(uri) is not None
 
 
-def place_in_store(uri: str) -> Place | None:
+def place_in_store(uri: str) -> StoreLocation | None:
     """Return the location that a URI names in an object store; None for a directory."""
     parts = parse_uri(uri)
     if parts is None or parts[0] == "file":
         return None
     scheme, host, path = parts
     bucket, _, domain = host.partition("@")
-    return Place(_DELTA_SCHEMES.get(scheme, scheme), bucket, path.strip("/"), domain.partition(".")[0])
+    return StoreLocation(
+        _DELTA_SCHEMES.get(scheme, scheme), bucket, path.strip("/"), domain.partition(".")[0]
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ AZURE_ENDPOINT = "AZURE_STORAGE_ENDPOINT"
 AZURE_TOKEN_FILE = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105 - a name
 
 
-class Kind(NamedTuple):
+class StoreVariables(NamedTuple):
     """The environment variables of one kind of store.
 
     `variables`: those that a process may be given. `others`: further variables that a library reads.
@@ -33,11 +33,11 @@ class Kind(NamedTuple):
     keys: tuple[str, ...] = ()
 
 
-AMAZON = Kind(
+AMAZON = StoreVariables(
     (KEY_ID, SECRET, TOKEN, REGION, ENDPOINT),
     ("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"),
 )
-GOOGLE = Kind(
+GOOGLE = StoreVariables(
     (GOOGLE_KEY, GOOGLE_ENDPOINT),
     (
         "STORAGE_EMULATOR_HOST",
@@ -49,7 +49,7 @@ GOOGLE = Kind(
     ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
     (GOOGLE_KEY,),
 )
-AZURE = Kind(
+AZURE = StoreVariables(
     (AZURE_KEY, AZURE_SAS, AZURE_TENANT, AZURE_CLIENT, AZURE_SECRET, AZURE_ENDPOINT),
     (
         *("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_TOKEN"),
@@ -74,7 +74,7 @@ VARIABLES = tuple(name for kind in _KINDS for name in kind.variables)
 _given: dict[str, str] = {}
 _replaced: set[str] = set()
 """The names of variables that the given variables replace."""
-_reached: set[Kind] = set()
+_reached: set[StoreVariables] = set()
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -95,7 +95,7 @@ def use_store(variables: Mapping[str, str]) -> None:
         os.environ.pop(name, None)
 
 
-def reach(kind: Kind) -> None:
+def reach(kind: StoreVariables) -> None:
     """Record that this process opens a store of this kind, see `store_variables`."""
     _reached.add(kind)
 

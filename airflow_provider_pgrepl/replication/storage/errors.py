@@ -52,47 +52,53 @@ _AWAY = re.compile(
 )
 
 
-class Fault(NamedTuple):
+class StoreFault(NamedTuple):
     """The explanation of a storage error, and a hint on how to fix it."""
 
     sentence: str
     hint: str
 
 
-_UNKNOWN_KEY = Fault("the store does not know the access key", _KEYS)
-_OTHER_REGION = Fault("the bucket is in another region", f"set {REGION} to the bucket's own, or correct it")
-_EXPIRED = Fault(
+_UNKNOWN_KEY = StoreFault("the store does not know the access key", _KEYS)
+_OTHER_REGION = StoreFault(
+    "the bucket is in another region", f"set {REGION} to the bucket's own, or correct it"
+)
+_EXPIRED = StoreFault(
     "the token has expired",
     f"get new credentials, on Amazon {TOKEN} among them; for what runs long, give the hosts a role, which is"
     " renewed",
 )
-_CLOCK = Fault("this host's clock is not the store's, so that it refuses what is signed", "set the clock")
-SLOW = Fault("the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less")
+_CLOCK = StoreFault(
+    "this host's clock is not the store's, so that it refuses what is signed", "set the clock"
+)
+SLOW = StoreFault(
+    "the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less"
+)
 
-_UNRESOLVED = Fault(
+_UNRESOLVED = StoreFault(
     "the name {} cannot be resolved (DNS)",
     "check the endpoint of the store, and this host's resolver; the next run goes on where this one stopped",
 )
-_UNREACHED = Fault(
+_UNREACHED = StoreFault(
     "no connection to the store ({}) can be made",
     "check its endpoint, the network, and that it is up; the next run goes on where this stopped",
 )
 
-NO_CONDITIONS = Fault(
+NO_CONDITIONS = StoreFault(
     "the store does not refuse to write an object that is there (If-None-Match), by which commits of two"
     " writers are kept apart",
     "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
 )
 
-_NO_BUCKET = Fault("there is no such bucket", "make it, or correct lake in the pipeline")
-_NOBODYS = Fault(
+_NO_BUCKET = StoreFault("there is no such bucket", "make it, or correct lake in the pipeline")
+_NOBODYS = StoreFault(
     "the store takes the credentials for nobody's", f"check {GOOGLE_KEY}, or the host's identity"
 )
-_NOT_TAKEN = Fault(
+_NOT_TAKEN = StoreFault(
     "the store does not take the key or the token",
     f"check {AZURE_KEY}, {AZURE_SAS} or {AZURE_SECRET}, or the connection that lake_conn_id names",
 )
-_DENIED = Fault(
+_DENIED = StoreFault(
     "the store denies access",
     "allow objects below the lake's folder to be read, written, deleted and listed:"
     " docs/how-to/keep-the-lake-on-s3.md, -on-gcs.md and -on-azure.md say how",
@@ -105,10 +111,12 @@ FAULTS = {
     "NoSuchBucket": _NO_BUCKET,
     "InvalidAccessKeyId": _UNKNOWN_KEY,
     "XAdminUserNotFound": _UNKNOWN_KEY,
-    "SignatureDoesNotMatch": Fault("the secret access key is not the access key's", _KEYS),
+    "SignatureDoesNotMatch": StoreFault("the secret access key is not the access key's", _KEYS),
     "ExpiredToken": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
-    "InvalidToken": Fault("the session token is not valid", f"check {TOKEN}: it belongs to its access key"),
+    "InvalidToken": StoreFault(
+        "the session token is not valid", f"check {TOKEN}: it belongs to its access key"
+    ),
     "RequestTimeTooSkewed": _CLOCK,
     "RequestExpired": _CLOCK,
     "AuthorizationHeaderMalformed": _OTHER_REGION,
@@ -126,22 +134,22 @@ FAULTS = {
     "ContainerBeingDeleted": _NO_BUCKET,
     "AuthenticationFailed": _NOT_TAKEN,
     "InvalidAuthenticationInfo": _NOT_TAKEN,
-    "AuthorizationFailure": Fault(
+    "AuthorizationFailure": StoreFault(
         f"{_NOT_TAKEN.sentence}, or nobody from this host's network",
         f"{_NOT_TAKEN.hint}, and the account's firewall",
     ),
     "AuthorizationPermissionMismatch": _DENIED,
     "InsufficientAccountPermissions": _DENIED,
-    "AccountIsDisabled": Fault(
+    "AccountIsDisabled": StoreFault(
         "the storage account is disabled", "enable it, or correct lake in the pipeline"
     ),
     "ServerBusy": SLOW,
     **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _NOT_TAKEN),
-    "KeyBasedAuthenticationNotPermitted": Fault(
+    "KeyBasedAuthenticationNotPermitted": StoreFault(
         "the storage account does not allow keys",
         f"give an application by {AZURE_SECRET}, or an identity of the host's",
     ),
-    "AuthorizationSourceIPMismatch": Fault(
+    "AuthorizationSourceIPMismatch": StoreFault(
         "the token is not for this host's address", "get one that is, or give the hosts an identity"
     ),
 }
@@ -160,7 +168,7 @@ def code_in(error: BaseException) -> str:
     return _BY_LETTERS.get(found.replace("_", "").lower(), found)
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException) -> StoreFault | None:
     """Return the explanation of the store's error code, or None if the code is missing or unknown."""
     return FAULTS.get(code_in(error))
 
@@ -185,7 +193,7 @@ def facts_in(error: BaseException) -> str:
     return " ".join(found)
 
 
-def explanation_of(error: BaseException) -> Fault | None:
+def explanation_of(error: BaseException) -> StoreFault | None:
     """Return the explanation by error code, HTTP status or cause of a failed connection, or None."""
     if fault := fault_of(error) or _BY_STATUS.get(status_in(error)):
         return fault
@@ -194,7 +202,7 @@ def explanation_of(error: BaseException) -> Fault | None:
         if words.search(text):
             host = _HOST.search(text)
             name = "of the store's host" if host is None else next(filter(None, host.groups()))
-            return Fault(fault.sentence.format(name), fault.hint)
+            return StoreFault(fault.sentence.format(name), fault.hint)
     return None
 
 

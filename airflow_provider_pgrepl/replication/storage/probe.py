@@ -19,7 +19,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.settings.lake import Place, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import StoreLocation, place_in_store
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_ENDPOINT,
     ENDPOINT,
@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.errors import (
     NO_CONDITIONS,
     SLOW,
-    Fault,
+    StoreFault,
     code_in,
     fault_of,
     storage_errors,
@@ -50,7 +50,7 @@ _CREDENTIALS = (
 )
 # The answer of a store, or of its token service. 408 and 429 are left out, because they ask for a retry.
 _REFUSED = re.compile(r"non-2xx status code: (?!408|429)(4\d\d)")
-_UNREACHED = Fault(
+_UNREACHED = StoreFault(
     "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
 )
 _HINT = (
@@ -108,7 +108,7 @@ class _NotOpenedError(OSError):
     """The error of a store that could not be opened, before any request was sent."""
 
 
-def _opened(place: Place) -> ObjectStore:
+def _opened(place: StoreLocation) -> ObjectStore:
     access = access_to(place)
     try:
         return open_store(access, _PATIENCE)
@@ -132,19 +132,21 @@ def _unusable(lake_root: str, error: Exception) -> LakeError:
     return kind(f"{lake_root}: {fault.sentence}", fault.hint)
 
 
-def _refusal_in(error: Exception) -> Fault | None:
+def _refusal_in(error: Exception) -> StoreFault | None:
     """Return the explanation of an unknown answer, or of a store that could not be opened.
 
     Returns None if the store did not answer, or asked for a retry.
     """
     if isinstance(error, _NotOpenedError):
-        return Fault("credentials or endpoint are none that a store can be opened with", _CREDENTIALS)
+        return StoreFault("credentials or endpoint are none that a store can be opened with", _CREDENTIALS)
     found, code = _REFUSED.search(str(error)), code_in(error)
     if found is None:
         return None
     if code:
-        return Fault(f"the store refuses, with its code {code}", "the store's own documentation says why")
-    return Fault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
+        return StoreFault(
+            f"the store refuses, with its code {code}", "the store's own documentation says why"
+        )
+    return StoreFault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
 
 
 @dataclass(frozen=True)

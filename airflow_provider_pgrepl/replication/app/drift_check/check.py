@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.app.source_problems import (
 from airflow_provider_pgrepl.replication.app.tables import new_tables
 from airflow_provider_pgrepl.replication.drift.files import new_partitions
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -66,7 +66,7 @@ def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pip
     if len(makers) != len(before) or len(set(makers)) != 1:
         return False
     assumed = replace(recorded, truncated_by=makers.pop())
-    return judge_catalog(assumed, current, pipeline.choices(recorded.table)).kind is not Kind.UNSAFE
+    return judge_catalog(assumed, current, pipeline.choices(recorded.table)).kind is not DriftKind.UNSAFE
 
 
 def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
@@ -157,11 +157,11 @@ def find_drift(
     findings = {}
     for relation in recorded:
         verdict = judge_catalog(relation, current[relation.table], pipeline.choices(relation.table))
-        if verdict.kind is Kind.UNSAFE:
+        if verdict.kind is DriftKind.UNSAFE:
             error: PgReplError | None = DriftError(verdict.reason, verdict.hint, verdict.remedy)
         else:
             error = rights.get(relation.oid)
-        if error is not None or verdict.kind is Kind.SAFE:
+        if error is not None or verdict.kind is DriftKind.SAFE:
             reason = error.message if error is not None else verdict.reason
             findings[relation.table] = TableFinding(reason, error)
     return findings
@@ -281,7 +281,7 @@ class _Report:
     def _found(self, record: TableRecord, finding: TableFinding) -> Iterator[TableDrift]:
         table, state = str(record.table), record.state.value
         if finding.error is None:
-            yield TableDrift(table, Kind.SAFE.value, finding.reason, state=state)
+            yield TableDrift(table, DriftKind.SAFE.value, finding.reason, state=state)
             return
         marked = self.mark_errored and self.store.mark_errored(
             self.pipeline.name, record, finding.error, lsn=self.lsn
@@ -293,10 +293,10 @@ class _Report:
             if now is not None and _is_drift_error(now):
                 yield self._in_error(now, finding)
             return
-        yield TableDrift(table, Kind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
+        yield TableDrift(table, DriftKind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
 
     def _in_error(self, record: TableRecord, finding: TableFinding | None) -> TableDrift:
         helps = record.remedy is not None and record.remedy.allows_retry
         gone = helps and (finding is None or finding.error is None)
         hint = _CAUSE_GONE if gone else record.hint
-        return TableDrift(str(record.table), Kind.UNSAFE.value, record.reason, hint, record.state.value)
+        return TableDrift(str(record.table), DriftKind.UNSAFE.value, record.reason, hint, record.state.value)

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app.drift_check.check import (
     find_drift,
 )
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
@@ -86,8 +86,8 @@ def _refused(
 
 def _drift(table: TableName, finding: TableFinding, became: Relation | None) -> TableDrift:
     if finding.error is None:
-        return TableDrift(str(table), Kind.SAFE.value, finding.reason)
-    return TableDrift(str(table), Kind.UNSAFE.value, finding.reason, _hint(table, became))
+        return TableDrift(str(table), DriftKind.SAFE.value, finding.reason)
+    return TableDrift(str(table), DriftKind.UNSAFE.value, finding.reason, _hint(table, became))
 
 
 def _hint(table: TableName, became: Relation | None) -> str:

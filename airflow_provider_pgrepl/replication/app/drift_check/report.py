@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.settings.tables import NewTables
 
 _NEW_TABLES = {
@@ -39,7 +39,7 @@ class TableDrift:
         return "\n".join(lines)
 
     def _title(self) -> str:
-        if self.kind != Kind.UNSAFE:
+        if self.kind != DriftKind.UNSAFE:
             return "safe"
         if self.state == "errored":
             return "unsafe, errored already"
@@ -64,7 +64,7 @@ class DriftReport:
 
     @property
     def unsafe(self) -> tuple[TableDrift, ...]:
-        return tuple(table for table in self.tables if table.kind == Kind.UNSAFE)
+        return tuple(table for table in self.tables if table.kind == DriftKind.UNSAFE)
 
     @property
     def is_unsafe(self) -> bool:

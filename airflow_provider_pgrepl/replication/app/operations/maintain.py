@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.delta.table import has_delta
-from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.files.compaction import Compaction, compact_thoroughly
@@ -272,7 +272,7 @@ class _Run:
         records = self.store.read_tables(pipeline.name).values()
         try:
             if pipeline.has_lake_tables:
-                tables = RecordedTables(pipeline, self.record, Points(pipeline.lake_root))
+                tables = TableWorks(pipeline, self.record, Points(pipeline.lake_root))
                 own = tables.needed_above(records, {})
             else:
                 own = watched_above(records)

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.apply.table_position import read_table_position
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
@@ -111,7 +111,7 @@ class Continuation:
         )
         copied = copied_choices(self.pipeline, record.config, record.table)
         verdict = judge_catalog(relation, current, copied)
-        if verdict.kind is Kind.UNSAFE:
+        if verdict.kind is DriftKind.UNSAFE:
             hint, remedy = verdict.hint, verdict.remedy
             if _needs_copy(record) and not _needs_copy(verdict):
                 hint, remedy = record.hint, record.remedy

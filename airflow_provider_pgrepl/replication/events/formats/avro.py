@@ -19,11 +19,11 @@ from airflow_provider_pgrepl.replication.avro.columns import (
     fields_of,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChoicesOf, Shape, TypedShape
+from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChangeMaker, ChoicesOf, TypedShape
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.json import (
-    Envelope,
+    BodyFormat,
     KeyedEvents,
     PlainEnvelope,
     RelationRows,
@@ -232,7 +232,7 @@ class AvroEvents(ByRelation[AvroEvent]):
         self._source = source
         self._keys = _Keys(relations, choices_of, wanted, published)
 
-    def shape_of(self, record: RelationRecord) -> Shape[AvroEvent]:
+    def shape_of(self, record: RelationRecord) -> ChangeMaker[AvroEvent]:
         columns = avro_columns(record, self.columns_of(record), self.choices_of(record.name))
         schema = ChangeSchema(self._source, record.name, columns)
         return _Shape(schema, len(record.message.columns), self._keys.shape_of(record))
@@ -244,7 +244,7 @@ class _Shape:
 
     schema: ChangeSchema
     width: int
-    keyed: Shape[Event]
+    keyed: ChangeMaker[Event]
 
     def make(self, rows: pa.Table) -> Iterator[AvroEvent]:
         table, schema = self.schema.table, self.schema
@@ -287,7 +287,7 @@ class _Shape:
 class _Keys(KeyedEvents):
     """Makes events with keys and empty bodies."""
 
-    def enveloped(self, record: RelationRecord) -> tuple[TypedShape, Envelope]:
+    def enveloped(self, record: RelationRecord) -> tuple[TypedShape, BodyFormat]:
         choices, keys = self.choices_of(record.name), set(self.keys_of(record))
         typed = {
             index: one.typed(record.name, choices, index)

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.events.changes import (
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
 from airflow_provider_pgrepl.replication.events.formats.debezium_types import DebeziumParser, debezium_column
-from airflow_provider_pgrepl.replication.events.formats.json import Envelope, RelationRows
+from airflow_provider_pgrepl.replication.events.formats.json import BodyFormat, RelationRows
 from airflow_provider_pgrepl.replication.events.formats.json_text import (
     TEXT,
     JsonRows,
@@ -113,7 +113,7 @@ class DebeziumFormat:
 
     def __call__(
         self, record: RelationRecord, columns: Mapping[int, PublishedColumn], choices: TableChoices
-    ) -> tuple[TypedShape, Envelope]:
+    ) -> tuple[TypedShape, BodyFormat]:
         made = {index: debezium_column(one, record.name, choices, index) for index, one in columns.items()}
         changes = TypedShape(record, made)
         return changes, DebeziumEnvelope(self._source, self._database, changes, self._with_schemas)

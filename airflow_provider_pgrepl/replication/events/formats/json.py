@@ -50,7 +50,7 @@ _FEW = 32
 
 
 @dataclass(frozen=True)
-class Transactions:
+class ChangeTransactions:
     """The transactions of some changes. `number`: the index of each change's transaction.
 
     The other fields have one entry per transaction. `places`: epoch and commit LSN. `moments`,
@@ -66,7 +66,7 @@ class Transactions:
     microseconds: pa.Array
 
     @classmethod
-    def of(cls, rows: pa.Table) -> Transactions:
+    def of(cls, rows: pa.Table) -> ChangeTransactions:
         columns = [array_of(rows, name, ROW_SCHEMA.field(name).type) for name in _TRANSACTION]
         steps = [np.diff(column.view(pa.int64()).to_numpy()) for column in columns]
         is_first = np.append(True, np.any(steps, axis=0))[: rows.num_rows]
@@ -91,13 +91,13 @@ class RelationRows:
     ops: pa.Array
     ordinals: pa.Array
     ids: pa.Array
-    transactions: Transactions
+    transactions: ChangeTransactions
     after: Side[pa.Array]
     before: Side[pa.Array]
 
     @classmethod
     def of(cls, rows: pa.Table, after: Side[pa.Array], before: Side[pa.Array]) -> RelationRows:
-        of = Transactions.of(rows)
+        of = ChangeTransactions.of(rows)
         ordinals = array_of(rows, "ordinal", pa.int64())
         ids = joined(of.id_starts.take(pa.array(of.number)), ordinals.cast(TEXT))
         return cls(array_of(rows, "op", pa.string()), ordinals, ids, of, after, before)
@@ -107,7 +107,7 @@ class RelationRows:
         return of_all(made, side, len(self.ops))
 
 
-class Envelope(Protocol):
+class BodyFormat(Protocol):
     """Makes the bodies of a relation's events, and the keys of their messages."""
 
     def texts(self, column: TypedColumn, typed: pa.Array) -> pa.Array:
@@ -180,7 +180,7 @@ class PlainEnvelope:
 
 
 Enveloped = Callable[
-    [RelationRecord, Mapping[int, PublishedColumn], TableChoices], tuple[TypedShape, Envelope]
+    [RelationRecord, Mapping[int, PublishedColumn], TableChoices], tuple[TypedShape, BodyFormat]
 ]
 """Returns the typed shape and the envelope of a relation, given its columns."""
 
@@ -206,14 +206,14 @@ class JsonEvents(ByRelation[Event]):
     def shape_of(self, record: RelationRecord) -> JsonShape:
         return JsonShape(*self.enveloped(record), self.few)
 
-    def enveloped(self, record: RelationRecord) -> tuple[TypedShape, Envelope]:
+    def enveloped(self, record: RelationRecord) -> tuple[TypedShape, BodyFormat]:
         """Return the typed shape and the envelope of a relation."""
         return self._enveloped(record, self.columns_of(record), self.choices_of(record.name))
 
 
 def _plain(
     record: RelationRecord, columns: Mapping[int, PublishedColumn], choices: TableChoices
-) -> tuple[TypedShape, Envelope]:
+) -> tuple[TypedShape, BodyFormat]:
     typed = {index: one.typed(record.name, choices, index) for index, one in columns.items()}
     changes = TypedShape(record, typed)
     return changes, PlainEnvelope(changes)
@@ -222,7 +222,7 @@ def _plain(
 class JsonShape:
     """A relation, and the conversion of its rows to events."""
 
-    def __init__(self, changes: TypedShape, envelope: Envelope, few: int) -> None:
+    def __init__(self, changes: TypedShape, envelope: BodyFormat, few: int) -> None:
         self.changes, self.envelope, self.few = changes, envelope, few
 
     def make(self, rows: pa.Table) -> Iterator[Event]:
@@ -307,7 +307,7 @@ class KeyedEvents(JsonEvents):
 
 
 class _KeyedShape(JsonShape):
-    def __init__(self, changes: TypedShape, envelope: Envelope, few: int, keys: list[int]) -> None:
+    def __init__(self, changes: TypedShape, envelope: BodyFormat, few: int, keys: list[int]) -> None:
         super().__init__(changes, envelope, few)
         self._keys = keys
         self._names = [changes.columns[index].name for index in keys]

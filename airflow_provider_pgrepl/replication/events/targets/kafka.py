@@ -54,7 +54,7 @@ _CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
 _Delivered = Callable[[KafkaError | None, Any], None]
 
 
-class Message(NamedTuple):
+class KafkaMessage(NamedTuple):
     """One message. Its key determines the partition, unless `partition` is set."""
 
     key: bytes | None
@@ -68,12 +68,12 @@ def messages_of(
     settings: PublisherSettings,
     partitions: Callable[[], Sequence[int]],
     prefix: bytes = b"",
-) -> list[Message]:
+) -> list[KafkaMessage]:
     """Return the messages of an event: one, or more for a changed key, a TRUNCATE, or tombstones.
 
     `partitions`: returns the partitions of the topic. `prefix`: put before each body.
     """
-    one = Message(event.key or table_key(event.table), prefix + event.body, _headers(event, settings))
+    one = KafkaMessage(event.key or table_key(event.table), prefix + event.body, _headers(event, settings))
     if event.business is not None:
         return [one]
     if event.key is None and FORMATS[settings.format].has_debezium_keys:
@@ -88,9 +88,9 @@ def messages_of(
         if FORMATS[settings.format].has_debezium_keys:
             left.append((_NEW_KEY, event.key))
             one.headers.append((_OLD_KEY, gone))
-        found.insert(0, Message(gone, prefix + body, left))
+        found.insert(0, KafkaMessage(gone, prefix + body, left))
     if gone and settings.tombstones:
-        found.insert(1, Message(gone, None, one.headers[1:2]))
+        found.insert(1, KafkaMessage(gone, None, one.headers[1:2]))
     return found
 
 
@@ -280,7 +280,7 @@ class KafkaLink:
             return b""
         return self._registry.prefix(event.schema, topic)
 
-    def _produce(self, topic: str, message: Message, timestamp: int, delivered: _Delivered) -> None:
+    def _produce(self, topic: str, message: KafkaMessage, timestamp: int, delivered: _Delivered) -> None:
         key, body, headers, partition = message
         while self._error is None:
             try:

@@ -72,11 +72,11 @@ _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
 """The limits of unacknowledged messages and of their bytes."""
 
 
-class UnsendableError(Exception):
+class UnfitEventError(Exception):
     """An event cannot be sent until a person fixes the cause. The text says why."""
 
 
-class Message(NamedTuple):
+class NatsMessage(NamedTuple):
     """The message of one event.
 
     `size`: the bytes of the body, which limits apply to. `has_small_headers`: True if only the publisher
@@ -102,7 +102,7 @@ class Messages(Protocol):
     async def begin(self, client: Any) -> None:
         """Create the missing streams."""
 
-    async def of(self, event: Event) -> Message:
+    async def of(self, event: Event) -> NatsMessage:
         """Return the message of an event. Raises UnsendableError."""
 
     async def end(self) -> None:
@@ -125,13 +125,13 @@ class PlainMessages:
         except NotFoundError:
             await jetstream.add_stream(name=self.stream, subjects=[f"{self.stream}.>"])
 
-    async def of(self, event: Event) -> Message:
+    async def of(self, event: Event) -> NatsMessage:
         place = subject(event, self._settings)
         if place == self.stream:
-            raise UnsendableError("its subject has no words beside the stream's name: it has no route")
+            raise UnfitEventError("its subject has no words beside the stream's name: it has no route")
         if len(place.encode()) > _LONGEST_SUBJECT:
-            raise UnsendableError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
-        return Message(place, event.body, self._headers(event), len(event.body), event.business is None)
+            raise UnfitEventError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
+        return NatsMessage(place, event.body, self._headers(event), len(event.body), event.business is None)
 
     async def end(self) -> None:
         """Do nothing."""
@@ -165,11 +165,11 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     """Return the headers. Raises UnsendableError for those that NATS would change or interpret."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
-            raise UnsendableError(
+            raise UnfitEventError(
                 f"its header {name!r} has a name that NATS does not take, or takes for its own"
             )
         if value != value.strip() or any(sign in value for sign in "\r\n"):
-            raise UnsendableError(f"its header {name} has line breaks, or white space at an end")
+            raise UnfitEventError(f"its header {name} has line breaks, or white space at an end")
     return headers
 
 
@@ -393,7 +393,7 @@ class JetStreamLink:
         try:
             message = await self._messages.of(one.event)
             self._check_size(message)
-        except UnsendableError as error:
+        except UnfitEventError as error:
             self._settle(one, Refusal(one.event, str(error)))
             return
         self._tag += 1
@@ -404,15 +404,15 @@ class JetStreamLink:
             message.subject, message.payload, reply=f"{self._inbox}.{tag}", headers=message.headers
         )
 
-    def _check_size(self, message: Message) -> None:
+    def _check_size(self, message: NatsMessage) -> None:
         if message.size > self._settings.max_event_bytes:
-            raise UnsendableError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
+            raise UnfitEventError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
         room = self._client.max_payload - len(message.payload)
         if room > self._client.max_payload // 2 and message.has_small_headers:
             return
         headers = sum(len(name) + len(value.encode()) + 4 for name, value in message.headers.items())
         if room < 18 + headers:
-            raise UnsendableError(
+            raise UnfitEventError(
                 f"the event has {message.size:,} bytes, more than the server's max_payload has room for"
             )
 

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.lake.apply.schedule import (
 )
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, fingerprints_at
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
-from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeLanes
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
@@ -145,7 +145,7 @@ def snapshot_of(record: TableRecord) -> LSN:
 class CatchUpPlanner:
     """Plans the next merge of each lagging table from the changelog's live files."""
 
-    def __init__(self, pipeline: Pipeline, record: EpochRecord, tables: RecordedTables) -> None:
+    def __init__(self, pipeline: Pipeline, record: EpochRecord, tables: TableWorks) -> None:
         self._pipeline = pipeline
         self._record = record
         self._tables = tables
@@ -322,7 +322,7 @@ class MergeRounds:
         self._begun_ts: dict[int, datetime | None] = {}
         self._ended: list[tuple[Share, list[TableResult], Exception | None]] = []
         points = Points(pipeline.lake_root)
-        self._tables = RecordedTables(pipeline, record, points)
+        self._tables = TableWorks(pipeline, record, points)
         self._planner = CatchUpPlanner(pipeline, record, self._tables)
         self._schedule = TableSchedule(self._cadence, pipeline.batch_bytes)
         self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 log = logging.getLogger(__name__)
 
 
-class RecordedTables:
+class TableWorks:
     """The recorded tables of a pipeline, and the settings with which each was copied."""
 
     def __init__(self, pipeline: Pipeline, record: EpochRecord, points: Points) -> None:

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import is_same_layout, translated
@@ -213,7 +213,7 @@ class _TimelineBuilder:
             return DriftError("its definition is no longer in the changelog", hint)
         recorded = replace(step.relation, truncated_by=self._truncated_by(record))
         verdict = judge(recorded, record, self.choices)
-        if verdict.kind is Kind.UNSAFE or verdict.relation is None:
+        if verdict.kind is DriftKind.UNSAFE or verdict.relation is None:
             return DriftError(verdict.reason, verdict.hint or hint, verdict.remedy or Remedy.RESNAPSHOT)
         problem = _problem(verdict.relation, self.choices)
         if problem is not None:

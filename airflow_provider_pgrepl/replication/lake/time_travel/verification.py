@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge
-from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import KeptChanges
@@ -84,7 +84,7 @@ def _is_hidden(relation: Relation, record: RelationRecord, pipeline: Pipeline) -
     named = (record.message.schema, record.message.name) == (shape.schema, shape.name)
     same = same and named and record.message.replica_identity == shape.replica_identity
     hidden = same or (record.catalog is not None and _is_altered_alike(relation, record.catalog))
-    return hidden and judge(relation, record, pipeline.choices(relation.table)).kind is Kind.UNSAFE
+    return hidden and judge(relation, record, pipeline.choices(relation.table)).kind is DriftKind.UNSAFE
 
 
 def _columns(columns: tuple[WireColumn, ...]) -> list[tuple[str, int, int]]:

@@ -66,7 +66,7 @@ WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode 
 
 
 @dataclass(frozen=True)
-class Shape:
+class PublishedTables:
     """The definitions of tables as a publication publishes them, and their leaves, by oid."""
 
     publication: str | None
@@ -150,14 +150,16 @@ def export_again(connection: Connection) -> str:
     return exported
 
 
-def read_shape(connection: Connection, relations: Sequence[Relation], publication: str | None) -> Shape:
+def read_shape(
+    connection: Connection, relations: Sequence[Relation], publication: str | None
+) -> PublishedTables:
     """Read the definitions of tables as of the connection's snapshot, or as of now without one."""
     oids = [relation.oid for relation in relations]
     leaves = {oid: read_leaves(connection, oid) for oid in oids}
-    return Shape(publication, read_relations(connection, oids, publication), leaves)
+    return PublishedTables(publication, read_relations(connection, oids, publication), leaves)
 
 
-def check_as_selected(relations: Sequence[Relation], then: Shape) -> None:
+def check_as_selected(relations: Sequence[Relation], then: PublishedTables) -> None:
     """Raise SnapshotError if a table differs in the snapshot from what was selected.
 
     The settings were compared, by name, with the table as it was selected.
@@ -181,7 +183,7 @@ def _selected(relation: Relation) -> tuple[object, ...]:
     return relation.names, relation.relkind, relation.replica_identity, types
 
 
-def check_unaltered(dsn: str, relations: Sequence[Relation], then: Shape) -> None:
+def check_unaltered(dsn: str, relations: Sequence[Relation], then: PublishedTables) -> None:
     """Raise SnapshotError if a table, a partition or the publication now differs from `then`.
 
     After an ALTER that rewrites a table, the snapshot shows an empty table, without an error.

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, co
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy, plan_ranges
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
     Gate,
-    Shape,
+    PublishedTables,
     check_as_selected,
     check_unaltered,
     export_again,
@@ -199,7 +199,13 @@ class TableKeeper:
 
 
 def keep_table(
-    dsn: str, snapshot: str, relation: Relation, then: Shape, lock_timeout_s: float, *, trusts_owners: bool
+    dsn: str,
+    snapshot: str,
+    relation: Relation,
+    then: PublishedTables,
+    lock_timeout_s: float,
+    *,
+    trusts_owners: bool,
 ) -> TableKeeper:
     """Import a snapshot in a new session, lock the table, and export the snapshot again.
 
@@ -264,7 +270,7 @@ class Keeper:
         connection: Connection,
         snapshot: str,
         relations: list[Relation],
-        then: Shape,
+        then: PublishedTables,
         lock_timeout_s: float,
         *,
         trusts_owners: bool = False,
@@ -357,7 +363,7 @@ def keep(
     return keeper
 
 
-def _check_published(then: Shape) -> None:
+def _check_published(then: PublishedTables) -> None:
     outside = sorted(str(found.table) for found in then.relations.values() if not found.membership_oid)
     if then.publication is not None and outside:
         raise PublicationError(f"{', '.join(outside)}: not in publication {then.publication}")

@@ -134,7 +134,7 @@ def _generated(
             )
 
 
-class RecordedTables(Protocol):
+class RecordedNames(Protocol):
     """The names that tables and columns had when they were recorded, and the settings that used them."""
 
     def names(self, oid: int) -> Set[TableName]:
@@ -159,7 +159,7 @@ class RequestedTables:
     added: frozenset[TableName] = frozenset()
     removed: frozenset[TableName] = frozenset()
     replicated: frozenset[TableName] = frozenset()
-    recorded: RecordedTables | None = None
+    recorded: RecordedNames | None = None
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class _Selection:
         patterns: frozenset[str],
         insert_only: frozenset[TableName],
         removed: frozenset[TableName],
-        recorded: RecordedTables | None,
+        recorded: RecordedNames | None,
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.settings import store_variables
-from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, Place, place_in_store
-from airflow_provider_pgrepl.replication.settings.store_variables import Kind
+from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, place_in_store
+from airflow_provider_pgrepl.replication.settings.store_variables import StoreVariables
 from airflow_provider_pgrepl.replication.storage.stores.amazon import AmazonAccess
 from airflow_provider_pgrepl.replication.storage.stores.azure import AzureAccess
-from airflow_provider_pgrepl.replication.storage.stores.base import Access
+from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess
 from airflow_provider_pgrepl.replication.storage.stores.google import GoogleAccess
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-_KINDS: Mapping[str, tuple[Kind, Callable[[Place], Access]]] = {
+_KINDS: Mapping[str, tuple[StoreVariables, Callable[[StoreLocation], StoreAccess]]] = {
     S3: (store_variables.AMAZON, AmazonAccess.of),
     GOOGLE: (store_variables.GOOGLE, GoogleAccess.of),
     AZURE: (store_variables.AZURE, AzureAccess.of),
 }
-_behind: dict[int, tuple[fs.FileSystem, Access]] = {}
+_behind: dict[int, tuple[fs.FileSystem, StoreAccess]] = {}
 """By the id of Arrow's filesystem, which is kept here, so that no other object gets the same id."""
 
 
-def access_to(place: Place) -> Access:
+def access_to(place: StoreLocation) -> StoreAccess:
     """Return the endpoint and credentials of a location in a store. Raises OSError.
 
     The scheme must be supported. From then on `store_variables` includes the variables of this kind of store.
@@ -41,7 +41,7 @@ def access_to(place: Place) -> Access:
 
 
 @cache
-def open_filesystem(access: Access) -> fs.FileSystem:
+def open_filesystem(access: StoreAccess) -> fs.FileSystem:
     """Return Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
     filesystem = access.filesystem()
     _behind[id(filesystem)] = filesystem, access
@@ -49,7 +49,7 @@ def open_filesystem(access: Access) -> fs.FileSystem:
 
 
 @lru_cache(maxsize=8)
-def open_store(access: Access, patience: timedelta | None = None) -> ObjectStore:
+def open_store(access: StoreAccess, patience: timedelta | None = None) -> ObjectStore:
     """Return obstore's client, for conditional puts and for single requests. Raises BaseError.
 
     The client is cached, and keeps its connections. `patience` as in `Access.store`.

@@ -9,7 +9,7 @@ from typing import Any
 from obstore.store import S3Store
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     ENDPOINT,
     KEY_ID,
@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     TOKEN,
     store_variable,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import Access, said
+from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, said
 
 _DEFAULT_REGION = "us-east-1"
 _ATTEMPTS = 13
@@ -26,7 +26,7 @@ _ATTEMPTS = 13
 
 
 @dataclass(frozen=True)
-class AmazonAccess(Access):
+class AmazonAccess(StoreAccess):
     """Access with keys, or, without keys, with the role of the host."""
 
     store_class = S3Store
@@ -42,7 +42,7 @@ class AmazonAccess(Access):
     token: str = field(repr=False)
 
     @classmethod
-    def of(cls, place: Place) -> AmazonAccess:
+    def of(cls, place: StoreLocation) -> AmazonAccess:
         """Read endpoint, region and keys from the environment.
 
         If neither region nor endpoint is set, Amazon is asked for the bucket's region. Raises OSError if that

@@ -9,7 +9,7 @@ from typing import Any
 from obstore.store import AzureStore
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_CLIENT,
     AZURE_ENDPOINT,
@@ -20,11 +20,11 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_TOKEN_FILE,
     store_variable,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import Access, said
+from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, said
 
 
 @dataclass(frozen=True)
-class AzureAccess(Access):
+class AzureAccess(StoreAccess):
     """Access to a container by the account's key, by a SAS token, or by a client of Microsoft Entra ID.
 
     Without a key, a token or a client secret: by the identity of the host.
@@ -41,7 +41,7 @@ class AzureAccess(Access):
     secret: str = field(repr=False)
 
     @classmethod
-    def of(cls, place: Place) -> AzureAccess:
+    def of(cls, place: StoreLocation) -> AzureAccess:
         key, sas = store_variable(AZURE_KEY), store_variable(AZURE_SAS).removeprefix("?")
         client = (store_variable(name) for name in (AZURE_TENANT, AZURE_CLIENT, AZURE_SECRET))
         # Pass only one kind of credentials: the libraries do not all choose the same one.

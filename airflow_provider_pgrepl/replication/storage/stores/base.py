@@ -19,7 +19,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=10
 
 
 @dataclass(frozen=True)
-class Access(ABC):
+class StoreAccess(ABC):
     """A bucket with its endpoint and credentials. Equal objects access the same bucket with the same keys.
 
     `url`: the endpoint; empty for the store's default.

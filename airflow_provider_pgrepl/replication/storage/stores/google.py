@@ -13,20 +13,20 @@ from typing import Any
 from obstore.store import GCSStore
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import Place
+from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     GOOGLE_ENDPOINT,
     GOOGLE_KEY,
     store_variable,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import PATIENCE, Access, said
+from airflow_provider_pgrepl.replication.storage.stores.base import PATIENCE, StoreAccess, said
 
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _environment = Lock()
 
 
 @dataclass(frozen=True)
-class GoogleAccess(Access):
+class GoogleAccess(StoreAccess):
     """Access with the key of a service account, or with Google's default credentials of the host.
 
     `key`: the service account key as JSON; empty for the default credentials.
@@ -38,7 +38,7 @@ class GoogleAccess(Access):
     key: str = field(repr=False)
 
     @classmethod
-    def of(cls, place: Place) -> GoogleAccess:
+    def of(cls, place: StoreLocation) -> GoogleAccess:
         return cls(place.bucket, store_variable(GOOGLE_ENDPOINT).rstrip("/"), store_variable(GOOGLE_KEY))
 
     @property
