@@ -49,7 +49,7 @@ _WORKERS_NEED_BYTES = 8 << 30
 
 
 def write_to_memory() -> None:
-    """Have tests, and the servers that they start, put temporary files into memory, if there is room.
+    """Put temporary files of tests, and of the servers that they start, into memory if there is room.
 
     Each database is some 300 files: on a disk creating and dropping it takes twice as long.
     """
@@ -84,7 +84,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     select(config, items)
-    # What was imported and collected stays to the end: each full collection of garbage would visit it again.
+    # Imported and collected objects stay to the end: each full garbage collection would visit them again.
     gc.collect()
     gc.freeze()
 
@@ -179,7 +179,7 @@ def logger_levels() -> None:
 
 @pytest.fixture(autouse=True)
 def no_store_given() -> Iterator[None]:
-    """A task of Airflow's that ran in this process had it reach a store: not so in the next test."""
+    """Remove the store settings that an Airflow task made in this process, before the next test."""
     yield
     use_store({})
 
@@ -201,7 +201,7 @@ def dsn(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def debian_dsn(debian: Server) -> Iterator[str]:
-    """Likewise on Debian's server; it has all extensions."""
+    """The DSN of a database of the test's own on Debian's server, with all extensions."""
     with fresh_database(debian, template=TEMPLATE) as dsn:
         yield dsn
 
@@ -220,7 +220,7 @@ def fresh_database(server: Server, template: str = "template1") -> Iterator[str]
 
 
 def drop_slots(cursor: psycopg2.extensions.cursor, database: str) -> None:
-    """End whoever uses the database, and drop its slots, which a walsender that ends still holds a moment."""
+    """End the sessions of the database, and drop its slots, which an ending walsender still holds briefly."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         cursor.execute(

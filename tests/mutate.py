@@ -83,7 +83,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How tests ended."""
+    """The outcome of a test run."""
 
     passed: int
     failed: int
@@ -177,7 +177,7 @@ def _run_pytest(folder: Path, output: Path, environment: Mapping[str, str], comm
         for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
             del sys.modules[name]
         sys.path[:] = [str(folder), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        # What a failing example could be reduced to is of no interest here.
+        # Failing examples are not reduced: only the outcome counts here.
         settings.register_profile("mutations", phases=(Phase.explicit, Phase.generate), database=None)
         settings.load_profile("mutations")
         code = int(pytest.main(command))

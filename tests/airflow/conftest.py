@@ -30,7 +30,7 @@ os.environ.update(
 )
 
 LAKE = f"{HOME}/no-lake"
-"""Of the pipelines of these tests: an application is found by its lake and name, whoever has started it."""
+"""The lake of these tests' pipelines: an application is found by its lake and name, not by its starter."""
 
 SECRET = "canary-0Pen-sesame"
 """The password of the test connection, which may show up nowhere."""
@@ -63,13 +63,13 @@ def _make_airflow_db() -> None:
 
 @pytest.fixture(autouse=True)
 def connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pgrepl_default` with the secret; nobody listens there."""
+    """`pgrepl_default` with the secret, at a port where nothing listens."""
     fields = {"conn_type": "pgrepl", "host": "127.0.0.1", "port": 1, "login": "app", "password": SECRET}
     monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**fields, "schema": "shop"}))
 
 
 class Journal:
-    """What the stand-in application wrote down about its runs."""
+    """The stand-in application's record of its runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class Journal:
         return [int(str(entry["pid"])) for entry in self.events() if entry["event"] == event]
 
     def wait_for(self, event: str, count: int = 1) -> int:
-        """The process that wrote the count-th such event."""
+        """Wait for the count-th such event, and return the pid of the process that wrote it."""
         eventually(lambda: len(self.pids(event)) >= count, f"{event} in the journal")
         return self.pids(event)[count - 1]
 

@@ -1,4 +1,4 @@
-"""Stands for a Spark application: says what it got, then exits as told, or waits for SIGTERM."""
+"""A stand-in for a Spark application: reports what it got, then exits as configured, or waits for SIGTERM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def journal(event: str) -> None:
 def stop(*_: object) -> None:
     if options.ignore_term:
         return
-    # Linux sends the parent's end once for each of its threads that was seen to end before the next.
+    # Linux sends the parent's end once for each of its threads whose end was noticed before the next.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while options.end_gate is not None and not options.end_gate.exists():
         time.sleep(0.01)

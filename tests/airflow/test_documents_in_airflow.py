@@ -1,4 +1,4 @@
-"""The documents as Airflow serves them, and the links beside a task."""
+"""The documents as Airflow serves them, and the links of a task."""
 
 from __future__ import annotations
 

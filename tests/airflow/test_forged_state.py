@@ -1,4 +1,4 @@
-"""Who may edit a task's state in Airflow makes its next try delete nothing and signal nobody."""
+"""A task's state that a user forged in Airflow makes its next try delete nothing and signal no process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 class Store:
-    """A task's state, as somebody left it."""
+    """A task's state, as a user left it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -49,7 +49,7 @@ def operator(journal: Journal, *arguments: str, mode: str = "caught_up") -> PgRe
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of somebody's, which looks like that of an application that has ended well."""
+    """A folder of another program, which looks like that of an application that has ended well."""
     folder = tmp_path / "victim"
     folder.mkdir()
     (folder / "exit_code").write_text("0")
@@ -67,7 +67,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def started(pid: int) -> str:
-    """What the kernel says of a process to anybody who asks."""
+    """Return the boot ID and start time of a process, which the kernel shows to every user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
 

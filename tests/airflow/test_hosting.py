@@ -157,7 +157,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def is_signalled(pid: int) -> bool:
-    """Whether SIGTERM waits for a process that holds it back."""
+    """Return True if SIGTERM is pending for a process that blocks it."""
     [pending] = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
 
@@ -413,7 +413,7 @@ def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alon
 
 
 def test_task_waits_for_its_turn_before_it_launches(place: RunDirectory, journal: Journal) -> None:
-    """As while an application on another host holds the pipeline's lock."""
+    """An application on another host may hold the pipeline's lock."""
     task = Task(place, Launcher(journal), await_turn=lambda _: journal.path.write_text(""))
     found = task.take()
     assert journal.path.exists()
@@ -468,7 +468,7 @@ def test_an_application_that_is_ending_is_waited_for(
 def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_adopted(
     place: RunDirectory, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a task is set to another state: its process asks the application to end, then lets go of it."""
+    """A task set to another state leaves one: its process asks the application to end, then releases it."""
     gate = tmp_path / "gate"
     first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
     journal.wait_for("started")
@@ -516,7 +516,7 @@ def test_an_application_is_found_though_the_connection_has_another_name_now(
 def test_application_of_another_run_folder_is_found(
     place: RunDirectory, journal: Journal, tmp_path: Path, order: Order
 ) -> None:
-    """As when Airflow was killed, and started with another `[pgrepl] run_folder`."""
+    """Airflow may have been killed, and started with another `[pgrepl] run_folder`."""
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
     journal.wait_for("started")
@@ -560,7 +560,7 @@ def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
 
 
 def test_folder_that_a_process_of_others_names_is_no_application(place: RunDirectory, tmp_path: Path) -> None:
-    """Only what lies in the folder says whether an application of ours runs."""
+    """Only what lies in the folder says whether an application of this package runs."""
     token = f"pgrepl-{'0' * 32}"
     folder = tmp_path / "theirs" / "host" / place.folder.name / token
     folder.mkdir(parents=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""What parsing a DAG brings into the process: Airflow's own modules, ours, and a driver of PostgreSQL."""
+"""Modules that parsing a DAG imports: Airflow's own, this package's, and a driver of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LOOKED_AT = {
 
 @pytest.fixture(scope="module")
 def brought() -> dict[str, list[str]]:
-    """Which heavy packages are there once these modules, or DAG files, were imported."""
+    """Return the heavy packages that are there once these modules, or DAG files, were imported."""
     answer = subprocess.run(
         [sys.executable, "-c", LOOK, json.dumps(list(LOOKED_AT.values()))],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What an operator finds out by itself, before a JVM is started for it."""
+"""Checks that an operator makes by itself, before a JVM is started for it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reader(pg: Any) -> Iterator[str]:
 
 
 def record_with_lake(source: Source) -> None:
-    """Have the pipeline recorded, and its changelog in the lake."""
+    """Record the pipeline, and create its changelog in the lake."""
     Recorded(source.dsn, "public.orders")
     create_changelog(changelog_uri(source.lake), replace(epoch_record(), pipeline="shop"))
 

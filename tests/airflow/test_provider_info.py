@@ -1,4 +1,4 @@
-"""What Airflow learns of this provider."""
+"""The information about this provider that Airflow reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users import, and what they call it: a name that goes or changes breaks their DAGs and programs."""
+"""Names that users import, and parameters: one that goes or changes breaks their DAGs and programs."""
 
 from __future__ import annotations
 

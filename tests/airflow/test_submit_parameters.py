@@ -1,4 +1,4 @@
-"""Each parameter of SparkSubmitOperator is honoured, or refused by name, with the driver on the worker."""
+"""Each parameter of SparkSubmitOperator is honored, or rejected by name, with the driver on the worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIPELINE = {"name": "shop", "tables": ["public.*"], "lake": LAKE}
 
 
 class Submitted:
-    """What a spark-submit was run with."""
+    """A stand-in for spark-submit that records its arguments and environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

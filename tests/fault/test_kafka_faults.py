@@ -50,8 +50,10 @@ def topics(received: Received) -> str:
 
 
 def assert_all_arrived(received: Received, kafka: KafkaBroker) -> None:
-    """Each change, in its partition in order from generation to generation; who applies them by the rule has
-    the source."""
+    """Check that each change arrived, in order in its partition from generation to generation.
+
+    A consumer that applies the messages by the rule has the source's rows.
+    """
     messages = KafkaTopics(kafka.servers, topics(received)).messages()
     wanted = [change.id for batch in ChangeReader(received.pipeline).read() for change in batch]
     assert {message.id for message in messages if not message.is_left} == set(wanted)
@@ -162,7 +164,7 @@ def on_small_disk(tmp_path: Path) -> Iterator[tuple[KafkaBroker, Disk]]:
 
 @pytest.mark.real_kill
 def test_full_disk_holds_publisher_until_there_is_room_again(received, on_small_disk, monkeypatch):
-    """A broker whose disk is full ends; whoever gives it room starts it again."""
+    """A broker whose disk is full ends; an operator frees space and starts it again."""
     broker, small = on_small_disk
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
     KafkaTopics(broker.servers, topics(received)).make("public.t", 3)

@@ -66,29 +66,29 @@ def configure(received: Received, **settings: str) -> None:
 
 
 def topics_of(received: Received, kafka: KafkaBroker) -> KafkaTopics:
-    """Those of its publisher, at a broker of many tests."""
+    """Return the topics of the test's own publisher, at a broker of many tests."""
     return KafkaTopics(kafka.servers, received.pipeline.name)
 
 
 def messages(received: Received, kafka: KafkaBroker) -> list[KafkaMessage]:
-    """What is committed."""
+    """Return the committed messages."""
     return topics_of(received, kafka).messages()
 
 
 def sizes(received: Received) -> dict[tuple[str, str], int]:
-    """Of each transaction of the source and each of its tables, how many changes there are."""
+    """Return the number of changes in the changelog, by table and commit LSN."""
     changes = itertools.chain.from_iterable(ChangeReader(received.pipeline).read())
     return Counter((one.table, str(one.commit_lsn)) for one in changes)
 
 
 def seen(found: list[KafkaMessage]) -> dict[tuple[str, str, str], int]:
-    """Likewise, as often as a transaction was sent; the generation of each sending goes with it."""
+    """Return the number of changes in the messages, by table, commit LSN and generation of the sending."""
     values = ((one.value, one.headers["generation"]) for one in found)
     return Counter((value["table"], value["commit_lsn"], generation) for value, generation in values if value)
 
 
 def assert_whole(received: Received, found: list[KafkaMessage]) -> None:
-    """No transaction is there in part, in any generation, nor twice in one."""
+    """Check that no generation holds a part of a transaction, or a transaction twice."""
     wanted = sizes(received)
     for (table, lsn, _), count in seen(found).items():
         assert count == wanted[table, lsn]

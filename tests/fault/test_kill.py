@@ -37,7 +37,7 @@ def run_until_killed(
 
 
 def run_again(replicated: InProcess, app: str, *arguments: str) -> None:
-    """As whoever supervises an app does: again while its exit code says that this may help."""
+    """Run an app again while its exit code says that this may help, as its supervisor does."""
 
     def is_done() -> bool:
         code = replicated.run(app, *arguments)
@@ -135,7 +135,7 @@ def test_tables_killed_while_added_and_resnapshotted_are_finished_by_next_run(re
 @pytest.mark.thorough("test_lake_equals_source_after_each_kill")
 @pytest.mark.parametrize("replicated", ["rewrite", "merge_on_read"], indirect=True)
 def test_lake_equals_source_after_kills_at_random_times(replicated, dsn):
-    """Once while the app starts, and then while it is at work: after so many points, and random traffic."""
+    """Once while the app starts, and then while it works: after 1 and 2 points, and random traffic."""
     replicated.snapshot()
     chance = random.Random()
     with traffic(dsn, 3) as writing:

@@ -59,7 +59,10 @@ def received(dsn: str, tmp_path: Path, jetstream: NatsServer, monkeypatch: pytes
 
 
 def assert_all_arrived(received: Received, uri: str) -> None:
-    """Each change, in order from generation to generation; who applies them by the rule has the source."""
+    """Check that each change arrived, in order from generation to generation.
+
+    A consumer that applies the messages by the rule has the source's rows.
+    """
     messages = CreekStream(uri, "db").messages()
     changes = [change for batch in ChangeReader(received.pipeline).read() for change in batch]
     stamps = [message.stamp for message in messages]
@@ -71,7 +74,7 @@ def assert_all_arrived(received: Received, uri: str) -> None:
 
 
 def assert_each_generation_is_whole(sent: list[tuple[int, str]], wanted: list[str]) -> None:
-    """In one generation no change is missing between two, and none comes twice."""
+    """Check that each generation has its changes without gaps, and each change once."""
     assert {id_ for _, id_ in sent} == set(wanted)
     for _, of_one in itertools.groupby(sent, lambda one: one[0]):
         ids = [id_ for _, id_ in of_one]
@@ -247,6 +250,6 @@ async def asked_while_made(uri: str) -> None:
 
 
 def test_a_server_that_is_making_a_stream_is_not_crashed_by_who_waits_for_it(jetstream):
-    """nats-server 2.9.10 is, by who asks for a message of a stream that has no store yet."""
+    """A request for a message of a stream that has no store yet crashes nats-server 2.9.10."""
     asyncio.run(asyncio.wait_for(asked_while_made(jetstream.uri), 300))
     assert jetstream.answers()

@@ -70,7 +70,7 @@ def test_outage_of_store_holds_stream_and_loses_nothing(replicated, gateway, dsn
 
 
 def test_requests_of_a_change_to_store_are_bounded(replicated, gateway, dsn, monkeypatch):
-    """By what changes: nothing is listed, other tables are left alone, and there is one commit of points."""
+    """Few requests per change: nothing is listed, other tables are left alone, points are committed once."""
     replicated.configure(flush_interval_s=1.0)
     replicated.snapshot()
     with faulty_store(gateway.port) as counted:
@@ -86,7 +86,7 @@ def test_requests_of_a_change_to_store_are_bounded(replicated, gateway, dsn, mon
         finally:
             kill(process, signal.SIGTERM)
     accounts, savings, changelog, points = (asked[place] for place in PLACES)
-    # What is listed is the end of a log, behind the version that is known.
+    # A listing covers only the end of a log, behind the version that is known.
     assert accounts["PUT"] <= 2 * accounts["commit"]
     assert accounts["GET"] + accounts["HEAD"] + accounts["LIST"] <= 50 * accounts["commit"]
     assert savings["PUT"] == savings["commit"] == 0
@@ -108,7 +108,7 @@ def update_until(dsn: str, is_enough: Callable[[], bool]) -> None:
 
 
 def by_method(store: FaultyStore, place: str) -> Counter[str]:
-    """What was asked below a table's folder."""
+    """Return the number of requests below a table's folder by method, with commits and lists apart."""
     with store.lock:
         asked = dict(store.asked)
     found: Counter[str] = Counter()

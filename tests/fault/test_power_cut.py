@@ -1,4 +1,4 @@
-"""The power of the lake's disk is cut while the receiver writes: the slot was told only what is there."""
+"""The power of the lake's disk is cut while the receiver writes: only what is there was confirmed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_slot_was_told_only_what_is_on_disk_when_power_is_cut(
 
 
 def cut_while_receiving(one: Received, drive: Disk, told: LSN) -> LSN:
-    """Cut the power once the slot has moved; what the slot was told in the end."""
+    """Cut the power once the slot has moved; return the LSN that the slot has confirmed in the end."""
     with Traffic(one.dsn), pytest.raises(PgReplError), one.receiving() as receiver:
         wait_until(lambda: receiver.progress.confirmed_lsn > told + (1 << 19), what="the slot to have moved")
         drive.cut_power()

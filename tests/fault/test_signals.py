@@ -26,7 +26,7 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
     execute(dsn, *SETUP)
     pipeline = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY)
     pipeline.snapshot()
-    # From here on it is the app's, and has nothing of this process's own lines to its JVM.
+    # From here on the log is the app's, without this process's own lines to its JVM.
     pipeline.log.write_text("")
     return pipeline
 
@@ -71,7 +71,7 @@ def test_app_that_is_asked_to_end_ends_when_source_is_silent(replicated, dsn):
 
 
 def is_query(sent: bytes) -> bool:
-    """Whether it is a simple query of PostgreSQL's protocol; streams send other messages."""
+    """Return True if this is a simple query of PostgreSQL's protocol; streams send other messages."""
     return sent.startswith(b"Q")
 
 
@@ -85,7 +85,7 @@ def test_app_that_slept_while_another_took_over_ends_and_changes_nothing(replica
             os.killpg(sleeper.pid, signal.SIGSTOP)
             # What the other receives beyond its target the sleeper would rightly apply.
             writing.stop()
-            # As when the network between it and the server is cut.
+            # This cuts the network between the sleeping app and the server.
             execute(dsn, *END_SENDERS)
             wait_until(lambda: replicated.run("replicate", "--until", "caught-up") == 0)
             before = versions(replicated)
@@ -100,6 +100,6 @@ def test_app_that_slept_while_another_took_over_ends_and_changes_nothing(replica
 
 
 def versions(replicated: InProcess) -> list[int]:
-    """Of the changelog and of each lake table."""
+    """Return the versions of the changelog and of each lake table."""
     places = [replicated.changelog, *map(replicated.lake_path, TABLES)]
     return [DeltaTable(place).version() for place in places]

@@ -81,15 +81,15 @@ def arguments_of(process: int) -> str:
 
 
 def loads_for_its_workers(executor: int) -> bool:
-    """Whether the process of which an executor's Python workers are forked has loaded what they need."""
+    """Return True if the process that forks an executor's Python workers has loaded what they need."""
     threads = Path(f"/proc/{executor}/task").glob("*/children")
     (daemon,) = {child for children in threads for child in children.read_text().split()}
     return "libarrow" in Path(f"/proc/{daemon}/maps").read_text()
 
 
 def shares(replicated: OnCluster, executors: tuple[str, ...]) -> bool:
-    """Whether each has done ten tasks of the app that runs."""
-    # Before its page is there it has none, or says so.
+    """Return True if each executor has done ten tasks of the app that runs."""
+    # The app's page may not be there yet, or may have no executors yet.
     with contextlib.suppress(OSError, IndexError, json.JSONDecodeError):
         done = replicated.tasks_by_executor()
         return all(done.get(name, 0) >= 10 for name in executors)

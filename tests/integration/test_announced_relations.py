@@ -1,4 +1,4 @@
-"""What the stream announces agrees with what the catalog says, for every kind of key and table."""
+"""Relation messages of the stream agree with the catalog, for every kind of key and table."""
 
 from __future__ import annotations
 

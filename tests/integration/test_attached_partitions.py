@@ -1,4 +1,4 @@
-"""Which partitions may have held rows when they became partitions, of which the stream says nothing."""
+"""Partitions that may have held rows when they were attached, which the stream does not announce."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def carry_out(run: Run, dsn: str, statements: list[str]) -> None:
 
 
 def said(source: Connection, run: Run, dsn: str, cases: dict[str, list[str]]) -> dict[str, bool]:
-    """What is said of `p` in each case, each begun with nothing but an empty table `root`."""
+    """Return for each case True if `p` may have held rows; each case starts with an empty `root` alone."""
     found = {}
     for case, statements in cases.items():
         run("drop schema public cascade", "create schema public", ROOT)

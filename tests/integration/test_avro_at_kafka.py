@@ -49,14 +49,14 @@ class Avro(Received):
         self.configure(publishers={"events": {"target": "kafka", "format": "avro", **settings}})
 
     def changed(self, *statements: str, code: int = process.DONE) -> list[RawMessage]:
-        """What the topics hold once some statements are published."""
+        """Run statements, receive and publish them, and return the messages that the topics then hold."""
         execute(self.dsn, *statements)
         self.receive()
         assert run_publisher(self) == code, self.log_tail()
         return self.topics.raw()
 
     def read(self, found: list[RawMessage]) -> list[dict[str, Any]]:
-        """As Confluent's deserializer has them."""
+        """Return the values that are not tombstones, as Confluent's deserializer reads them."""
         deserializer = AvroDeserializer(self.registry)
         of_value = (SerializationContext(one.topic, MessageField.VALUE) for one in found)
         return [
@@ -236,7 +236,7 @@ def test_schema_registry_status_selects_error_class_without_exposing_password(st
             self.wfile.write(said)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)

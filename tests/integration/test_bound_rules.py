@@ -270,7 +270,9 @@ def test_a_partition_keeps_what_is_excluded_of_its_partitioned_table(kept: Kept)
 
 
 def test_a_child_by_inheritance_needs_the_exclusion_of_its_parent(kept: Kept) -> None:
-    """Whoever adds one for each month, as before there were partitions, names it in no setting."""
+    """An application that adds a child each month, as before partitions existed, names none of them in a
+    setting.
+    """
     taken(kept)
     execute(
         kept.dsn,
@@ -302,7 +304,7 @@ GENERATED = "generated always as (upper(ssn)) stored"
 
 
 def test_a_column_that_is_generated_from_an_excluded_one_is_excluded_too(kept: Kept) -> None:
-    """As the tsvector of a full-text search."""
+    """A generated column holds the excluded values, as the tsvector of a full-text search does."""
     execute(
         kept.dsn,
         f"alter table e add loud text {GENERATED}, add twice numeric generated always as (amount * 2) stored",

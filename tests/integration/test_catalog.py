@@ -334,8 +334,10 @@ def test_a_wal_position_is_reached_although_an_open_transaction_keeps_its_record
 
 @pytest.mark.parametrize("function", ["pg_logical_emit_message", "pg_current_xact_id"])
 def test_a_wal_position_is_reached_by_a_role_that_may_not_call_what_makes_it_so(pg, dsn, run, function):
-    """As a site's own hardening may have it. Without the second the server flushes in its own time, here at
-    a checkpoint."""
+    """A hardened site may revoke these functions.
+
+    Without `pg_current_xact_id` the server flushes in its own time, here at a checkpoint.
+    """
     run("create role plain login", "create table big(v text)")
     signatures = run(f"select oid::regprocedure::text from pg_proc where proname = '{function}'")
     run(*(f"revoke execute on function {signature} from public" for (signature,) in signatures))

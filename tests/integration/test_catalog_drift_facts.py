@@ -1,4 +1,4 @@
-"""What the catalog says that drift is judged by: values of older rows, labels, files of partitions."""
+"""Facts of the catalog by which drift is judged: values of older rows, labels, files of partitions."""
 
 from __future__ import annotations
 

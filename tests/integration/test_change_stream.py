@@ -316,7 +316,7 @@ def test_changes_that_are_gone_are_not_passed_over(received, dsn):
 
 
 def drop_up_to(received: Received, lsn: LSN) -> None:
-    """As retention does."""
+    """Remove the changelog files that end at `lsn` or before it, as retention does."""
     table = open_changelog(received.changelog)
     files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     maintenance._remove(table, [file for file in files if file["max.commit_lsn"] <= lsn])
@@ -390,7 +390,7 @@ def test_a_reader_of_a_quiet_table_goes_on_from_its_position(received, dsn):
         change = await anext(quiet)
         execute(dsn, "insert into whole(id) values (2)")
         received.receive()
-        # May be waited for with a limit, and gone on with.
+        # The caller can wait for a change with a time limit, and continue afterwards.
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(quiet), 1.5)

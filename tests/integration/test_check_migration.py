@@ -41,7 +41,7 @@ def copy(dsn, run):
 
 @pytest.fixture
 def left_alone(copy, run):
-    """Whatever is tried, the database is as it was."""
+    """Check that the test left the database as it was."""
     before = run(_EVERYTHING)
     yield
     assert run(_EVERYTHING) == before
@@ -177,7 +177,7 @@ RAISED = [
 
 
 def test_error_of_a_function_or_trigger_is_named_by_its_code_alone(copy, run):
-    """Its text is what the function made of the row, under whatever SQLSTATE."""
+    """The error's text is what the function made of the row, under any SQLSTATE."""
     run(
         "create function check_row() returns trigger language plpgsql as $$begin return new; end$$",
         "create trigger check_row before update on a for each row execute function check_row()",

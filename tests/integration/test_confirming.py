@@ -1,4 +1,4 @@
-"""receiver/receiver.py: which LSN the slot is told while a changelog commit takes long."""
+"""receiver/receiver.py: the LSNs that the slot receives while a changelog commit takes long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def received(dsn: str, tmp_path: Path) -> Received:
 
 
 class HeldCommits:
-    """Lets no transaction into the changelog until `go` is set."""
+    """Keeps transactions from being committed to the changelog until `go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -47,7 +47,7 @@ class HeldCommits:
 
 
 def written_lsn(received: Received) -> LSN:
-    """The LSN that the receiver last told the server it has received."""
+    """Return the LSN that the receiver last reported to the server as received."""
     with received.source() as source:
         (text,) = rows(source, _WRITTEN, (received.pipeline.slot,))[0]
     return LSN.parse(text or "0/0")
@@ -84,7 +84,7 @@ def test_received_lsn_is_not_confirmed_before_the_changelog_commit(
 def test_durable_lsn_is_not_confirmed_before_redelivered_transactions_are_compared(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What shows that a source was set back would not be sent again at the next start."""
+    """Once confirmed, transactions that reveal a source restored to an earlier state are not sent again."""
     with monkeypatch.context() as silent:
         silent.setattr(Receiver, "_send_status", lambda _: None)
         execute(dsn, "insert into t values (1)")

@@ -115,7 +115,7 @@ def last_stamp(copied: Copied) -> int:
 
 
 def test_a_column_that_comes_later_has_what_the_source_has(copied):
-    """What older rows have in it, no message says."""
+    """No message carries the new column's value in older rows: they get the column's default."""
     begun(copied, "insert into other values (1, 'a')")
     execute(
         copied.dsn,
@@ -146,7 +146,7 @@ def test_a_table_that_waits_for_a_snapshot_keeps_no_other_waiting(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.send("alter table other add w int default 1", "insert into other values (2, 'b', 2)")
     wire = Wire("CREEK", copied.pipeline.name)
-    # Whoever answers, and sends nothing.
+    # Answer the request, and send no rows.
     accepted = wire.new_snapshot("public.other", datetime.now(UTC))
     with answering(wire.request("snap"), accepted) as has_answered:
         consumer = copied.start_consumer()
@@ -205,7 +205,7 @@ def test_a_second_consumer_of_the_same_name_ends(copied):
     first, second = copied.start_consumer(), copied.start_consumer()
     try:
         for key in range(10, 30):
-            # Until both are there, one alone may apply all that comes.
+            # Until both are connected, one of them alone may apply every change.
             copied.send(f"insert into other values ({key}, 'b')")
             if first.poll() is not None or second.poll() is not None:
                 break
@@ -380,7 +380,7 @@ def answering(subject: str, answer: str) -> Iterator[threading.Event]:
 
 
 def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_asked(copied, monkeypatch):
-    """A publisher does not answer who asks for what it does not publish; and one may read for long."""
+    """A publisher does not answer for tables that it does not publish; one that answers may read for long."""
     monkeypatch.setattr(client, "_ANSWER_S", 2.0)
     name = copied.pipeline.name
     begun(copied, "insert into t values (1, 'a')")
@@ -394,7 +394,7 @@ def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_a
         "nobody answered who asked",
     ):
         assert said in copied.log_tail()
-    # Whoever answers, and sends nothing.
+    # Answer the request, and send no rows.
     copied.configure_copy({f"{name}.public.odrers": "copied.odrers"})
     wire = Wire("CREEK", name)
     with answering(

@@ -157,11 +157,11 @@ from airflow_provider_pgrepl.replication.events.publish.publisher import Publish
 Publisher._save_when_due = lambda _: None
 sys.exit(main(sys.argv[1:]))
 """
-"""A publisher whose lake takes its time to write down where it is."""
+"""A publisher whose lake is slow to record the publisher's position."""
 
 
 def test_new_consumer_applies_events_beyond_saved_publisher_position(world, tmp_path):
-    """A snapshot is as of what is written down, and the stream is ahead of that."""
+    """A snapshot is taken as of the recorded position, and the stream is ahead of that position."""
     copied = world({"k": "id int primary key"})
     begun(copied, "insert into k values (1)")
     execute(copied.copy_dsn, "drop schema copied, _pgrepl_consumer cascade", "create schema copied")

@@ -1,8 +1,9 @@
-"""What creek's own Go client read of our streams, kept as a transcript: it must stay what we send.
+"""A transcript of our streams as creek's own Go client read them: the same must be sent in the future.
 
-tests/golden/creek_client.json was made with creek at b88e46c: tests/golden/creek_client.go, built beside
-creek's source as cmd/readall, and named by PGREPL_CREEK_CLIENT for a run of this file. creek_consumer.json
-likewise with creek-pg-client at 2c8718e, built with creek at 38f5909, and named by PGREPL_CREEK_CONSUMER.
+tests/golden/creek_client.json was made with creek at b88e46c, by tests/golden/creek_client.go, built next to
+creek's source as cmd/readall. PGREPL_CREEK_CLIENT names that program for a run of this file.
+creek_consumer.json was made with creek-pg-client at 2c8718e, built with creek at 38f5909.
+PGREPL_CREEK_CONSUMER names it.
 """
 
 from __future__ import annotations

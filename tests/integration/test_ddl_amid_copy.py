@@ -124,7 +124,7 @@ def test_server_ends_the_sessions_of_a_process_that_hangs(pg, dsn, tables, monke
 
 
 def test_server_ends_a_copy_that_nobody_reads(pg, dsn, run, tables, monkeypatch):
-    """As of a host that vanished, which keepalives do not show while sent bytes are not acknowledged."""
+    """The reader's host may have vanished: keepalives do not detect that while bytes are unacknowledged."""
     monkeypatch.setitem(connection.PINNED_SETTINGS, "tcp_user_timeout", "1000")
     run("insert into t select g, repeat('v', 100) from generate_series(20001, 200000) g")
     with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:

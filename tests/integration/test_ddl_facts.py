@@ -1,4 +1,4 @@
-"""What PostgreSQL does at DDL: what it announces, and what moves in the catalog. Drift rests on it."""
+"""Facts of PostgreSQL on which drift rests: what DDL announces, and what it changes in the catalog."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def table(source: Connection, name: str = "t", publication: str = "p") -> Relati
 
 
 def announced(run: Run, *between: str) -> list[RelationMessage]:
-    """What one stream announces of the table when a row is written before and after these statements."""
+    """Return the Relation messages that a stream sends if a row is written before and after statements."""
     run("update t set id = id", *between, "update t set id = id")
     messages = run(
         "select data from pg_logical_slot_get_binary_changes('ddl_' || current_database(), null, null,"
@@ -103,7 +103,7 @@ def test_a_label_that_is_renamed_is_not_announced(source: Connection, run: Run) 
 
 
 def changed(before: Relation, after: Relation) -> set[str]:
-    """What of the marks by which rewrites are told has moved; columns by name."""
+    """Return the columns whose `xmin` changed, and "the file" if `relfilenode` did: marks of a rewrite."""
 
     def xmins(columns: tuple[Column, ...]) -> dict[int, int]:
         return {column.attnum: column.xmin for column in columns}

@@ -124,7 +124,7 @@ class Compared(Received):
     def compared(
         self, debezium: Debezium, *statements: str
     ) -> tuple[list[DebeziumEvent], list[DebeziumEvent]]:
-        """Of statements Debezium's events, and ours."""
+        """Return the events of statements as Debezium sends them, and as this package does."""
         with debezium.reading(self.dsn, self.pipeline.publication, SOURCE) as theirs:
             execute(self.dsn, *statements)
             self.receive()
@@ -154,7 +154,7 @@ class Compared(Received):
 
 
 def messages_of(event: Event) -> list[tuple[bytes | None, Any]]:
-    """As Debezium has them: what a change of a key says of the old row first, and tombstones."""
+    """Return an event's messages in Debezium's order: the old row of a changed key first, and tombstones."""
     found: list[tuple[bytes | None, Any]] = []
     if event.left is not None:
         found += [(event.left[0], json.loads(event.left[1])), (event.left[0], None)]
@@ -163,7 +163,7 @@ def messages_of(event: Event) -> list[tuple[bytes | None, Any]]:
 
 
 def plain(event: DebeziumEvent, without: tuple[str, ...] = ()) -> tuple[Any, ...]:
-    """What must be equal."""
+    """Return the parts of an event that must be equal."""
     if event.value is None:
         return event.topic, event.key, None
     payload, schema = event.value["payload"], event.value["schema"]
@@ -272,7 +272,7 @@ def test_each_operation_is_what_debezium_makes_of_it(compared, debezium):
 
 
 def test_before_a_change_columns_that_may_not_be_null_have_what_debezium_sends(dsn, tmp_path, debezium):
-    """Of all but the key the server sends nothing; Kafka Connect reads no null there."""
+    """The server sends only the key of an old row, and Kafka Connect reads no null in the other columns."""
     columns = ", ".join(f"{name} {type_} not null" for name, (type_, *_) in COLUMNS.items())
     values = ", ".join(first for _, first, *_ in COLUMNS.values())
     execute(dsn, TYPES, f"create table t(id int primary key, {columns})")

@@ -107,7 +107,7 @@ def test_rolled_back_ddl_leaves_relation_version_unchanged(watched, dsn):
 def test_restarts_between_and_after_changes_read_nothing_by_a_later_catalog(watched, dsn, monkeypatch):
     expected = []
     with monkeypatch.context() as patched:
-        # The slot is told nothing, so everything is sent again and again.
+        # The receiver confirms nothing to the slot, so the server sends everything again and again.
         patched.setattr(Receiver, "_send_status", lambda self: None)
         for key in range(3):
             expected.append(watched.now().version)
@@ -167,7 +167,7 @@ def test_ddl_on_a_partition_is_one_of_the_partitioned_table(dsn, tmp_path):
         relations.append(watched.now())
     watched.receive()
     assert len(dict.fromkeys(relations)) == 5
-    # Of partitions that are gone by now nobody can say whether they had rows.
+    # The catalog no longer shows whether partitions that are gone had rows: compare without `had_rows`.
     told = [
         replace(
             record.catalog,
@@ -354,7 +354,7 @@ from unnest(array['pg_attribute', 'pg_class', 'pg_depend', 'pg_index', 'pg_inher
 
 
 def catalog_rows_read(dsn: str, ddl: str) -> int:
-    """How many rows of the catalog a DDL reads in a session that has its plans."""
+    """Return the number of catalog rows that a DDL reads in a session that has its plans."""
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         found = []
         for _ in range(2):

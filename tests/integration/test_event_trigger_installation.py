@@ -119,7 +119,7 @@ def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watche
 
 
 def test_function_of_other_settings_is_renewed(watched, dsn):
-    """Such as one of an earlier version, whose text is the same."""
+    """A function of an earlier version may have other settings and the same text."""
     with watched.source() as source:
         trigger.install(source, watched.pipeline)
         made = settings_of(source, watched)
@@ -262,7 +262,7 @@ def is_installed(watched: Watched) -> bool:
 
 
 def replace_body(watched: Watched) -> None:
-    """As an earlier version of this package would have left it."""
+    """Replace the function's body, as an earlier version of this package would have left it."""
     execute(
         watched.dsn,
         f"create or replace function {function(watched)} returns event_trigger language plpgsql as"

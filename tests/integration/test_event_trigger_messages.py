@@ -149,7 +149,9 @@ def emit(content: str, transactional: str = "true") -> str:
 
 
 def test_a_message_that_nobody_has_sealed_says_nothing(watched, dsn, caplog):
-    """Not even to ask the catalog: anybody who is connected could have the receiver do so all the time."""
+    """It does not even make the receiver query the catalog: any connected session could cause that all the
+    time.
+    """
     before = watched.now()
     execute(dsn, insert(1))
     name = watched.pipeline.name
@@ -174,7 +176,7 @@ def test_a_message_that_nobody_has_sealed_says_nothing(watched, dsn, caplog):
 
 
 def genuine_message(watched: Watched) -> bytes:
-    """What the trigger emits for an added column, as read from a slot of one's own."""
+    """Return the message that the trigger emits for an added column, read from a separate slot."""
     with closing_connection(watched.dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select pg_create_logical_replication_slot('peek', 'pgoutput', true)")
         cursor.execute("alter table t add told int")
@@ -188,7 +190,7 @@ def genuine_message(watched: Watched) -> bytes:
 
 
 def test_a_sealed_message_says_nothing_in_another_transaction(watched, dsn):
-    """Who has come by one, and sends it again or with other columns, is not believed."""
+    """A session that got a sealed message, and sends it again or with other columns, is not believed."""
     content = genuine_message(watched)
     told = watched.now()
     execute(dsn, insert(1), "alter table t drop told")

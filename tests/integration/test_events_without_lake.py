@@ -112,7 +112,7 @@ def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rul
     events.catch_up()
     with events.source() as source, source.cursor() as cursor:
         cursor.execute("select id from public.t where id >= 100 order by id")
-        # What may not have arrived comes again, with the same id.
+        # Events that may not have arrived come again, with the same id.
         keys = {one.id: one.value["after"]["id"] for one in events.stream.messages()}
         assert list(keys.values()) == [key for (key,) in cursor.fetchall()]
 

@@ -1,4 +1,4 @@
-"""events/unchanged_toast.py with a real server: who reads with values filled in needs no row of before."""
+"""events/unchanged_toast.py with a real server: readers with values filled in need no earlier row."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def random_statements(chance: random.Random) -> list[str]:
 
 
 def rows_after(changes: list[Change]) -> dict[tuple[int, str], Any]:
-    """By key, with values that a change left alone from before."""
+    """Return the rows by key, with the values that a change did not send taken from the row before."""
     rows: dict[tuple[int, str], Any] = {}
     for change in changes:
         if change.op == "truncate":
@@ -120,8 +120,8 @@ def test_a_reader_that_keeps_no_value_has_every_row_as_the_source_has_it(receive
     assert len(received.changelog_files()) > 3
     assert any(change.unchanged for change in read(received, "mark"))
     changes = read(received)
-    # A server whose other databases are busy may drop what a session caches, and say a definition again; what
-    # was remembered of the table is then forgotten, and an unsent value is named instead of filled in.
+    # A server whose other databases are busy may drop what a session caches, and send a definition again. The
+    # receiver then forgets the table's values, and a value that was not sent is named instead of filled in.
     if len(received.changelog_rows("R")) == 1:
         assert not any(change.unchanged for change in changes)
     rows = rows_after(changes)
@@ -130,7 +130,7 @@ def test_a_reader_that_keeps_no_value_has_every_row_as_the_source_has_it(receive
         names = ("id", "v", "doc", "more", "part")
         expected = {(row[0], row[4]): dict(zip(names, row, strict=True)) for row in cursor.fetchall()}
     assert rows == expected
-    # Who begins anywhere has the same: what came before is read.
+    # A reader that begins anywhere gets the same values: earlier changes are read.
     for after in chance.sample([one.position for one in changes], 5):
         assert read(received, after=after) == [one for one in changes if one.position > after]
 
@@ -208,7 +208,7 @@ def _body(event: Any) -> bytes:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 20_000])
 def test_unchanged_values_beyond_memory_budget_are_read_from_lake(dsn, tmp_path, seed, budget):
-    """Wherever the lake stands: before the changes, amid them, or beyond."""
+    """The lake may be before the changes, in the middle of them, or beyond them."""
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
     landed.begin()
     landed.apply()
@@ -244,7 +244,7 @@ def test_unchanged_values_beyond_memory_budget_are_read_from_lake(dsn, tmp_path,
         assert change.data == {name: value for name, value in whole.items() if name not in change.unchanged}
         filled += len(set(sent.unchanged) - set(change.unchanged))
         rows[whole["id"], whole["part"]] = whole
-    # Not of a row that changed just before, of which there is no room to know.
+    # Values of a row that changed just before are not filled in: the budget does not hold that change.
     assert filled > 20
 
 
@@ -263,14 +263,14 @@ def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
     assert [result.error for result in landed.apply()] == [None]
     after = EventPosition.after_transaction(Epoch(1), LSN(landed.durable_lsn - 1))
     with landed.receiving() as receiver:
-        # What comes with the definition, which is said again, is not looked up.
+        # The values of the change that follows the repeated definition are not looked up.
         execute(dsn, "update t set v = 'w' where id = 1")
         wait_until_seen(receiver, landed.source_lsn())
         execute(dsn, "update t set v = 'x'", "update t set id = -id where id < 1000")
         wait_until_seen(receiver, landed.source_lsn())
     assert [result.error for result in landed.apply()] == [None]
     reader = OrderedReader(landed.pipeline, after=after, make=TypedChanges, unchanged="look_up")
-    # Less than half of the table.
+    # The budget holds less than half of the table.
     reader._values._budget = 12 << 20
     changes = [change for changes in reader.read() for change in changes]
     assert len(changes) == 4_000

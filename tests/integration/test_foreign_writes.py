@@ -1,4 +1,4 @@
-"""Rows that somebody else writes into a lake table just while changes go in are found like any other."""
+"""Rows that another program writes into a lake table while changes are merged are found like any other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = "public.t"
 
 
 def test_they_are_found_wherever_the_lake_lies(dsn, tmp_path):
-    """deltalake gives a table's place as a URI, in which a path looks otherwise."""
+    """deltalake gives a table's location as a URI, in which a path is encoded."""
     execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
     (folder := tmp_path / "a lake é").mkdir()
     handed = Handed(dsn, folder, (T,))
@@ -44,6 +44,6 @@ def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_p
     results = [handed.stream(relation)]
     execute(dsn, "insert into t values (9)")
     results.append(handed.stream(relation))
-    # Where Delta itself rejects the commit, the changes are applied again, to a table that was opened anew.
+    # Where Delta itself rejects the commit, the changes are applied again, to a table that was reopened.
     assert [result.error_kind for result in results if result.error][-1:] == ["LakeChangedError"]
     assert DeltaTable(handed.lake_path(T)).version() >= 1

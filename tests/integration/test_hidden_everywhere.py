@@ -1,4 +1,4 @@
-"""What a rule hides is in no byte of any format, though the catalog is asked when all is otherwise."""
+"""Hidden values are in no byte of any format, also if the catalog is read after everything has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lake whose consistent points are out of sight is not gone on with, unless somebody gives them up."""
+"""A lake whose consistent points are out of sight is not continued, unless an operator gives them up."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def run_while(one: CreeksPlace, act: Callable[[], None], monkeypatch: pytest.Mon
 
 
 def commands() -> dict[int, str]:
-    """Of all processes, as Linux lists them."""
+    """Return the command line of each process by its pid, as Linux lists them."""
     found = {}
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

@@ -34,7 +34,7 @@ class Published(Received):
         self.configure(publishers={"events": {"target": "nats", "format": "json", **settings}})
 
     def publish(self, *arguments: str, code: int = process.DONE) -> list[Any]:
-        """What a run adds to the stream."""
+        """Run the publisher, and return the messages that it adds to the stream."""
         before = len(self.messages())
         given = ["--pipeline", str(self.file), "--publisher", "events", "--until", "caught-up", *arguments]
         assert main(given) == code

@@ -108,7 +108,7 @@ def test_very_many_columns_of_types_that_are_fine_alone_have_a_limit_together(pg
 
 
 def test_a_type_that_is_its_own_part_has_no_end():
-    """No catalog has one; what somebody sends may."""
+    """No catalog has such a type, but a message could describe one."""
     types = Types({99: ("v", "c", ",", 0, False, 0, -1, 0, "")}, {99: [("a", 99, -1)]})
     types._measure(99)
     assert types.find(99, -1, Room()).kind == TOO_LARGE

@@ -176,7 +176,7 @@ def test_copy_that_needs_no_such_lock_lends_none(pg, dsn, owner):
 
 
 def test_copy_of_a_role_that_acts_as_another_gives_way(pg, dsn, run):
-    """As with ALTER ROLE … SET role: the copies are sessions of the role that logged in."""
+    """Despite ALTER ROLE … SET role, the copies are sessions of the role that logged in."""
     role = f"reader_{uuid.uuid4().hex[:8]}"
     run(
         f"create role {role} login replication",

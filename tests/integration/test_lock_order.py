@@ -60,7 +60,9 @@ def waits_for_a_transaction(pg) -> bool:
 
 
 def waits(pg, table: str, seconds: float = 0) -> bool:
-    """Return True if a session of ours waits for a lock on a table, for so long by the server's clock."""
+    """Return True if a session of this package has waited `seconds` for a lock on a table, by the server's
+    clock.
+    """
     with pg.cursor() as cursor:
         cursor.execute(
             "select 1 from pg_locks join pg_stat_activity using (pid) where not granted"
@@ -135,7 +137,7 @@ def test_publication_of_creek_gives_its_locks_back_while_another_session_makes_o
 
 
 def test_locks_of_partitions_are_waited_for_no_longer_than_one_lock(pg, dsn, run, tables):
-    """If each partition's lock were waited for as long as one lock may be, the writer would fail."""
+    """The writer would fail if each partition's lock could be waited for as long as a single lock."""
     run("create publication p for table a with (publish_via_partition_root)")
     while not waits_for_two_partitions_in_turn(pg, dsn):
         run("alter publication p drop table part")

@@ -1,4 +1,4 @@
-"""app/operations/maintain.py: by hand what the replication app does by itself, beside it or without it."""
+"""app/operations/maintain.py: maintenance by hand, with or without the replication app's own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kept(dsn: str, tmp_path: Path) -> Kept:
 
 @pytest.fixture
 def two_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All hours in which something was received are over."""
+    """Move the store's clock forward, so that all hours in which something was received are closed."""
     real = Store.now
     monkeypatch.setattr(Store, "now", lambda store: real(store) + LATER)
 
@@ -104,7 +104,7 @@ def test_without_the_app_all_is_done(kept: Kept) -> None:
     assert [table.compaction.before for table in again.tables] == [
         table.compaction.after for table in done.tables
     ]
-    # Tables go on from where they are.
+    # Tables continue from where they are.
     execute(kept.dsn, "update a set v = 'after' where id = 1")
     kept.bring_forward(A)
     assert rows_of(kept, A) == found | {1: "after"}
@@ -167,7 +167,7 @@ def old_hours(kept: Kept) -> Kept:
 
 @pytest.fixture
 def long_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What maintenance takes for now is three hours later."""
+    """Let maintenance expire changelog hours as if it were three hours later."""
     real = retention.drop_expired
     monkeypatch.setattr(
         maintenance, "drop_expired", lambda root, hours, needed, now: real(root, hours, needed, now + LATER)

@@ -1,4 +1,4 @@
-"""Logical messages, which whoever may connect can emit: bounded in size, and chosen by prefix."""
+"""Logical messages, which any connected session can emit: limited in size, and selected by prefix."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_another_choice_holds_from_where_the_receiver_goes_on(
     before: tuple[str, ...],
     after: tuple[str, ...],
 ) -> None:
-    """What is sent again is durable, with or without the rows that it would have now."""
+    """Transactions that are sent again are durable already, with or without the rows of the new setting."""
     received = begun(dsn, tmp_path, message_prefixes=before)
     execute(dsn, "insert into t values (1)", emit("'p'", "'1'"), emit("'p'", "'2'", transactional=False))
     execute(dsn, "begin; insert into t values (2); " + emit("'p'", "'3'") + "; commit", emit("'p'", "'4'"))

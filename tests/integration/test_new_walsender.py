@@ -1,4 +1,4 @@
-"""Where walsenders may not hear of an altered publication they are renewed, elsewhere left alone."""
+"""Walsenders are replaced where they may miss a change of the publication, and left alone elsewhere."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ def slot(pg, dsn):
 
 @contextlib.contextmanager
 def reading(pg, dsn, slot, publication):
-    """Somebody who reads the slot."""
+    """A session that reads the slot until the block ends."""
     reader = psycopg2.connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection)
     reader.cursor().start_replication(
         slot, options={"proto_version": "1", "publication_names": publication}, decode=False

@@ -1,4 +1,4 @@
-"""What a store that speaks S3 is relied on for, on a real server, and on one that fails."""
+"""Guarantees that this package needs from an S3 store, on a real server and on one that fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 300
 
 
 def race(uri: str, version: int, writers: int) -> list[int]:
-    """Who of so many has committed."""
+    """Let writers commit one version at the same time, and return the numbers of those that succeed."""
     ready, won = threading.Barrier(writers), list[int]()
 
     def write(number: int) -> None:
@@ -53,7 +53,7 @@ def test_concurrent_s3_commits_have_exactly_one_winner_per_version(s3_lake):
 
 @pytest.mark.parametrize("fault", ["throttled", "cut", "answer lost"])
 def test_a_commit_whose_put_fails_once_is_the_writers_own(fault, faulty, s3_lake):
-    """That of a put which was done, and whose answer was lost, is found there when it is tried again."""
+    """A writer whose put was done, and whose answer was lost, recognizes its commit when it tries again."""
     uri = f"{s3_lake}/public/t"
     append_delta(uri, pa.table({"a": [1]}))
     faulty.next(fault, when=lambda asked: asked.is_commit)
@@ -77,7 +77,7 @@ def test_a_receivers_commit_whose_put_fails_once_is_its_own(fault, faulty, s3_la
 
 
 def receive_while_failing(fault: Fault, faulty: FaultyStore, lake: str) -> None:
-    """A commit is not taken for that of a successor, and nothing is written twice."""
+    """Commit while requests fail: no commit is taken for a successor's, and nothing is written twice."""
     uri = changelog_uri(lake)
     create_changelog(uri, epoch_record())
     written = Written(uri)
@@ -87,7 +87,7 @@ def receive_while_failing(fault: Fault, faulty: FaultyStore, lake: str) -> None:
         written.buffer.flush(LSN(0))
         assert faulty.faults[fault] == lsn // 100
     faulty.fault = lambda _: None
-    # The first brings its relation, too.
+    # The first transaction also writes its relation.
     assert rows_of(uri) == [100] * 4 + [200] * 3
 
 
@@ -121,8 +121,11 @@ def test_a_point_whose_put_fails_once_is_written_once(fault, faulty, s3_lake):
 
 
 def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty, s3_lake):
-    """Nor does a point's. A file, the commit, a look at the one before, and before the put whether that is as
-    it was: of what has been committed since the last checkpoint nothing else is read."""
+    """A commit of points does not either.
+
+    It writes a file and the commit, and reads the commit before; before the put it checks that this one is
+    unchanged. It reads nothing else of what was committed since the last checkpoint.
+    """
     uri = changelog_uri(s3_lake)
     create_changelog(uri, epoch_record())
     written, points, asked = Written(uri), Points(s3_lake), []

@@ -32,7 +32,7 @@ def kept(dsn, tmp_path):
 
 
 def claim(kept: Kept) -> None:
-    """What a snapshot does before it drops or makes anything at the source."""
+    """Claim slot and publication, as a snapshot does before it drops or creates anything at the source."""
     with Store(kept.dsn, "test") as store, kept.source() as source:
         ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
@@ -44,7 +44,7 @@ def source_name(kept: Kept) -> str:
 
 
 def recreate_publication(kept: Kept) -> None:
-    """By another role, with another table."""
+    """Recreate the publication with another table, owned by another role."""
     name, role = kept.pipeline.publication, f"dba_{kept.pipeline.name}"
     execute(
         kept.dsn,
@@ -56,7 +56,7 @@ def recreate_publication(kept: Kept) -> None:
 
 
 def recreate_slot(kept: Kept, arguments: str) -> None:
-    """In another database of the server."""
+    """Recreate the slot in another database of the server."""
     name = kept.pipeline.slot
     with kept.source() as source:
         source.cursor().execute("select pg_drop_replication_slot(%s)", (name,))
@@ -83,7 +83,7 @@ def test_slot_that_another_program_made_under_the_name_is_kept(kept, arguments, 
 
 
 def test_slot_that_another_program_made_while_ours_could_not_be_is_kept(dsn, tmp_path):
-    """The server makes none while a transaction is open that wrote before."""
+    """The server creates no slot while a transaction is open that wrote before."""
     execute(dsn, *TABLES)
     tried = Kept(dsn, tmp_path, ("public.*",), trust_table_owners=True, slot_timeout_s=1)
     with closing_connection(dsn) as open_one, open_one.cursor() as cursor:
@@ -117,7 +117,7 @@ def test_slot_of_an_epoch_whose_beginning_failed_is_noted_as_gone(kept, monkeypa
 
 
 def test_slot_that_another_program_made_anew_after_the_epoch_began_is_kept(kept):
-    """It has confirmed more than the changelog has."""
+    """The new slot has confirmed more than the changelog has."""
     slot = kept.pipeline.slot
     execute(
         kept.dsn,
@@ -147,7 +147,7 @@ def test_publication_that_another_role_made_under_the_name_is_kept(kept):
 
 
 def test_publication_is_the_pipelines_by_its_comment_where_no_changelog_says_its_oid(kept):
-    """As after a first snapshot that failed before an epoch began."""
+    """A first snapshot that fails before an epoch begins leaves a publication whose oid is not recorded."""
     with kept.source() as source:
         relations = resolve_tables(source, kept.pipeline)
         publication.drop_publication(source, kept.pipeline.publication)

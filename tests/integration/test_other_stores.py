@@ -1,4 +1,4 @@
-"""What a store of Google's and one of Azure's are relied on for, on emulators of them, which can fail."""
+"""Guarantees that this package needs from Google's and Azure's stores, on emulators that can fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FAULTS = ("throttled", "cut", "answer lost")
 def faulty(
     other_store: StoreServer, other_lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultyStore]:
-    """The way to the store, which can fail; the environment leads there."""
+    """A proxy to the store that can fail, to which the environment leads."""
     with faulty_store(other_store.port) as store:
         for name, value in other_store.environment_of(store.port).items():
             monkeypatch.setenv(name, value)
@@ -80,7 +80,7 @@ def test_a_commit_is_one_put(faulty, other_lake):
 
 @pytest.mark.parametrize("rows", [1_000, 3_000_000])
 def test_files_are_written_and_read_small_and_large(rows, other_lake):
-    """In one request, and in many."""
+    """Small files take one request, large files many."""
     table = pa.table({"a": pa.array(range(rows), pa.int64())})
     filesystem, root = open_storage(other_lake)
     path = f"{root}/public/t/x.parquet"
@@ -123,8 +123,10 @@ def test_dropping_lake_table_deletes_all_its_objects_and_keeps_similar_name(othe
 
 @ON_AZURE
 def test_anybody_reads_the_tables(other_lake):
-    """deltalake as it is, with the environment that a user's own program has. (One of Google's emulators it
-    would not ask without a token.)"""
+    """deltalake reads them as it is, with the environment of a user's own program.
+
+    (It would not ask one of Google's emulators without a token.)
+    """
     uri = f"{other_lake}/public/t"
     append_delta(uri, pa.table({"a": [1, 2]}))
     found = DeltaTable(uri, storage_options={"allow_http": "true"}).to_pyarrow_table()
@@ -174,7 +176,7 @@ def test_store_with_malformed_credentials_is_rejected(variables, said, other_lak
 
 @ON_AZURE
 def test_a_token_is_used_though_the_host_has_an_identity(other_lake, monkeypatch):
-    """As Kubernetes gives each pod one: obstore would like it better."""
+    """Kubernetes gives each pod an identity, which obstore would prefer to the token."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", shared_access("racwdl"))
     for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
@@ -186,7 +188,7 @@ def test_a_token_is_used_though_the_host_has_an_identity(other_lake, monkeypatch
 @ON_AZURE
 @pytest.mark.parametrize("begin", ["", "?"])
 def test_a_shared_access_signature_opens_the_container(begin, other_lake, monkeypatch):
-    """In all three libraries; one that lacks a right is denied."""
+    """All three libraries use it; a signature that lacks a right is denied."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", begin + shared_access("racwdl"))
     check_store(other_lake)

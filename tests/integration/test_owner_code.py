@@ -101,7 +101,7 @@ class House:
         return connect(self.reader_dsn, "test")
 
     def member_of_owner(self) -> None:
-        """What `publication_mode: create` needs."""
+        """Make the replicating role a member of the owner, as `publication_mode: create` needs."""
         self.as_admin(f"grant {self.owner} to {self.reader}")
 
     @property
@@ -123,7 +123,7 @@ def house_in(dsn: str) -> Iterator[House]:
     house.as_owner(
         f"grant usage on schema app to {house.reader}",
         *SPYING,
-        # Autovacuum analyzes an index with its owner's rights, at any moment.
+        # Autovacuum analyzes an index with its owner's rights, at any time.
         "create table app.t (id int primary key, v text) with (autovacuum_enabled = false)",
         "insert into app.t select g, repeat('v', 50) from generate_series(1, 2000) g",
         f"grant select on app.t to {house.reader}",

@@ -1,4 +1,4 @@
-"""What happens to partitions while nobody looks, and is undone again: the table stops, for no stream tells.
+"""Partitions that change unobserved and are then changed back: the table stops, since no stream reports it.
 
 Each course of events ends with a row in every partition, or with none at all: then the catalog is compared.
 Each has a table of its own; all the tables of a test are on one stream.
@@ -240,7 +240,7 @@ def test_reattached_unlogged_or_truncated_partition_or_key_change_stops_table(
         assert found.error is not None, f"{course}: rows that are gone are in the lake still"
         match course[0]:
             case "attached again":
-                # Step by step, the event trigger tells of it before it is attached again.
+                # Step by step, the event trigger reports it before it is attached again.
                 assert "attached again" in found.error or "detached or dropped" in found.error, course
                 assert found.error_kind == "DriftError", course
             case "unlogged":

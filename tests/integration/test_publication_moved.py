@@ -69,7 +69,7 @@ class Watched(Landed):
         return len(self.standings())
 
 
-# What is done to each table, and undone again, and what the table then says; all else is left alone.
+# Changes of each table that are undone again, and the table's error; all other tables are left alone.
 Move = tuple[list[str], list[str], str]
 ALL = "all tables with (publish_via_partition_root = true)"
 FEWER_KINDS: Move = (
@@ -225,7 +225,7 @@ def test_a_table_that_is_taken_out_while_others_are_written_stops_with_the_first
         target = watched.source_lsn()
         wait_until(lambda: receiver.progress.durable_lsn >= target - 8 or receiver.request_keepalive())
         durable = watched.durable_lsn
-    # No point may name it at or above the change that came after.
+    # No consistent point may name the table at or above the change that came after.
     assert watched.result("t").error_lsn < durable
     assert watched.result("u").error is None
 
@@ -315,7 +315,8 @@ def test_a_table_that_was_copied_since_is_looked_at_before_its_first_change(
         wait_until_seen(receiver, watched.source_lsn())
         watched.execute(*moves, "delete from s.u where id = 2")
         wait_until_seen(receiver, watched.source_lsn())
-        # What is told goes before what was durable then; what the copy does not see of it is told again.
+        # The reported change of the publication precedes what was durable then. A part of it that the copy
+        # does not see is reported again.
         watched.execute("delete from s.u where id = 3")
         wait_until_seen(receiver, watched.source_lsn())
     assert watched.result("w").error is not None

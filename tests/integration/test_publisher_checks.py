@@ -51,7 +51,7 @@ def test_publisher_of_a_lake_other_than_the_recorded_one_is_rejected(published, 
 def test_publisher_at_another_database_than_the_lakes_sends_nothing(
     published, dsn, server, monkeypatch, caplog
 ):
-    """As one of staging, whose database is a dump of the source, with the record of the pipeline in it."""
+    """A staging database may be a dump of the source, with the record of the pipeline in it."""
     execute(dsn, "insert into t values (1)")
     published.receive()
     with fresh_database(server) as elsewhere:
@@ -140,7 +140,7 @@ def test_another_exchange_under_the_same_name_is_refused_and_begun_where_it_is_t
     assert f"--after {before.needed_after}" in caplog.text
     assert published.run_publisher("--after", str(before.needed_after)) == process.DONE
     assert [m.event["data"]["id"] for m in there.take()] == [2]
-    # From then on that is its place.
+    # From then on that exchange is its recorded destination.
     assert published.run_publisher() == process.DONE
     assert published.record.place == "rabbitmq: exchange elsewhere"
     assert first.event["data"]["id"] == 1

@@ -277,7 +277,7 @@ def test_a_gap_stops_the_tables_that_it_may_have_changed(published, dsn, pg):
 
 
 def test_table_stop_records_earliest_failing_event_even_if_detected_later(published, dsn):
-    """The value that no type holds is found while events before it, which nobody takes, are on their way."""
+    """The value that no type holds is found while earlier events, which no queue takes, are on their way."""
     published.queue.delete()
     execute(
         dsn,
@@ -449,7 +449,7 @@ def test_a_table_that_was_renamed_since_it_stopped_comes_before_who_has_its_name
 
 
 def test_a_place_right_before_what_comes_next_is_not_beyond_the_changelog(published, dsn):
-    """A standing of the receiver has the LSN of the next transaction."""
+    """A publication status of the receiver has the LSN of the next transaction."""
     execute(dsn, "insert into t values (1, 'v')")
     published.receive()
     durable = published.durable_lsn

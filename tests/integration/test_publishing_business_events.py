@@ -31,7 +31,7 @@ SALT = "a long secret"
 
 
 def changed(published: Published, *statements: str, code: int = process.DONE) -> list[Message]:
-    """What the queue has once statements are published."""
+    """Run statements, receive and publish them, and return the messages of the queue."""
     execute(published.dsn, *statements)
     published.receive()
     return published.publish(code=code)
@@ -136,7 +136,7 @@ def test_an_outbox_and_messages_are_sent_in_order_with_the_changes(with_outbox):
 
 
 def assert_cloud_events(found: list[Message], source: str, own_id: str) -> None:
-    """As their own SDK reads them."""
+    """Check the events as the CloudEvents SDK reads them."""
     events = []
     for one in found:
         headers = {name: str(value) for name, value in (one.properties.headers or {}).items()}
@@ -192,7 +192,7 @@ FAILURES: list[bool] = []
 
 
 def fails_once(change: Change) -> list[BusinessEvent]:
-    """As one that asks a service which is away for a moment."""
+    """Fail once, as a transform that calls a temporarily unavailable service."""
     if change.data and change.data["id"] == 4 and not FAILURES:
         FAILURES.append(True)
         raise ConnectionError("away")

@@ -1,4 +1,4 @@
-"""A publisher speaks TLS with whom the machine trusts, and with nobody else."""
+"""A publisher speaks TLS with servers that the machine trusts, and with no others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_publisher_sends_events_to_trusted_amqps_broker(published, dsn, trusted,
 def test_broker_with_untrusted_or_wrong_name_certificate_gets_no_events(
     published, dsn, trusted, monkeypatch, caplog, tls_port, host
 ):
-    """Nor is the password sent there: the certificate is looked at first."""
+    """The password is not sent there, either: the certificate is checked first."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     if host != "localhost":
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))

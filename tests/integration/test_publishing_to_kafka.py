@@ -54,7 +54,7 @@ class Published(Received):
         return self.topics.messages()
 
     def changed(self, *statements: str, code: int = process.DONE) -> list[KafkaMessage]:
-        """What the topics hold once some statements are published."""
+        """Run statements, receive and publish them, and return the messages of the topics."""
         execute(self.dsn, *statements)
         self.receive()
         return self.publish(code=code)
@@ -69,7 +69,7 @@ class Published(Received):
         return record
 
     def rows(self, table: str) -> dict[str, Any]:
-        """Of the source, by the key that its events have."""
+        """Return the source's rows by the keys of their events."""
         with closing_connection(self.dsn) as connection, connection.cursor() as cursor:
             cursor.execute(f"select id, v from {table}")
             return {f'{{"id":{key}}}': {"id": key, "v": value} for key, value in cursor.fetchall()}
@@ -234,7 +234,7 @@ def test_an_event_that_is_too_large_stops_its_table_alone(published):
     # Batches of small ones are larger than the topic takes; each of them is not.
     assert [one.value["data"]["id"] for one in sent if one.topic.endswith(".t")][-1] in (100, 201)
     assert {one.value["data"]["id"] for one in sent if one.topic.endswith(".t")} >= set(range(1, 101))
-    # What was under way beside it comes again, with the same id.
+    # Events that were sent concurrently come again, with the same id.
     assert {one.value["data"]["id"] for one in sent if one.topic.endswith(".other")} == {1}
     (stopped,) = published.record.stopped.values()
     assert "max.message.bytes" in stopped.reason
@@ -317,7 +317,7 @@ def test_after_the_large_one_was_found_batches_are_sent_again(published, kafka):
 
 
 def threads() -> int:
-    """Of the process, librdkafka's among them."""
+    """Return the number of threads of the process, including librdkafka's."""
     return len([*Path("/proc/self/task").iterdir()])
 
 

@@ -44,7 +44,7 @@ class Published(Received):
         )
 
     def changed(self, *statements: str) -> list[CreekMessage]:
-        """What one run adds for some statements."""
+        """Run statements, receive and publish them, and return the messages that this adds."""
         before = len(self.stream.messages())
         execute(self.dsn, *statements)
         self.receive()
@@ -382,7 +382,7 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(trusted: Path) -> Iterator[NatsServer]:
-    """A server that speaks TLS with who has a login."""
+    """A server that requires TLS and a login."""
     key = trusted.with_suffix(".key")
     tls = f'tls {{ cert_file: "{trusted}", key_file: "{key}" }}'
     with running_nats(f"{tls}\nauthorization {{ user: someone, password: geheim }}") as server:

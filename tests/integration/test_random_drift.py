@@ -62,7 +62,7 @@ class Drifting(Received):
         self.errors: dict[str, str] = {}
 
     def run(self, steps: int) -> None:
-        """What happens, in this order, is the seed's choice."""
+        """Take random DDL steps, and apply and compare at times. The seed decides the order."""
         self.shifting.take_steps(10, quietly=True)
         position = LSN(self.begin() - 1)
         if self.pipeline.event_trigger:
@@ -87,7 +87,7 @@ class Drifting(Received):
             wait_until_seen(receiver, self.source_lsn())
 
     def copy(self, table: Shifting, position: LSN) -> None:
-        """Copy a table that nobody writes."""
+        """Copy a table while no session writes to it."""
         with self.source() as source:
             watching = trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
@@ -123,7 +123,7 @@ class Drifting(Received):
         table.begin_anew()
 
     def _partition(self, relation: Relation) -> None:
-        """By any column that will do, more often than not."""
+        """Set the table's `partition_by` to a random column that can be used, or to none."""
         forms = [shown for c in relation.columns for shown in (c.name, f"month({c.name})", f"day({c.name})")]
         usable = [by for by in forms if not self._is_refused(relation, by)]
         by = self.chance.choice(usable) if usable and self.chance.random() < 0.6 else None
@@ -142,7 +142,7 @@ class Drifting(Received):
         return cursor.fetchone()[0]
 
     def apply(self) -> None:
-        """Receive what was committed and bring each table forward that has not stopped."""
+        """Receive what was committed, and apply it to each table that has not stopped."""
         self.receive()
         paths = [file.path for file in self.changelog_files()]
         for table in self.tables:
@@ -163,7 +163,7 @@ class Drifting(Received):
                 self._stop(table, result.error)
 
     def compare_catalogs(self) -> None:
-        """What the drift sensor does."""
+        """Compare the tables with the catalog, and stop those with unsafe drift, as the drift sensor does."""
         index = RelationIndex(relations_uri(self.pipeline.lake_root))
         with self.source() as source:
             for table in self.tables:

@@ -1,4 +1,4 @@
-"""Whoever reads a lake table, by whatever condition, finds the rows that PostgreSQL finds."""
+"""Readers of a lake table find, by any condition, the rows that PostgreSQL finds."""
 
 from __future__ import annotations
 

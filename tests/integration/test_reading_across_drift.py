@@ -1,5 +1,7 @@
-"""lake/reading across safe and unsafe DDL, on a real server: each moment has the columns that the table had
-then, and the rows that the source showed."""
+"""lake/reading across safe and unsafe DDL, on a real server.
+
+Each LSN has the columns that the table had then, and the rows that the source showed.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def rows_of(found: pa.Table, names: list[str]) -> Counter[tuple[Any, ...]]:
 
 
 def shapes(watched: Watched) -> Iterator[tuple[LSN, list[str], Counter[tuple[Any, ...]], list[str]]]:
-    """The moments, each with the columns that the lake has then: dropped ones stay."""
+    """Yield each LSN, the source's columns and rows then, and the lake's columns: dropped ones stay."""
     held: list[str] = []
     for lsn, names, rows in watched.seen:
         held = [name for name in ("id", "v", "n", "w", "z", "k") if name in {*held, *names}]

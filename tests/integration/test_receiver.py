@@ -1,4 +1,4 @@
-"""From the slot to the changelog: what becomes durable, what the slot is told, what is refused."""
+"""From the slot to the changelog: what becomes durable, what is confirmed to the slot, what is rejected."""
 
 from __future__ import annotations
 
@@ -178,14 +178,14 @@ def test_a_large_transaction_goes_into_parts_that_one_commit_adds(dsn, tmp_path)
     rows = received.changelog_rows("I")
     assert [row["new"][0] for row in rows] == [str(n) for n in range(1, 40_001)]
     held = max(sum(row["file"] == file.path for row in rows) for file in files)
-    # What is held of an open transaction: less than a part, and the chunk that made it one.
+    # The receiver holds less than a part of an open transaction, and the chunk that completed the part.
     assert held * 650 < part_bytes + (8 << 20) + (1 << 20)
     commits = ChangelogWriter(received.changelog).version - version
     assert commits <= 4 + len({row["file"] for row in received.standings()}), "fence, data, keepalive, fence"
 
 
 class Held:
-    """Keeps a writer from committing until let go; what it was given is then on disk and not durable."""
+    """Keeps a writer from committing until `let_go`; what it was given is then on disk and not durable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting, self._go = threading.Event(), threading.Event()
@@ -269,7 +269,7 @@ def test_a_receiver_that_comes_back_after_its_successor_writes_nothing(dsn, tmp_
 
 
 def test_a_table_that_somebody_has_locked_holds_nothing_up(received, dsn):
-    """As by a TRUNCATE or an ALTER TABLE in a transaction that stays open: neither start nor first change."""
+    """Neither start nor first change waits for a TRUNCATE or an ALTER TABLE of an open transaction."""
     execute(dsn, "insert into t values (1, 'a')")
     with transaction(dsn) as locker:
         locker.execute("lock table t, u in access exclusive mode")

@@ -1,4 +1,4 @@
-"""How a receiver ends: half-way through its start, inside a transaction, when its connection is lost."""
+"""Ends of a receiver: half-way through its start, inside a transaction, when its connection is lost."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_transaction_received_by_half_is_not_told_when_it_stops(received: Rece
 def test_a_lost_connection_ends_it_soon_although_the_writer_is_behind(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read before is written to its end; nobody waits for more."""
+    """The writer writes all that was read before, and waits for nothing more."""
     receiver = Receiver(dsn, received.pipeline)
     receiver.start()
     go_on, is_behind = threading.Event(), threading.Event()

@@ -254,7 +254,7 @@ def test_dropped_publication_ends_reconnecting_receiver(
 
 
 def test_a_slot_that_another_has_taken_stays_its_own(received: Received, dsn: str) -> None:
-    """Whoever gets the slot goes on, and the other ends: never both."""
+    """The receiver that gets the slot continues, and the other one ends: never both."""
     with receiving(received) as reception:
         end_walsender(received)
         other = Receiver(dsn, received.pipeline)
@@ -313,7 +313,7 @@ def lose_connection(store: Store) -> None:
 def test_lock_is_taken_over_from_the_lost_session_that_the_server_takes_for_alive(
     dsn: str, locked: Store, call: Callable[[Store], object]
 ) -> None:
-    """As when the network fails: the server notices only when it has something to send."""
+    """The server notices a failed network only when it has something to send."""
     pid = locked._store.session.pid  # type: ignore[attr-defined]
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)

@@ -48,7 +48,7 @@ def test_trace_is_recorded_with_the_error_and_goes_with_it(store):
     store.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r")
     assert read().trace == ""
     assert store.mark_errored("shop", read(), error)
-    # What sets a table going again takes the trace away, as it does the error.
+    # Moving the table to another state removes the trace, as it removes the error.
     assert store.move("shop", read(), TableState.CATCHING_UP)
     assert (read().error, read().trace) == ("", "")
     assert store.mark_errored("shop", read(), DriftError("r", "h"))

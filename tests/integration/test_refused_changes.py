@@ -1,4 +1,4 @@
-"""What is said of refused changes is what the server does to the application's UPDATE and DELETE."""
+"""Reports of refused changes agree with what the server does to the application's UPDATE and DELETE."""
 
 from __future__ import annotations
 

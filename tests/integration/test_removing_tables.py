@@ -1,4 +1,4 @@
-"""Tables leave a pipeline: state, publication, and lake tables if wanted, whoever is at work meanwhile."""
+"""Tables leave a pipeline: state, publication, and lake tables if wanted, while any other app is at work."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def removing(kept: Kept, failed: list[BaseException]) -> None:
 
 
 def test_snapshot_waits_for_a_removal_that_waits_for_the_source(kept, monkeypatch):
-    """Else it would find the table in the publication that it is about to leave."""
+    """Otherwise it would find the table in the publication that it is about to leave."""
     kept.configure(lock_timeout_s=0.1)
     with closing_connection(kept.dsn) as connection, connection.cursor() as cursor, taking(kept) as snapshot:
         cursor.execute("begin; lock table a in share row exclusive mode")
@@ -243,7 +243,7 @@ def test_removed_table_whose_copy_fails_leaves_the_publication_again(kept, monke
 
 @contextmanager
 def taking(kept: Kept) -> Iterator[TableSnapshotter]:
-    """What takes tables, up to where it would copy them."""
+    """A snapshotter that takes tables, and fails the test where it would copy them."""
 
     def spark() -> Any:
         raise AssertionError("nothing is copied")

@@ -57,7 +57,7 @@ def kept(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 
 def before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, do: Callable[[], object]) -> None:
-    """Have something done before the first call of a function."""
+    """Call `do` before the first call of the function `name` of `owner`."""
     original, is_done = getattr(owner, name), False
 
     def call(*args: Any, **options: Any) -> Any:
@@ -183,7 +183,7 @@ def test_settings_are_bound_by_a_run_that_made_no_slot(
 def test_table_altered_between_selection_and_snapshot_is_selected_again(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is checked of a table at its selection holds for the table that is copied."""
+    """The checks at a table's selection hold for the table that is copied."""
     copied: list[list[str]] = []
 
     def copy(_: TableSnapshotter, keeper: Keeper, *__: object, **___: object) -> Copied:

@@ -1,4 +1,4 @@
-"""After a server's crash the slot stands where it was last saved: old changes come again, kept or not."""
+"""After a server crash the slot is at its last saved position: old changes come again, kept or not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATER = datetime.now(UTC) + timedelta(hours=3)
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """One that a test may crash."""
+    """A server that a test may crash."""
     with running_server(max_prepared_transactions="5", checkpoint_timeout="1h") as server:
         yield server
 
@@ -49,7 +49,7 @@ def ids(received: Received) -> list[int]:
 
 
 def fill(received: Received, first: int, last: int) -> None:
-    """A transaction and a file each, and the slot told of them."""
+    """Commit and receive transactions, each into a file of its own, and confirm them to the slot."""
     for number in range(first, last + 1):
         execute(received.dsn, f"insert into t values ({number}, 'x')", "select pg_log_standby_snapshot()")
         received.receive()
@@ -59,7 +59,7 @@ def fill(received: Received, first: int, last: int) -> None:
 def test_changes_that_retention_dropped_come_again_and_are_not_missed(
     own_server: Server, received: Received, kind: str
 ) -> None:
-    """The transaction that began long ago is why the server has not saved where the slot stands."""
+    """The transaction that began long ago is why the server has not saved the slot's position."""
     with closing_connection(received.dsn) as old:
         old.cursor().execute("begin; insert into other values (1)")
         if kind == "prepared":
@@ -83,7 +83,7 @@ def test_changes_that_retention_dropped_come_again_and_are_not_missed(
 def test_missing_transaction_above_retention_floor_raises_rewound_error(
     own_server: Server, received: Received
 ) -> None:
-    """Above what retention has dropped, a transaction that is missing is a source that was set back."""
+    """Above the retention floor, a missing transaction means a source restored to an earlier state."""
     with closing_connection(received.dsn) as old:
         old.cursor().execute("begin; insert into other values (1)")
         fill(received, 1, 2)

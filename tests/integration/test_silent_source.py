@@ -1,4 +1,4 @@
-"""A source that falls silent while every line is kept: whoever waits for it, waits no longer than a limit."""
+"""A source that falls silent while every connection is kept: each wait for it ends within a limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tunnel(dsn: str) -> Iterator[tuple[SilentProxy, str]]:
 
 
 def ends_soon(work: Callable[[], object]) -> object:
-    """What the work ended with, which must be soon."""
+    """Return the result of the work, or its exception; fail if it does not end within SOON_S seconds."""
     found: list[object] = []
 
     def run() -> None:
@@ -114,7 +114,7 @@ def test_a_sender_that_waits_is_not_at_work_and_one_that_decodes_is(dsn, tmp_pat
     with ReplicationStream(dsn, slot, publication) as stream:
         stream.read(1.0, 1 << 20)
         wait_until(lambda: not is_at_work(dsn, stream.sender_pid))
-        # Of these nothing is published: the sender decodes them, and says nothing.
+        # No row of these is published: the walsender decodes them, and sends nothing.
         execute(dsn, "create table other (a int)", "insert into other select generate_series(1, 1500000)")
         wait_until(lambda: is_at_work(dsn, stream.sender_pid))
     assert not is_at_work(dsn, 0)

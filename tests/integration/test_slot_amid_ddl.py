@@ -44,7 +44,7 @@ def transaction(dsn: str, statement: str | None = None) -> Iterator[tuple[Connec
 
 
 class Awaited:
-    """Which transactions the making of a slot waits for."""
+    """A check of whether the creation of a slot waits for a transaction."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -60,7 +60,7 @@ class Awaited:
 
 
 def begin_amid_ddl(received: Received, ddl: list[str], insert: str) -> None:
-    """Have an epoch begin while DDL commits in the server's first phase, and INSERTs in its second."""
+    """Begin an epoch while DDL commits in the server's first phase, and INSERTs run in its second."""
     dsn, awaited, failed = received.dsn, Awaited(received.dsn), []
 
     def begin() -> None:

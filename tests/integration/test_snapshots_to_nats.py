@@ -1,4 +1,4 @@
-"""Snapshots on request over NATS: with the stream of changes after one, whoever comes late has the table."""
+"""Snapshots on request over NATS: with the later stream of changes, a late consumer has the table."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_nobody_answers_for_what_is_not_published(published):
 
 
 def is_recorded(published: Published, commit_lsn: int) -> bool:
-    """Return True if the publisher has written down that a transaction is published."""
+    """Return True if the publisher's record says that a transaction is published."""
     record = read_record(published.pipeline.lake_root, "events")
     return record is not None and record.position.commit_lsn >= commit_lsn
 
@@ -371,7 +371,7 @@ def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
 
 
 def test_a_snapshot_finds_its_place_while_others_go_on(published):
-    """Where the newest message of its table is from after it."""
+    """The newest message of its table may be from after the snapshot."""
     execute(published.dsn, *(f"insert into other values ({key}, 'a')" for key in range(20)))
     published.receive()
     published.apply()
@@ -420,7 +420,7 @@ for line in sys.stdin:
     if table == "public.last":
         sys.exit(0)
 """
-"""Writes down which table it serves, and answers once there is a gate."""
+"""A helper that records which table it serves, and answers once there is a gate."""
 
 
 @pytest.fixture
@@ -489,7 +489,7 @@ def test_snapshot_that_is_over_ends_its_helper(helped):
 
 
 def test_helpers_of_a_publisher_stay_and_end_with_it(published):
-    """In real processes. Who asks at once again may get a second helper: the first is not back yet."""
+    """In real processes. A client that asks again at once may get a second helper: the first is not free."""
     execute(published.dsn, "insert into other values (1, 'a')")
     published.receive()
     published.apply()

@@ -86,7 +86,10 @@ def received(dsn: str, tmp_path: Path) -> Iterator[Received]:
 
 
 def failures(application: psycopg2.extensions.connection, statements: dict[str, str]) -> dict[str, str]:
-    """Whatever waits for a lock fails here at once: nothing but replication is at work in this database."""
+    """Run statements, and return the errors of those that fail.
+
+    A statement that waits for a lock fails at once: only replication is at work in this database.
+    """
     failed = {}
     for kind, sql in statements.items():
         with application.cursor() as cursor:
@@ -129,7 +132,10 @@ def test_statements_that_are_refused_are_those_that_the_page_names(received, dsn
 
 
 def _held_back(application: psycopg2.extensions.connection) -> list[tuple[object, ...]]:
-    """What keeps rows of tables from being vacuumed; a slot keeps those of the catalog only."""
+    """Return the slots and idle sessions that keep rows of tables from being vacuumed.
+
+    A logical slot keeps only rows of the catalog.
+    """
     with application.cursor() as cursor:
         cursor.execute(
             "select slot_name::text from pg_replication_slots"

@@ -189,7 +189,7 @@ def test_lake_into_which_an_unknown_application_receives_is_neither_dropped_nor_
 
 
 def test_lake_without_a_token_gets_one_at_the_next_start(kept: Kept) -> None:
-    """So it is for lakes of earlier versions: what is not there contradicts nothing."""
+    """Lakes of earlier versions have none: a missing token contradicts nothing."""
     assert read_token(open_changelog(kept.changelog)) == 0
     kept.receive()
     assert read_token(open_changelog(kept.changelog)) in tokens(kept.dsn)
@@ -245,7 +245,9 @@ def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat
 def test_tokens_of_another_role_name_it_and_the_statement_that_gives_them(
     kept: Kept, dsn: str, owner: str
 ) -> None:
-    """As after a restore by an administrator. A role that may not read them cannot tell a copy."""
+    """A restore by an administrator leaves such tokens. A role that may not read them cannot recognize a
+    copy.
+    """
     role, other = f"r_{dsn_name(dsn)}", f"o_{dsn_name(dsn)}"
     kept.receive()
     token = read_token(open_changelog(kept.changelog))
@@ -330,7 +332,7 @@ def dsn_name(dsn: str) -> str:
 
 
 def test_start_that_is_refused_leaves_the_token_as_it_was(kept: Kept) -> None:
-    """Or a copy of the source, started by mistake, would shut the source out."""
+    """Otherwise a copy of the source, started by mistake, would lock the source out."""
     kept.receive()
     before = (tokens(kept.dsn), read_token(open_changelog(kept.changelog)))
     advance = f"select pg_replication_slot_advance('{kept.pipeline.slot}', pg_current_wal_insert_lsn())"

@@ -1,4 +1,4 @@
-"""The receiver beside DDL: it waits for nobody's lock, and ends when the publication is no longer its own."""
+"""The receiver during DDL: it waits for no lock, and ends when the publication is no longer its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema `_pgrepl`, made or prepared by somebody else, is not used: no code of his runs as us."""
+"""Schema `_pgrepl`, if another role made or prepared it, is not used: no code of that role runs as us."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ EPOCH = Epoch(1)
 
 
 class Said(NamedTuple):
-    """How a command ended, and its output."""
+    """The exit code and the output of a command."""
 
     returncode: int
     stdout: str
@@ -107,7 +107,7 @@ class Shop:
         return at
 
     def epoch_record(self, at: LSN) -> EpochRecord:
-        """Of the epoch that begins at an LSN."""
+        """Return the record of the epoch that begins at an LSN."""
         pipeline, server = self.pipeline, read_server(self.pg)
         return EpochRecord(
             pipeline.name,

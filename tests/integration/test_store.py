@@ -389,7 +389,7 @@ def stranger(dsn, pg):
 
 
 def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, store):
-    """By advisory locks of whatever number, which anybody may take."""
+    """Any role may take advisory locks of any number, which must not block the store's locks."""
     other = stranger(dsn, pg)
     digest = hashlib.blake2b(b"pgrepl replicate shop", digest_size=8).digest()
     with other.cursor() as cursor:

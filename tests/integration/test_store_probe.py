@@ -1,4 +1,4 @@
-"""A store that cannot be used is named for what it is, before anything is begun, and no key is told."""
+"""A store that cannot be used is named with the cause before anything is begun, and no key is shown."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_store_that_fails_is_asked_again_whatever_it_says_of_itself(faulty, s3
 
 
 def test_a_table_whose_owner_is_not_told_is_not_dropped(faulty, s3_lake):
-    """One denied request is not a table that nobody has."""
+    """One denied request does not mean that the table has no owner."""
     append_delta(f"{s3_lake}/public/t", pa.table({"a": [1]}))
     faulty.next("AccessDenied")
     with pytest.raises(LakeUnavailableError, match="the store denies access"):
@@ -134,6 +134,6 @@ def test_a_store_that_is_away(faulty, s3_lake):
 
 
 def test_a_store_that_takes_every_put(s3_lake, faulty):
-    """One that passes over If-None-Match keeps no two writers apart."""
+    """A store that ignores If-None-Match keeps no two writers apart."""
     faulty.drops_conditions = True
     assert "does not refuse to write an object that is there" in refused(s3_lake)

@@ -44,7 +44,7 @@ class Told:
         )
 
     def answer(self) -> None:
-        """What a keepalive that was asked for brings; nothing, unless a test says otherwise."""
+        """Answer a keepalive request. Does nothing, unless a test replaces it."""
 
     def apply_all(self, age_s: float) -> None:
         self.applied.applied_lsn = LSN(wal_lsn(self.pg) - 1)
@@ -53,7 +53,7 @@ class Told:
 
 @pytest.fixture
 def told(dsn, pg, monkeypatch):
-    # Most tests have nobody that answers.
+    # In most tests nothing answers.
     monkeypatch.setattr(summary, "_ANSWER_S", 0.2)
     made = Told(dsn, pg)
     yield made

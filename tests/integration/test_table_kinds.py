@@ -1,4 +1,4 @@
-"""Which tables are taken, and that copy and stream show the same rows and columns of each."""
+"""Kinds of tables that are replicated; copy and stream show the same rows and columns of each."""
 
 from __future__ import annotations
 

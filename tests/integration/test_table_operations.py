@@ -162,7 +162,7 @@ def test_the_words_of_a_hint_decide_nothing(kept):
 
 
 def test_a_table_that_was_sent_what_it_cannot_follow_is_not_tried_again_in_vain(kept):
-    """What the stream has sent is in the changelog still, though the source was set back."""
+    """The changelog still has what the stream sent, though the source was restored to an earlier state."""
     kept.fail(A, "DriftError", "resnapshot it: pgrepl snapshot FILE.json", Remedy.RESNAPSHOT)
     with pytest.raises(DriftError, match=r"public.a: it failed") as caught:
         retry_tables(kept.access, [A])

@@ -39,7 +39,7 @@ def look(kept: Kept, watch: TableWatch) -> None:
 
 
 def skip(kept: Kept, oid: int, lsn: LSN) -> None:
-    """As one that died before it had marked tables."""
+    """Record a gap, as a `pgrepl skip` that died before it had marked tables."""
     begun = TransactionBegin(lsn, 700, 1_700_000_000_000_000)
     record_gap(kept.pipeline, Gap(begun, frozenset([oid]), "it cannot be sent"), None)
 

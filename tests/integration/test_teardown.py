@@ -1,4 +1,4 @@
-"""A pipeline is given up: of what it made nothing is left, whatever is missing, and whoever is in the way."""
+"""Teardown of a pipeline: nothing of what it made is left, whatever is missing or blocks the teardown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def end(*_, **__):
 
 
 def left(kept: Kept) -> dict[str, list[str]]:
-    """What the source still has of pipelines."""
+    """Return the slots, publications and schemas of pipelines that the source still has."""
     queries = {
         "slots": "select slot_name::text from pg_replication_slots where database = current_database()",
         "publications": "select pubname::text from pg_publication",

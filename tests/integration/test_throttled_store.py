@@ -1,7 +1,7 @@
-"""A store that answers 503 to everything for a while: what goes on, and what ends when, place by place.
+"""A store that answers 503 to everything for a while: what continues, and what ends when, by operation.
 
-Pauses are a hundredth of what they are, and so is the limit of three minutes: a burst that is longer stands
-for one of five minutes.
+Pauses are a hundredth of what they are, and so is the limit of three minutes: a longer burst represents one
+of five minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLE = "public.t"
 
 
 class Places:
-    """What writes to the lake, each doing its work once more. What reads it is in all of them."""
+    """The operations that write to the lake, each of which can be repeated; all of them also read it."""
 
     def __init__(self, handed: Handed, relation: Relation) -> None:
         self.handed, self.relation = handed, relation
@@ -80,7 +80,7 @@ def places(dsn: str, tmp_path: Path, faulty: FaultyStore, s3_lake: str, monkeypa
 
 
 def test_burst_within_the_limit_is_waited_for_at_every_place(places: Places, faulty: FaultyStore) -> None:
-    """Each request is refused three times, however many a place has: none of them uses up another's tries."""
+    """Each request is rejected three times, however many an operation makes: none uses up another's tries."""
     for work in places.all:
         faulty.asked.clear()
         faulty.fault = lambda asked: "throttled" if faulty.asked[asked] <= 3 else None
@@ -105,7 +105,7 @@ def test_longer_burst_ends_at_the_limit_and_loses_nothing(places: Places, faulty
 
 
 def failure(work: Callable[[], None]) -> str:
-    """What a place says of it: a retry may help, and no table is at fault."""
+    """Return the error message of an operation, whose LakeUnavailableError means that a retry may help."""
     with pytest.raises(LakeUnavailableError) as caught:
         work()
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""The apps set aside what a crash of the machine tore, before they read it, and only while nobody writes."""
+"""The apps set aside what a crash of the host tore, before they read it, and only while no writer runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def begun(dsn: str, folder: Path) -> Received:
 
 @pytest.fixture
 def torn(dsn, tmp_path, monkeypatch) -> Received:
-    """A pipeline whose last changelog commit and point are half there; the slot was told of neither."""
+    """A pipeline whose last changelog commit and point are half there; neither was confirmed to the slot."""
     execute(dsn, "create table t (id int primary key)")
     one = begun(dsn, tmp_path)
     points = Points(one.pipeline.lake_root)
@@ -175,7 +175,7 @@ def test_a_state_that_is_another_one_sets_nothing_aside(torn: Received, elsewher
 
 @pytest.fixture
 def told(dsn, tmp_path) -> Received:
-    """A pipeline whose slot was told of the last changelog commit."""
+    """A pipeline whose last changelog commit was confirmed to the slot."""
     execute(dsn, "create table t (id int primary key)")
     one = begun(dsn, tmp_path)
     execute(dsn, "insert into t values (1)")
@@ -192,7 +192,7 @@ def settle(one: Received, give_up: tuple[str, ...] | None = None) -> None:
 
 
 def test_confirmed_commit_with_missing_file_is_not_set_aside(told: Received, tmp_path: Path) -> None:
-    """As on a network file system that shows a file late, or a copy that is under way."""
+    """A network file system may show a file late, or a copy may be under way."""
     file = max(Path(told.changelog).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (Path(told.changelog) / "_delta_log").iterdir())
     away = file.rename(tmp_path / "away")

@@ -1,4 +1,4 @@
-"""Lake tables in Unity Catalog: what is registered is true, also after DDL, and nobody else's is touched."""
+"""Lake tables in Unity Catalog: what is registered is true, also after DDL; other tables stay untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""drift/columns.py against PostgreSQL: which ALTER … TYPE writes the table anew, and which texts stay."""
+"""drift/columns.py against PostgreSQL: which ALTER … TYPE rewrites the table, and which text values stay."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ OF_DOMAINS = [
     ("pairs", "pair", "(1,a)"),
 ]
 REWRITTEN = [("short", "varchar(3)"), ("short", "shorter"), ("text", "checked"), ("short", "varchar(5)")]
-"""For a limit, or for constraints, PostgreSQL writes the table anew, as for an expression (USING)."""
+"""For a limit, or for constraints, PostgreSQL rewrites the table, as for an expression (USING)."""
 OTHERS = [
     ("integer", "smallint"),
     ("varchar(5)", "varchar(3)"),
@@ -83,7 +83,7 @@ def test_a_wider_type_is_known_as_one_that_rewrites_or_keeps_texts(pg: Connectio
 
 
 def test_a_domain_for_which_the_table_is_rewritten_is_never_said_to_need_it(pg: Connection) -> None:
-    """So a rewrite stops the table: the catalog does not tell it from that of an expression."""
+    """A rewrite therefore stops the table: the catalog does not distinguish it from that of an expression."""
     _create(pg, DOMAINS)
     for before, after in REWRITTEN:
         assert _altered(pg, before, after, "a ") == (Widening(False, True), True, True), (before, after)
@@ -105,7 +105,7 @@ def _create(pg: Connection, statements: tuple[str, ...]) -> None:
 
 
 def _altered(pg: Connection, before: str, after: str, value: str) -> tuple[Widening | None, bool, bool]:
-    """What is thought of the change, and whether it writes the table anew, and keeps texts."""
+    """Return the widening that drift finds, True if the table was rewritten, and True if the text stayed."""
     with pg.cursor() as cursor:
         cursor.execute("drop table if exists public.t")
         cursor.execute(f"create table public.t (a {before})")

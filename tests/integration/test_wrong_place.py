@@ -150,7 +150,7 @@ def test_commands_at_another_server_change_nothing(kept: Kept, tmp_path: Path) -
 def test_commands_at_a_source_without_the_slot_change_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As at a base backup, which has state and tokens. No hint proposes to replace the lake from there."""
+    """A base backup is such a source, with state and tokens. No hint proposes to replace the lake there."""
     kept.receive()
     monkeypatch.setenv("PGREPL_DSN", kept.dsn)
     monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
@@ -232,7 +232,7 @@ def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> No
 def test_tables_whose_changelog_is_out_of_sight_are_not_taken_over(
     kept: Kept, elsewhere: str, tmp_path: Path
 ) -> None:
-    """By a pipeline of the same name, of another source."""
+    """A pipeline of the same name, of another source, must not take them over."""
     kept.pipeline = replace(kept.pipeline, slot="free")
     folder = Path(kept.pipeline.lake_root) / "_pgrepl"
     away = folder.rename(tmp_path / "away")

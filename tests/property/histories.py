@@ -11,9 +11,9 @@ from tests.support.model import Change, Row
 KEY = (0, 2)
 COLUMNS = (column("a", key=True), column("v"), column("b", key=True), column("doc"))
 
-# By which strategies a table's merges are made, one after the other and again.
+# Strategies of a table's merges, used one after the other and again.
 strategies = st.lists(st.sampled_from(["rewrite", "merge_on_read"]), min_size=1, max_size=3)
-# By what a table is partitioned, most often by nothing: of the key, or a value that may stay unchanged.
+# Partition column, most often none: a key column, or a value that may stay unchanged.
 partitions = st.sampled_from([None, None, "a", "b", "doc"])
 
 # A text with which folders and URLs have their ways.

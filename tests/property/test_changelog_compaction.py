@@ -79,7 +79,7 @@ class History:
         self.sent[self.epoch] += places
 
     def _restart(self) -> None:
-        """How tables are published stands between what is durable and what follows."""
+        """Restart the receiver, at random with a row of publication status between durable and later rows."""
         self.buffer.flush(LSN(0))
         if self.chance.random() < 0.5:
             place = (self.chance.choice(RELATIONS), int(self.writer.durable_lsn), -2)
@@ -101,7 +101,7 @@ class History:
 
 
 def in_order(uri: str, after: EventPosition) -> list[Place]:
-    """As publishers read them."""
+    """Return the places of the rows after a position, in the order in which publishers read them."""
     files = live_files(open_changelog(uri), after.epoch, LSN(max(0, after.commit_lsn - 1)))
     return [place for stretch in ordered_rows(uri, files, after, 7) for place in places_of(stretch.rows)]
 
@@ -131,7 +131,7 @@ def assert_all_there(history: History, chance: random.Random) -> None:
 
 
 def without_standings(places: list[Place]) -> list[Place]:
-    """Those have no order among one another."""
+    """Return the places of changes alone: rows of publication status have no order among each other."""
     return [place for place in places if place[2] >= 0]
 
 
@@ -167,7 +167,7 @@ def join(history: History, chance: random.Random, hour: int | None = None) -> in
 
 
 def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the files and their commit."""
+    """Compact closed hours, and be killed after the files were written and before their commit."""
 
     def kill(*arguments: object, **named: object) -> bool:
         raise Killed
@@ -181,7 +181,7 @@ def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_found_by(followed: FollowedChangelog, history: History) -> None:
-    """Who follows the commits knows the files that the list has."""
+    """Assert that following the commits finds the same files as listing the live ones."""
     epoch = Epoch(history.epoch)
     tail, _ = followed.look(EventPosition.after_transaction(epoch, LSN(0)))
     files = live_files(open_changelog(history.uri), epoch, LSN(0))

@@ -45,7 +45,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Row], list[Change], Model, list[int
 
 
 def apply_to_rows(lake: list[Row], batch: list[Change], of: Relation) -> list[Row]:
-    """What a MERGE on the origin key does, in plain Python; a row that is not found fails the test."""
+    """Return the rows after a MERGE on the origin key, in plain Python. Fails if a row is not found."""
     collapsed = collapse(table_of(batch), of)
     by_key = {} if collapsed.overwrite else {(row[0], row[2]): row for row in lake}
     assert collapsed.overwrite or len(by_key) == len(lake)

@@ -50,7 +50,7 @@ def transactions(draw: st.DrawFn) -> tuple[list[Row], list[Change], list[int], R
 
 
 class DyingError(Exception):
-    """The writer is no more."""
+    """The death of the writer."""
 
 
 class Lake:
@@ -107,7 +107,7 @@ class Lake:
 
 
 def dying(after: int):
-    """`apply_changes` that is killed when it is called for so many-th time."""
+    """Return an `apply_changes` that is killed when it is called more than `after` times."""
     real, calls = history_apply.apply_changes, iter(range(after))  # type: ignore[attr-defined]
 
     def apply_changes(*arguments):

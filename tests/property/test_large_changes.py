@@ -46,7 +46,7 @@ def _tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_changelog(
     folder: str, changes: Sequence[Change], ends: Sequence[int], of: Relation
 ) -> LargeChanges:
-    """The changes in files that end after so many of them, in row groups of a few."""
+    """Write the changes to files that end at the positions `ends`, in row groups of 3 rows."""
     rows = table_of(changes).select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
     relation_id = pa.array([of.oid] * len(rows), pa.int64())
     rows = rows.set_column(rows.schema.get_field_index("relation_id"), "relation_id", relation_id)

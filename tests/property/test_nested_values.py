@@ -78,7 +78,7 @@ def insert(source: Any, rows: Sequence[Sequence[str]]) -> None:
 
 
 def by_parse(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:
-    """As from the stream."""
+    """Return the source's rows as the stream types them."""
     typed = values.typed_columns(relation, pipeline.choices(relation.table))
     arrays = {
         column.name: column.parse(pa.array(source_texts(source, column.column), pa.large_string()))
@@ -88,7 +88,7 @@ def by_parse(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> 
 
 
 def by_csv(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:
-    """As in a snapshot."""
+    """Return the source's rows as a snapshot types them."""
     stream = io.BytesIO()
     names = ", ".join(column.name for column in relation.columns)
     with source.cursor() as cursor:

@@ -85,9 +85,10 @@ def expected(changes: list[Change], of: Relation, deletes: str, truncate: str) -
 def told_apart(
     rows: Counter[tuple[object, ...]], changes: list[Change], of: Relation, deletes: str
 ) -> Counter[tuple[object, ...]]:
-    """Rows as far as the stream tells them apart: with FULL and a key that two rows hold for a moment, rows
-    that are otherwise equal may trade it, and a change may be of either. So without its LSN; and which of
-    the two has gone, with what values, nobody can tell."""
+    """Return rows as far as the stream distinguishes them, without LSNs under FULL.
+
+    If two rows hold a key temporarily, a change may be of either, and otherwise equal rows may trade the key.
+    It cannot be determined which of the two is gone, and with which values."""
     if of.replica_identity != "f":
         return rows
     key = [n for n, column in enumerate(of.columns) if column.is_key]
@@ -114,7 +115,7 @@ def holds_a_key_twice(changes: list[Change], key: list[int]) -> bool:
 
 
 def counted(found: pa.Table) -> Counter[tuple[object, ...]]:
-    """Rows as the model has them; a floating value as its text, so that NaN equals itself."""
+    """Return rows as the model has them; a floating value as its text, so that NaN equals itself."""
     texts = {float: lambda value: f"{value:g}" if value == value else "NaN"}
     return Counter(
         tuple(texts.get(type(value), lambda same: same)(value) for value in row.values())
@@ -123,7 +124,7 @@ def counted(found: pa.Table) -> Counter[tuple[object, ...]]:
 
 
 def put(lake: Held, batch: list[Change], of: Relation, policy: tuple[str, str]) -> Held:
-    """What a MERGE by key does, in plain Python; a row that is not found fails the test."""
+    """Return the rows after a MERGE by key, in plain Python. A row that is not found fails the test."""
     deletes, truncate = policy
     held = held_keys(table_of(batch), of, truncate)
     after = dict(lake)

@@ -1,4 +1,4 @@
-"""Rows are found by their keys in data files, whatever bounds of the files or their row groups are told."""
+"""Rows are found by their keys in data files, whatever bounds the files or their row groups record."""
 
 from __future__ import annotations
 

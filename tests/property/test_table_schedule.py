@@ -1,4 +1,4 @@
-"""Tables that move at different paces: what waits, what runs, and at which moments all have a version."""
+"""Tables that are merged at different paces: pending and running merges, and versions common to all."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ steps = st.lists(
 
 @dataclass
 class World:
-    """The changelog's versions, and which of them hold a change of which table; what each table holds: the
-    content of its version is the versions of the changelog that are merged into it."""
+    """A model of the changelog's versions, with the tables that each one changes, and of the tables: the
+    content of a table's version is the set of changelog versions that are merged into it."""
 
     limit: int
     commits: dict[int, set[int]] = field(default_factory=dict)
@@ -88,22 +88,22 @@ class World:
         self.schedule.finish(oid, caught_up if running.is_last else None)
 
     def pause(self, oid: int) -> None:
-        """It was stopped, and goes on."""
+        """Resume a table after a stop: it catches up from its snapshot."""
         self.follow(oid, {oid: SNAPSHOT})
 
     def lose(self, oid: int) -> None:
-        """Somebody else's doing: nothing is known of the table any more."""
+        """Forget a table, as after another program has changed it."""
         self.follow(oid)
 
     def stop(self, oid: int) -> None:
-        """It stops, and is noticed before what is recorded of it is read again."""
+        """Stop a table; the stop is noticed before the table's record is read again."""
         self.schedule.caught_up.forget(oid)
         self.point()
         self.streaming.discard(oid)
         self.follow()
 
     def take(self, oid: int) -> None:
-        """It is there again."""
+        """Set a table to streaming again."""
         self.streaming.add(oid)
 
     def follow(self, but: int = 0, catching_up: Mapping[int, LSN] = MappingProxyType({})) -> None:
@@ -123,7 +123,7 @@ class World:
         self.schedule.forget_before(self.passed, self.streaming)
 
     def check(self) -> None:
-        """Whatever is said of a table at a moment, it holds just what was committed until then."""
+        """Assert that a table's version known for a changelog version holds exactly the commits up to it."""
         for oid in TABLES:
             for version in self.ends:
                 known = self.schedule.caught_up.at(oid, version)

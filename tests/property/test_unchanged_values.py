@@ -44,7 +44,7 @@ _LATER = RelationRecord.of_catalog(Relation(16_400, TableName("public", "later")
 
 @dataclass
 class Source:
-    """Tables as a server has them, and what it sends. `known`: which places of rows were ever sent."""
+    """Tables as a server has them, and the changes that it sends. `known`: the places of rows ever sent."""
 
     tables: dict[int, dict[Row, Row]] = field(default_factory=lambda: {16_400: {}, 16_401: {}})
     rows: list[dict] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Source:
     states: list[tuple[int, dict[int, dict[Row, Row]]]] = field(default_factory=list)
 
     def note(self) -> None:
-        """How it stands once the last row is committed."""
+        """Record the state of the tables as of the last row's commit."""
         if self.rows:
             self.states.append(
                 (self.rows[-1]["commit_lsn"], {oid: dict(of) for oid, of in self.tables.items()})
@@ -64,7 +64,7 @@ class Source:
     def look_up(
         self, record: RelationRecord, epoch: int, lsn: int, wanted: Mapping[Row, Collection[int]]
     ) -> dict[Row, dict[int, str]]:
-        """As a lake would that has all of it."""
+        """Return the wanted values at an LSN, as a lake with all changes would."""
         assert epoch == 1
         before = [tables for at, tables in self.states if at <= lsn]
         rows = before[-1][record.message.oid] if before else {}
@@ -133,7 +133,7 @@ class Source:
             rows[key] = tuple(f"{one}!" if place in (1, 3) and one else one for place, one in enumerate(row))
 
     def skip(self) -> None:
-        """A transaction that was skipped set every value of both tables."""
+        """Set every value of both tables, as a transaction that was skipped."""
         for oid, rows in self.tables.items():
             self.forget(oid)
             for key, row in rows.items():
@@ -248,7 +248,7 @@ def test_with_little_room_less_is_filled_in_and_nothing_wrong(
 def test_filling_with_lake_lookup_yields_only_correct_values(
     source: Source, budget: int, data: st.DataObject
 ):
-    """`known`: where what is kept of the changelog begins."""
+    """`known`: the position at which the retained changelog begins."""
     begin, known = data.draw(st.integers(0, len(source.rows))), data.draw(st.integers(0, len(source.rows)))
     check_true(source, filled(data.draw, source.table(), budget, begin, source.look_up, known), begin)
 

@@ -1,4 +1,4 @@
-"""What a pipeline chooses for decimals and infinities; no value is ever changed in silence."""
+"""A pipeline's options for decimals and infinities; no value is ever changed without an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SPOKEN_DIFFERENTLY = {
     "bytea": "\\x00ff",
     "regclass": "pg_class",
 }
-# Without those whose values nobody can write: parts of the planner's statistics, trees of expressions.
+# Without types whose values no client can write: parts of the planner's statistics, expression trees.
 BUILT_IN_SCALARS = """
     select array_agg(oid::int) from pg_type where typnamespace = 'pg_catalog'::regnamespace and typtype = 'b'
     and (typcategory <> 'A' or typname in ('int2vector', 'oidvector'))
@@ -69,14 +69,14 @@ def pipeline(**choices):
 
 @st.composite
 def decimals(draw):
-    """Precision and scale of a decimal."""
+    """Draw precision and scale of a decimal."""
     precision = draw(st.integers(1, 38))
     return precision, draw(st.integers(0, precision))
 
 
 @st.composite
 def numerics(draw):
-    """A numeric as PostgreSQL writes it, of up to 45 digits on each side of the point, often with zeros."""
+    """Draw a numeric as PostgreSQL writes it, with up to 45 digits on each side of the point, often zeros."""
     digits = st.integers(0, 45).flatmap(
         lambda length: st.text("0123456789", min_size=length, max_size=length) | st.just("0" * length)
     )
@@ -87,7 +87,7 @@ def numerics(draw):
 
 
 def fits(text, precision, scale):
-    """Whether a decimal of this precision and scale is equal to the number."""
+    """Return True if a decimal of this precision and scale can hold the number exactly."""
     whole, _, fraction = text.lstrip("-").partition(".")
     return len(whole.lstrip("0")) <= precision - scale and not fraction[scale:].strip("0")
 

@@ -48,7 +48,7 @@ def _check(
 
 
 def _is_odd(text: str | None) -> bool:
-    """Whether it may be a date that pyarrow cannot read: before Christ, or after 9999."""
+    """Return True if the text may be a date that pyarrow cannot read: before Christ, or after 9999."""
     return text is not None and re.search(r" BC$|^\d{5,}-", text) is not None
 
 

@@ -99,7 +99,7 @@ class Rehearsal:
             assert not result.differences, str(result)
 
     def kill_first_process(self, service: str) -> None:
-        """As a crash: podman starts the container again, which a `podman kill` would keep it from."""
+        """Kill as a crash does: podman then starts the container again, unlike after `podman kill`."""
         pid = self._engine.container(service)["State"]["Pid"]
         os.kill(pid, signal.SIGKILL)
         self._wait(f"{service} again", lambda: self._is_healthy_as_another(service, pid))

@@ -110,7 +110,7 @@ class Engine:
         return image
 
     def container(self, service: str) -> dict[str, Any]:
-        """What `podman inspect` says of a service's container."""
+        """Return what `podman inspect` says of a service's container."""
         return dict(json.loads(self.podman("inspect", f"pgrepl-{service}-1"))[0])
 
     def address(self, service: str) -> str:

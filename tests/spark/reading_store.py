@@ -1,4 +1,4 @@
-"""A reader's program, started by the test beside it: tables at the newest point, and as of now."""
+"""A reader's program, started by test_reading_stores.py: tables at the newest point, and as of now."""
 
 from __future__ import annotations
 

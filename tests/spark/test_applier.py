@@ -1,4 +1,4 @@
-"""From the changelog into the lake: whole transactions, one table's trouble."""
+"""From the changelog into the lake: whole transactions, and errors that stop one table alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_changes_that_leave_nothing_behind_still_move_the_table(replicated, dsn)
 
 
 def test_nothing_of_sparks_own_is_in_the_lake(replicated, dsn):
-    """What an earlier version kept there of its query has no effect."""
+    """Files that an earlier version kept there of its query have no effect."""
     folder = Path(system_folder(replicated.pipeline.lake_root))
     offsets = folder / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""When source and changelog no longer continue each other: said with exit code 78, mended by a new epoch."""
+"""A source and a changelog that no longer continue each other: exit code 78 until a new epoch begins."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SETUP = ("create table t(id int primary key, v text)", "insert into t values (1,
 def assert_refused_until_a_new_epoch(
     replicated: InProcess, says: str, *, gives_up: bool = False, cure: str = ""
 ) -> None:
-    """Refused, the lake left as it is, and everything resnapshotted only when that is asked for; where the
-    source is not proven to be the lake's (`gives_up`), only by the name of what is given up.
+    """Check that runs are rejected and leave the lake as it is, and that a new epoch resnapshots everything.
 
-    `cure`: what has to be run at the source first.
+    A new epoch begins only when asked for. If the source is not proven to be the lake's (`gives_up`), the
+    caller must name what is given up. `cure`: a statement that has to be run at the source first.
     """
     before = sorted(replicated.lake_rows("public.t")["id"].to_pylist())
     for _ in range(2):

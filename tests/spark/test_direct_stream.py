@@ -12,7 +12,7 @@ from tests.support.replicated import execute, wait_until
 
 
 def batches_of(session: Any, uri: str, checkpoint: Path) -> list[list[str]]:
-    """What a query that ends by itself gives out: the work of each batch."""
+    """Run a query that ends by itself, and return the work of each of its batches."""
     found: list[list[str]] = []
     frame = session.readStream.format(FORMAT).option("uri", uri).option("batch_bytes", "1").load()
     query = (

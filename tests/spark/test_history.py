@@ -1,4 +1,4 @@
-"""History mode with a real source: every version there ever was, whoever dies between its two commits."""
+"""History mode with a real source: every version there ever was, though the app dies between two commits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MORE_CHANGES = (
 
 
 class Watched:
-    """A table that keeps its history, and what its source showed at some moments."""
+    """A table that keeps its history, and what its source showed at recorded LSNs."""
 
     def __init__(self, spark: Any, dsn: str, folder: Path) -> None:
         self.dsn = dsn
@@ -77,7 +77,7 @@ class Watched:
         return rows_of(self.history)
 
     def versions_at(self, lsn: LSN) -> list[tuple]:
-        """The rows that were valid then: ended later, or not yet."""
+        """Return the rows that were valid then: ended later, or not yet."""
         ended = [(row, row["_pgrepl_from_lsn"]) for row in self.ended() if lsn <= row["_pgrepl_to_lsn"]]
         current = rows_of(DeltaTable(self.replicated.lake_path(str(T))))
         rows = [*ended, *((row, row["_pgrepl_commit_lsn"]) for row in current)]

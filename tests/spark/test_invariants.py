@@ -1,6 +1,6 @@
-"""What whole transactions keep true is true at every consistent point that is recorded while they run.
+"""Invariants of whole transactions hold at every consistent point that is recorded while they run.
 
-What is visible there is a prefix of the transactions in commit order.
+Each point shows a prefix of the transactions in commit order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def points_of(replicated: InProcess, tables: Iterable[str]) -> Iterator[tuple[Co
 
 
 def committed_at(replicated: InProcess, dsn: str, table: str) -> list[tuple[int, str | None]]:
-    """Where each insert into a table committed, and the first value of its row, in commit order."""
+    """Return the commit LSN of each insert into a table, and its row's first value, in commit order."""
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select %s::regclass::oid::bigint", (table,))
         relation = cursor.fetchone()[0]

@@ -1,4 +1,4 @@
-"""The lake's storage is full, or the state is lost: the way out that the app names leads out."""
+"""The lake's storage is full, or the state is lost: the remedy that the app names works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance by hand again and again beside the replication app: no change is lost, and the app goes on."""
+"""Repeated maintenance by hand while the replication app runs: no change is lost, and the app continues."""
 
 from __future__ import annotations
 

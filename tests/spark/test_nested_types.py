@@ -35,7 +35,7 @@ INSERT = "insert into nested select g, g, {row} from generate_series({first}, {l
 
 
 def rows(replicated: InProcess) -> dict[str, tuple[list[str | None], list[str | None]]]:
-    """By column what the source shows and what the lake's values are, of which it has the last word."""
+    """Return by column the source's values, and the lake's, as texts that the source makes of both."""
     table = open_table(replicated.lake_path("public.nested"))
     lake = pa.table(QueryBuilder().register("t", table).execute("select * from t order by id").read_all())
     with replicated.source() as source:

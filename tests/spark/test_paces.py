@@ -1,4 +1,4 @@
-"""Tables are merged each at its own pace: none waits for another, and points show one moment of all."""
+"""Tables are merged each at its own pace: none waits for another, and a point shows one LSN of all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Gate:
 
     @property
     def held(self) -> int:
-        """How many merges it has held by now."""
+        """Return the number of merges held by now."""
         return len(list(self._folder.glob("held-*")))
 
     def wait_for_more(self, before: int) -> None:
@@ -63,7 +63,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gate]:
-    """What is defined here travels to Spark's workers by value."""
+    """A gate for merges of `slow`. The job class is defined here, so that it travels to workers by value."""
     folder = tmp_path / "gate"
     folder.mkdir()
 

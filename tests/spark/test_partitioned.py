@@ -59,7 +59,7 @@ CHANGES = (
 
 
 def rows(replicated: InProcess, name: str, dsn: str) -> tuple[Counter[Any], Counter[Any]]:
-    """Those of the lake, as Spark and DataFusion agree on them, and those of the source."""
+    """Return the lake's rows, on which Spark and DataFusion must agree, and the source's."""
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("set timezone to 'UTC'")
         cursor.execute(f"select {NAMES[name]} from {name}")

@@ -1,4 +1,4 @@
-"""What changes do to lake tables, through the apps: rows without key, marked deletes, TRUNCATE as wanted."""
+"""Effects of changes on lake tables, through the apps: rows without key, marked deletes, TRUNCATE."""
 
 from __future__ import annotations
 

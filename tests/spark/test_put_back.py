@@ -1,4 +1,4 @@
-"""Tables that went back, by a restored folder or a power cut: mended from the changelog, or said."""
+"""Tables reverted by a restored folder or a power cut: fixed from the changelog, or reported."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def shared(
 
 @pytest.fixture
 def replicated(shared: SharedPipeline) -> Iterator[InProcess]:
-    """As `fresh`, after other tests that left all tables whole; its log is the test's own."""
+    """A pipeline like `fresh`, after other tests that left all tables whole; its log is the test's own."""
     with shared.lent() as pipeline:
         yield pipeline
 
 
 def change(replicated: InProcess, commits: int = 4, tables: str = "tu") -> None:
-    """Some commits to the tables, each a batch of its own, in the lake."""
+    """Commit changes to the tables, each applied to the lake as a batch of its own."""
     with replicated.replicating() as running:
         for _ in range(commits):
             number = next(NUMBERS)
@@ -84,13 +84,13 @@ def change(replicated: InProcess, commits: int = 4, tables: str = "tu") -> None:
 
 
 def insert(replicated: InProcess, running: Running, table: str) -> None:
-    """A row, and wait until it is in the lake."""
+    """Insert a row, and wait until it is in the lake."""
     execute(replicated.dsn, f"insert into {table} values ({next(NUMBERS)}, 'a')")
     running.wait_for(replicated.source_lsn())
 
 
 def keep(replicated: InProcess, *tables: str) -> dict[str, Path]:
-    """A copy of each table's folder, as a backup has it."""
+    """Copy each table's folder, as a backup does."""
     kept = {}
     for path in map(replicated.lake_path, tables):
         kept[path] = Path(f"{replicated.file.parent}/kept-{next(NUMBERS)}")
@@ -109,7 +109,7 @@ def newest_commit(path: str, back: int = 0) -> Path:
 
 
 def assert_whole(replicated: InProcess, *tables: str) -> None:
-    """Equal to the source; and what points name is there, and has what they say."""
+    """Check that the lake equals the source, and that what consistent points name exists and matches."""
     replicated.assert_equal(*tables)
     for point in Points(replicated.pipeline.lake_root).all():
         for table in set(tables) & point.tables.keys():

@@ -37,12 +37,12 @@ WHOLE = ("boolean", "integer", "text", "varchar(20)", "date", "uuid", "public.mo
 
 
 class BreakageError(Exception):
-    """What a test breaks on purpose."""
+    """An error that a test raises on purpose."""
 
 
 @contextmanager
 def broken(chance: random.Random, owner: Any, name: str, *, after: bool) -> Iterator[None]:
-    """The method fails once in a while, before or after it has done its work."""
+    """Let the method fail at times during the block, before or after it has done its work."""
     real = getattr(owner, name)
 
     def failing(*arguments: Any, **named: Any) -> Any:
@@ -60,7 +60,7 @@ def broken(chance: random.Random, owner: Any, name: str, *, after: bool) -> Iter
 
 
 def partition_by(table: Table, chance: random.Random) -> str | None:
-    """A column by which a table can be partitioned, more often than none; where there is any."""
+    """Return a column or a unit of one to partition a table by, or, less often, None."""
     whole = [column.sql for column in table.columns if column.type.sql in WHOLE]
     dated = [column.sql for column in table.columns if column.type.sql.startswith(("date", "timestamp"))]
     units = [f"{chance.choice(('year', 'month', 'day'))}({sql})" for sql in dated]
@@ -106,7 +106,7 @@ class Ordeal:
         wait_until(self._has_caught_up)
 
     def _has_caught_up(self) -> bool:
-        """What a batch cut short left running may be in the way at first."""
+        """Return True if a run catches up; at first, work that a cut batch left running may block it."""
         code = self.replicated.run("replicate", "--until", "caught-up")
         assert code in (0, 75), self.replicated.log_tail()
         return code == 0
@@ -155,7 +155,7 @@ class Ordeal:
 
     @contextmanager
     def _replicating(self) -> Iterator[Running]:
-        """What breaks may break, when trying again may help."""
+        """Replicate during the block; an error for which a retry may help ends the run quietly."""
         try:
             with self.replicated.replicating() as running:
                 yield running
@@ -178,11 +178,14 @@ class Ordeal:
             check_partitions(self.replicated.lake_path(name), record.relation, choices)
 
     def assert_past_can_be_read(self, most: int = 8) -> None:
-        """What the source showed at some of the moments, from the first point on that names a table."""
+        """Compare the lake with what the source showed at up to `most` recorded LSNs.
+
+        Each table is compared from the first point that names it.
+        """
         first: dict[str, int] = {}
         for point in Points(self.replicated.pipeline.lake_root).all():
             first = dict.fromkeys(point.tables, point.lsn) | first
-        # What an LSN includes committed at or before it; a commit record may begin right at a moment's.
+        # An LSN includes what committed at or before it. A commit record may begin right at a recorded LSN.
         moments = [moment for moment in self.workload.moments if moment.lsn > min(first.values())]
         with self.replicated.source() as source:
             for moment in self.chance.sample(moments, min(most, len(moments))):
@@ -195,7 +198,7 @@ class Ordeal:
     def assert_messages_kept(self) -> None:
         kept = read_messages(self.replicated.pipeline, prefix="random")["content"].to_pylist()
         sent = self.workload.messages
-        # Those from before the slot was made are not received.
+        # Messages from before the slot was created are not received.
         assert kept == sent[len(sent) - len(kept) :]
         assert len(kept) >= len(sent) - self.messages_before
 

@@ -22,7 +22,7 @@ AZURES_LANGUAGE = "spark.hadoop.fs.azure.fns.account.service.type BLOB"
 
 
 def landed(dsn: str, folder: Path, lake: str) -> Landed:
-    """What is durable is newer than the newest point, at which the tables are."""
+    """A lake whose durable changes are newer than its newest point, at which the tables are."""
     execute(
         dsn,
         "create table orders (id bigint primary key, state text, total numeric(12,2), at timestamptz)",
@@ -54,7 +54,7 @@ def counted(orders: Any) -> tuple[int, int]:
 
 
 def check_spark_reads(replicated: Landed) -> None:
-    """What Arrow reads."""
+    """Check that Spark reads the rows that Arrow reads."""
     said = said_by(PROGRAM, str(replicated.file), *TABLES)
     assert [table.get("table") for table in said] == list(TABLES), said
     point, newest = consistent_arrow(replicated.pipeline), arrow_view_as_of(replicated.pipeline)

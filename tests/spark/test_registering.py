@@ -79,7 +79,7 @@ def change(landed: Landed, *statements: str) -> None:
 
 
 def test_registered_table_shows_new_rows_and_columns(landed, register):
-    """Registering commits nothing to the lake: its writer would take that for a stranger's."""
+    """Registering commits nothing to the lake: its writer would take the commit for another writer's."""
     before = open_delta(landed.lake_path(TABLE)).version()
     first = register(landed)
     name = f"{landed.pipeline.name}.public_orders"

@@ -52,7 +52,9 @@ def test_workers_that_do_not_start_are_said(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_python_does_not_find_is_told_of_by_name(tmp_path: Path) -> None:
-    """As on executors with PYTHONSAFEPATH; of a local master Spark keeps its files elsewhere."""
+    """Executors with PYTHONSAFEPATH fail so. It is shown with a local master, whose files Spark keeps
+    elsewhere.
+    """
     program = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})

@@ -154,7 +154,7 @@ def test_a_key_that_changed_is_a_deletion_and_an_insert_to_whoever_reads_the_cha
 
 
 def test_large_values_that_are_not_sent_stay_what_they_were(replicated):
-    """Of text, jsonb, bytea, arrays; under composite keys; when the key changes; in a batch and across."""
+    """For text, jsonb, bytea, arrays; under composite keys; when the key changes; in a batch and across."""
     in_one_batch(
         replicated,
         *(LARGE_ROW.format(number) for number in (1, 2, 3)),
@@ -244,7 +244,7 @@ def test_two_pipelines_with_the_same_table_are_independent(replicated, spark, ds
 
 
 def test_a_copy_of_many_ranges_is_seen_whole_or_not_at_all(spark, dsn, tmp_path):
-    """Of a table most of whose pages are empty by now, one that never held a row, and one of a single row."""
+    """Most pages of one table are empty by now, one table never held a row, and one has a single row."""
     execute(
         dsn,
         "create table bloated(id int primary key, v text) with (autovacuum_enabled = false)",

@@ -46,14 +46,14 @@ def wait_for_state(replicated: InProcess, table: str, state: str) -> None:
 
 
 def copies(replicated: InProcess, table: str) -> int:
-    """How many versions of a lake table a snapshot has made."""
+    """Return the number of versions of a lake table that snapshots have made."""
     commits = open_table(replicated.lake_path(table)).history()
     return sum('"snapshot"' in commit.get("pgrepl", "") for commit in commits)
 
 
 @contextmanager
 def reporting(replicated: InProcess, running: Running) -> Iterator[None]:
-    """What the app's own loop writes of the applier, here every now and then."""
+    """Write the applier's progress to the store every 50 ms during the block, as the app's own loop does."""
     stop = threading.Event()
 
     def report() -> None:
@@ -88,7 +88,7 @@ def test_a_paused_table_stands_still_and_is_whole_again_when_it_goes_on(spark, d
             replicated.wait_for_points(2, *TABLES)
             writing.stop()
             running.wait_for(replicated.source_lsn())
-            # Let go on before any batch has seen that it stood still.
+            # Resume before any batch has seen that the table was paused.
             pause_tables(access(replicated), [SAVINGS])
             resume_tables(access(replicated), [SAVINGS])
             wait_for_state(replicated, SAVINGS, "streaming")

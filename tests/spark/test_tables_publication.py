@@ -1,4 +1,4 @@
-"""What a publication of somebody else's holds back, copy and stream hold back alike."""
+"""A publication that another program owns: copy and stream hold back the same rows and columns."""
 
 from __future__ import annotations
 

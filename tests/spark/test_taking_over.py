@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_before_any_table_was_copied_begins_there_again(
 
 
 def refused(one: Replaced, slot: str) -> Exception:
-    """What is said; nothing was begun then."""
+    """Return the error with which a takeover is rejected, and check that nothing was begun."""
     with pytest.raises((BusyError, SlotError, PublicationError, ConfigError)) as caught:
         take_over(Access(one.pipeline, one.dsn, one.dsn), slot)
     with one.source() as source:

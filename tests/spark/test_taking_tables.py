@@ -1,4 +1,4 @@
-"""Tables that are added, removed, resnapshotted, or in trouble, while the others go on."""
+"""Tables that are added, removed, resnapshotted, or fail, while the others continue."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_the_trouble_of_one_table_is_its_own_and_mended_it_is_taken(spark, dsn, 
 
 
 def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, monkeypatch, pg, role):
-    """As when a right is lost after all checks: the keeper has its locks, only the COPY is refused."""
+    """A right may be lost after all checks: the keeper has its locks, and only the COPY is rejected."""
     replicated.snapshot()
     pg.cursor().execute(
         "create function refused() returns text language sql security definer"
@@ -491,7 +491,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
 
 @pytest.mark.thorough("test_when_the_snapshot_is_lost_finished_tables_are_kept")
 def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, monkeypatch):
-    """Also those that had not begun: nobody waits for them for ever."""
+    """Also the tables that had not begun: no session waits for them forever."""
     names = [f"q{number}" for number in range(9)]
     for name in names:
         execute(replicated.dsn, *table(name))

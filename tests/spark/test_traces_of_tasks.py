@@ -1,4 +1,4 @@
-"""What a task of Spark raises reaches the driver as classes and frames, without its text."""
+"""Errors of Spark tasks reach the driver as classes and frames, without their text."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_workers_share_what_their_daemon_has_loaded(spark):
 
 
 def test_the_daemon_has_no_threads_that_end_where_it_forks(spark):
-    """But those of the memory allocators of pyarrow and deltalake, which see to that themselves."""
+    """Only the memory allocators of pyarrow and deltalake have some, and they handle a fork themselves."""
 
     def threads(_number: int) -> list[str]:
         tasks = Path(f"/proc/{os.getppid()}/task").glob("*/comm")

@@ -38,7 +38,7 @@ class Altered(Handed):
         return self.stream(self.relation)
 
     def bring(self) -> TableResult:
-        """What was received, and no more."""
+        """Apply the changes received so far to the lake table, without receiving more."""
         assert self.relation is not None
         return self.hand(self.relation)
 
@@ -55,7 +55,7 @@ class Altered(Handed):
 
 
 def assert_as_source(lake: Handed, table: str) -> None:
-    """All columns that the source has, row for row."""
+    """Assert that the lake equals the source in all columns that the source has, row for row."""
     name = TableName.parse(table).sql
     with lake.source() as source, source.cursor() as cursor:
         cursor.execute(f"select * from {name} limit 0")

@@ -12,14 +12,14 @@ TEXT = 25
 
 
 def announce(oid: int, *columns: str) -> bytes:
-    """A Relation message of a table of texts whose first column is the key."""
+    """Return a Relation message of a table with text columns, the first of which is the key."""
     return wire.put_relation(
         oid, "public", f"t{oid}", [(name, TEXT, -1, name == columns[0]) for name in columns]
     )
 
 
 def relation(oid: int, *columns: str) -> Relation:
-    """What the catalog says of it."""
+    """Return the relation that the catalog has for this message."""
     shape = [
         Column(name, n, TEXT, -1, "text", is_key=n == 1, not_null=n == 1) for n, name in enumerate(columns, 1)
     ]
@@ -27,5 +27,5 @@ def relation(oid: int, *columns: str) -> Relation:
 
 
 def look_up(message: RelationMessage, _commit_lsn: int = 0, _xid: int = 0) -> RelationRecord:
-    """A catalog that agrees with whatever was announced."""
+    """Return a record whose catalog agrees with the announced message."""
     return RelationRecord(message, relation(message.oid, *(column.name for column in message.columns)))

@@ -11,7 +11,7 @@ HANGS_S = 120
 
 
 class Application(threading.Thread):
-    """One statement of the application's, which nobody limits."""
+    """One statement of the application, run in a thread without a timeout."""
 
     def __init__(self, dsn: str, sql: str) -> None:
         super().__init__(daemon=True)

@@ -65,7 +65,7 @@ class Bank:
             raise self.error
 
     def make(self, transactions: int) -> None:
-        """Commit at least so many more; no more are begun than that, however slow the rest is."""
+        """Commit at least `transactions` more. No session begins another one once they are committed."""
         self._allowed += transactions
         wait_until(lambda: len(self.committed) >= self._allowed or self.error is not None)
 
@@ -109,7 +109,7 @@ class Bank:
             )
 
     def _spoil(self, cursor: Any, chance: random.Random) -> None:
-        """What would break the sum, and say so."""
+        """Make changes that break the sum and are visible in `ledger`; the caller rolls them back."""
         table, id_ = chance.choice(ACCOUNTS), chance.randint(1, PER_TABLE)
         cursor.execute(f"update {table} set balance = balance + 1000000, tx = {NEVER} where id = {id_}")
         cursor.execute(f"insert into public.ledger values ({NEVER}, 1, 'never')")

@@ -1,4 +1,4 @@
-"""An unexpected exception whose text is as one that holds a value of a row."""
+"""An unexpected exception whose text looks like one that quotes a value of a row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from airflow_provider_pgrepl.replication.runtime import process_io
 CANARY = "canary-4711"
 LIMIT_S = 120
 _OF_SPARK = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Loggers of pyspark with handlers of their own, which no program of ours has a say in."""
+"""Loggers of pyspark with handlers of their own, which this package's programs do not configure."""
 
 
 class UnexpectedError(Exception):
-    """What a library might raise."""
+    """An exception as a library might raise it."""
 
 
 def raise_unexpected(*_: Any, **__: Any) -> NoReturn:
@@ -31,7 +31,7 @@ def raise_unexpected(*_: Any, **__: Any) -> NoReturn:
 
 
 def check(text: str, *names: str) -> None:
-    """A trace holds both classes, the frame that raised and these words, and nothing of the text."""
+    """Assert that a trace holds both classes, the frame that raised and `names`, and nothing of the text."""
     for part in ("UnexpectedError", "KeyError", "tests/support/canary.py:", " in raise_unexpected", *names):
         assert part in text, (part, text)
     assert CANARY not in text
@@ -39,18 +39,18 @@ def check(text: str, *names: str) -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
-    """All that was logged, as programs write it: pyspark gives pytest's handler a formatter of its own."""
+    """Return the log as programs write it: pyspark gives pytest's handler a formatter of its own."""
     form = process_io.formatter("")
     return "\n".join(form.format(record) for record in caplog.records if record.name not in _OF_SPARK)
 
 
 def check_log(caplog: pytest.LogCaptureFixture, *names: str) -> None:
-    """The log has a trace with these words, and nothing that the exception says."""
+    """Assert that the log has a trace with `names`, and nothing of the exception's text."""
     check(logged(caplog), *names)
 
 
 def bare(kind: type[Any], **fields: Any) -> Any:
-    """An object of a class, with these fields alone: what it is not asked for is not there."""
+    """Return an object of a class that has only these fields, created without `__init__`."""
     made = kind.__new__(kind)
     for name, value in fields.items():
         setattr(made, name, value)
@@ -58,7 +58,7 @@ def bare(kind: type[Any], **fields: Any) -> Any:
 
 
 def in_thread(work: Callable[[], Any]) -> None:
-    """Run it as a thread of a program runs, to its end."""
+    """Run `work` to its end in a thread, as a program runs its threads."""
     with process.traces_of_threads():
         thread = threading.Thread(target=work, name="pgrepl-test")
         thread.start()

@@ -9,7 +9,7 @@ _BY = ("-newkey", "rsa:2048", "-nodes", "-x509", "-days", "2", "-subj", "/CN=loc
 
 
 def make_certificate(certificate: Path, key: Path) -> None:
-    """One that signed itself, for the name `localhost` alone."""
+    """Make a self-signed certificate for the name `localhost` alone."""
     names = ("-addext", "subjectAltName=DNS:localhost")
     subprocess.run(
         ["openssl", "req", *_BY, *names, "-keyout", str(key), "-out", str(certificate)],

@@ -27,7 +27,9 @@ def new_changelog(folder: Path) -> str:
 
 @dataclass
 class Written:
-    """A writer with what stands before it; rows are texts `k, v` of relations announced at first use."""
+    """A changelog writer with the receiver's parts before it. Rows are texts `k, v`; a relation is announced
+    at its first use.
+    """
 
     uri: str
     part_bytes: int = 1 << 20

@@ -48,7 +48,7 @@ class Copied(Landed):
         assert self.run_consumer(*arguments) == code, self.log_tail()
 
     def run_consumer(self, *arguments: str) -> int:
-        """In the test's process; what it says goes to the log, too."""
+        """Run the consumer in the test's process; its output also goes to the log."""
         os.environ["PGREPL_CONSUMER_DSN"] = self.copy_dsn
         ours = logging.getLogger("airflow_provider_pgrepl")
         with self.log.open("a") as log, redirect_stderr(log):
@@ -60,7 +60,7 @@ class Copied(Landed):
                 ours.removeHandler(handler)
 
     def send(self, *statements: str) -> None:
-        """Have statements published."""
+        """Execute statements, receive their changes and publish them."""
         execute(self.dsn, *statements)
         self.receive()
         finish(self)
@@ -99,7 +99,7 @@ def copying(
 
 
 def begun(copied: Copied, *statements: str, during: Callable[[], None] = lambda: None) -> None:
-    """The copy as of some statements."""
+    """Execute statements, and bring the copy to the state after them."""
     execute(copied.dsn, *statements)
     copied.receive()
     copied.apply()

@@ -59,14 +59,14 @@ class Courses(Handed):
             self.execute(course, *statements)
 
     def look(self, course: Hashable, *, had_rows: bool = False) -> Verdict:
-        """What a look at the catalog says."""
+        """Compare the recorded relation of a course with the catalog, and return the verdict."""
         relation = self.relations[course]
         with self.source() as source:
             current = read_relation(source, relation.oid, self.pipeline.publication, had_rows=had_rows)
         return judge_catalog(relation, current, self.pipeline.choices(relation.table))
 
     def bring_all(self) -> dict[Any, TableResult]:
-        """Bring every table forward with what was received."""
+        """Apply the received changes to every table."""
         return {course: self.hand(relation) for course, relation in self.relations.items()}
 
     def follow(self) -> dict[Any, TableResult]:
@@ -74,7 +74,7 @@ class Courses(Handed):
         return self.bring_all()
 
     def follow_all(self) -> None:
-        """Receive, and have no table stopped."""
+        """Receive and apply all changes, and assert that no table stopped."""
         stopped = {course: found.error for course, found in self.follow().items() if found.error is not None}
         assert stopped == {}
 

@@ -81,7 +81,7 @@ class Debezium:
 
 @contextmanager
 def running_debezium() -> Iterator[Debezium]:
-    """A JVM for the block. Skips the test where Debezium is missing, unless it is required."""
+    """Yield a JVM for the block. Skips the test where Debezium is missing, unless it is required."""
     if not JARS.is_dir():
         assert not os.environ.get(_REQUIRED), _WHY
         pytest.skip(_WHY)
@@ -89,7 +89,7 @@ def running_debezium() -> Iterator[Debezium]:
     port = launch_gateway(classpath=jars, die_on_exit=True, javaopts=["-Xmx512m"])
     gateway = JavaGateway(
         gateway_parameters=GatewayParameters(port=port),
-        # Threads of py4j's that hear of the end of a connection too late keep nobody from ending.
+        # Daemon threads: py4j's notice the end of a connection late, and would keep the process alive.
         callback_server_parameters=CallbackServerParameters(
             port=0, daemonize=True, daemonize_connections=True
         ),

@@ -26,7 +26,7 @@ _WHY = (
 
 
 def programs() -> Path | None:
-    """The newest installation that has all extensions; None when there is none."""
+    """Return the newest installation with all extensions, or None."""
     for folder in sorted(_INSTALLATIONS.glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True):
         share = Path("/usr/share/postgresql") / folder.parent.name / "extension"
         has_all = all((share / f"{name}.control").exists() for name in EXTENSIONS)
@@ -37,7 +37,7 @@ def programs() -> Path | None:
 
 @contextmanager
 def debian_server() -> Iterator[Server]:
-    """A private cluster. Skips the test where the packages are missing, unless they are required."""
+    """Yield a private cluster. Skips the test where the packages are missing, unless they are required."""
     found = programs()
     if found is None:
         assert not os.environ.get(_REQUIRED), _WHY

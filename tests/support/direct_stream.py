@@ -19,7 +19,7 @@ Batches = Callable[[Any, int], None]
 
 
 class DirectStreams:
-    """What `spark.readStream` is to the applier. An offset is kept for each checkpoint, as Spark keeps it."""
+    """A replacement for `spark.readStream`. Keeps an offset for each checkpoint, as Spark does."""
 
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, int]] = {}
@@ -30,7 +30,7 @@ class DirectStreams:
 
 
 class _Stream:
-    """Reader, frame and writer in one."""
+    """A stream reader, data frame and stream writer in one class."""
 
     def __init__(self, offsets: dict[str, dict[str, int]]) -> None:
         self._offsets = offsets
@@ -90,7 +90,7 @@ class DirectQuery:
         return self._failure
 
     def stop(self) -> None:
-        """End after the batch that is given out just now."""
+        """Stop the query, and wait until the batch that is being processed has ended."""
         self._stopping.set()
         with self._giving:
             pass
@@ -105,12 +105,12 @@ class DirectQuery:
                     number += 1
                 elif self._available_now:
                     return
-        except Exception as error:  # as Spark, which tells it when it is asked
+        except Exception as error:  # as Spark, which reports it only on request
             self._failure = error
 
     def _next_batch(self, number: int) -> bool:
-        """Give out what has come; returns False when nothing has."""
-        # Before a first batch Spark's offset is none, and what the source begins with is asked for first.
+        """Process the next batch. Returns False if there are no new changes."""
+        # Before its first batch Spark has no offset, and asks the source for the initial one.
         start = self._offsets.get(self._checkpoint) or self._reader.initialOffset()
         end = self._reader.latestOffset(start, None)
         if end == start:

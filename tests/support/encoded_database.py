@@ -11,7 +11,7 @@ from tests.conftest import closing_connection, drop_slots
 from tests.support.replicated import execute
 
 NOT_UTF8 = {"SQL_ASCII": "Köln".encode("latin-1"), "WIN1252": b"x\x81y"}
-"""By encoding, a text that a database takes and the server cannot convert; SQLSTATE 22021 and 22P05."""
+"""A text for each encoding that a database takes and the server cannot convert; SQLSTATE 22021 and 22P05."""
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ WITHOUT_SPARK = Path(__file__).with_name("without_spark.py")
 
 
 class EventsOnly(Received):
-    """Publishes to NATS in creek's format unless told otherwise."""
+    """A pipeline without lake tables that publishes to NATS, by default in creek's format."""
 
     def __init__(self, dsn: str, folder: Path, tables: tuple[str, ...], uri: str, **options: Any) -> None:
         super().__init__(dsn, folder, tables, lake_tables="none", **options)
@@ -48,7 +48,7 @@ class EventsOnly(Received):
         return self.start(app, app, *arguments, script=WITHOUT_SPARK)
 
     def run_here(self, app: str, *arguments: str) -> int:
-        """Run an app in the test's process; its exit code."""
+        """Run an app in the test's process, and return its exit code."""
         ours, handler = logging.getLogger("airflow_provider_pgrepl"), logging.FileHandler(self.log)
         program = import_module(f"airflow_provider_pgrepl.replication.app.{app}")
         ours.addHandler(handler)
@@ -65,7 +65,7 @@ class EventsOnly(Received):
 
     @contextmanager
     def at_work(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Receiver and publisher in one process, asked to end after the block."""
+        """Run receiver and publisher in one process during the block, and ask it to end afterwards."""
         running = self.launch("replicate", "--publish", "events", *arguments)
         try:
             yield running
@@ -75,12 +75,12 @@ class EventsOnly(Received):
             kill(running)
 
     def catch_up(self, *arguments: str) -> None:
-        """Receive, look through and publish all that was committed."""
+        """Receive, scan and publish everything that was committed."""
         given = arguments or ("--publish", "events")
         assert self.run_here("replicate", "--until", "caught-up", *given) == process.DONE, self.log_tail()
 
     def seen(self) -> list[tuple[str, str, Any]]:
-        """Table, operation and key of each message that a consumer applies."""
+        """Return the table, operation and key of each message that a consumer applies."""
         return [_seen(one) for one in creek_applied(self.stream.messages())]
 
     def wait_for(self, *wanted: tuple[str, str, Any]) -> None:

@@ -62,7 +62,7 @@ def conditions() -> list[Condition]:
 
 
 def ids_in(source: Any, condition: Condition) -> list[int]:
-    """What PostgreSQL says."""
+    """Return the ids of the rows that match the condition in PostgreSQL, in order."""
     with source.cursor() as cursor:
         cursor.execute(f"select id from public.t where {sql_of(condition, literal)} order by id")
         return [row[0] for row in cursor.fetchall()]

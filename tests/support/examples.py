@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: a test says how many suffice to trust it, a profile takes its share.
+"""The number of examples that Hypothesis draws: a test names a sufficient number, a profile takes its share.
 
 `HYPOTHESIS_PROFILE` names the profile: `ci` (the default, of `make test`) draws a few examples a run,
 `thorough` (of `make test-rest`) as many as the test says. Each run has new random seeds.
@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 FEW = 15
-"""As many examples each test has at least, unless it says fewer."""
+"""The least number of examples of each test, unless the test names fewer."""
 SHARES = {"ci": 0.1, "thorough": 1.0}
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 
@@ -22,8 +22,8 @@ def _number(of: int, profile: str) -> int:
 
 
 for _name in SHARES:
-    # Other processes may take the processors at any time, and the first call of a compiled function loads it:
-    # how long an example takes is no property of the code.
+    # The duration of an example says nothing about the code: other processes may take the processors, and
+    # the first call of a compiled function loads it.
     settings.register_profile(
         _name,
         max_examples=_number(100, _name),

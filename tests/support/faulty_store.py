@@ -1,4 +1,4 @@
-"""A way to a store that speaks S3, on which requests are counted, delayed and refused, and answers lost."""
+"""A proxy to an S3 store that counts, delays and rejects requests, and loses answers."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ class Asked:
 
     @property
     def is_commit(self) -> bool:
-        """Whether a version of a Delta table's log is to be written."""
+        """Return True if the request writes a version of a Delta table's log."""
         path = unquote(self.path)
         return self.method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
 
 
 class FaultyStore:
-    """Passes requests on to a server of this host, as told."""
+    """A proxy to a server on this host, with configurable delays and faults."""
 
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
         self.delay_s = 0.0
         """Added to each request."""
         self.drops_conditions = False
-        """As a store that does not know If-None-Match. What it is asked is signed: its answer is changed."""
+        """Act as a store without If-None-Match. Requests are signed, so the answer is changed instead."""
         self.fault: Callable[[Asked], Fault | None] = lambda _: None
         self.asked: Counter[Asked] = Counter()
         self.faults: Counter[Fault] = Counter()
         self.named: set[tuple[str, str]] = set()
-        """Libraries, and how each said who it is."""
+        """The libraries that sent requests, and how each identified itself."""
         self.lock = threading.Lock()
         store = self
 
@@ -74,7 +74,7 @@ class FaultyStore:
         self._server.server_close()
 
     def next(self, fault: Fault, times: int = 1, when: Callable[[Asked], bool] = lambda _: True) -> None:
-        """Let the next requests fail that are of a kind; all after them pass."""
+        """Let the next `times` requests that match `when` fail; all later ones pass."""
         left = [fault] * times
 
         def choose(asked: Asked) -> Fault | None:
@@ -83,7 +83,7 @@ class FaultyStore:
         self.fault = choose
 
     def begin(self, asked: Asked) -> Fault | None:
-        """Count a request; how it is to fail."""
+        """Count a request, and return the fault that it gets, or None."""
         time.sleep(self.delay_s)
         with self.lock:
             self.asked[asked] += 1
@@ -97,7 +97,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client may be killed, or think better of it."""
+        """Ignore the error: a client may be killed, or close its connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
     faulty: FaultyStore
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def _handle(self) -> None:
         library = self.headers.get("User-Agent", "").partition("/")[0]
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _handle  # noqa: N815 - http.server's names
 
     def _body(self) -> Iterator[bytes]:
-        """As it came, chunks with their lengths."""
+        """Yield the body as it was received, each chunk with its length."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             yield self.rfile.read(int(self.headers.get("Content-Length") or 0))
             return

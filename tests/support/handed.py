@@ -28,14 +28,14 @@ from tests.support.received import Received
 
 
 class Handed(Received):
-    """Received, and brought into the lake by what Spark's tasks run, without Spark."""
+    """A pipeline whose received changes are applied by the functions that Spark's tasks run."""
 
     def copy(self, table: str) -> Relation:
-        """Begin, and copy a table that nobody writes."""
+        """Set up the pipeline, and copy a table that no session is writing to."""
         return self.copy_at(LSN(self.begin() - 1), table)
 
     def copy_at(self, position: LSN, table: str) -> Relation:
-        """Copy a table that nobody has written since this position."""
+        """Copy a table that no session has written to since this position."""
         with self.source() as source:
             watching = trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The texts of the package in which hints are, with what stands in them for values: `{name}`."""
+"""The texts of the package that contain hints, with `{name}` in place of each value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Text(NamedTuple):
 
 @functools.cache
 def texts_of_code() -> tuple[Text, ...]:
-    """Every text of the package but docstrings. A value that is put in is its expression, in braces."""
+    """Return every text of the package but docstrings, with the expression of each value in braces."""
     return tuple(_texts_of_code())
 
 
@@ -44,7 +44,7 @@ def texts_of_reference() -> Iterator[Text]:
 
 
 def _parts(node: ast.AST) -> list[ast.expr]:
-    """What is a part of another text, or a docstring."""
+    """Return the parts of an f-string, or the docstring of an expression statement: no texts of their own."""
     if isinstance(node, ast.JoinedStr):
         return node.values
     return [node.value] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else []

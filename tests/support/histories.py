@@ -83,7 +83,7 @@ def in_hstore(keys: Texts) -> Texts:
 
 @dataclass(frozen=True)
 class Type:
-    """A type, texts of it, choices that it may have, and texts that these, or Python, cannot hold."""
+    """A type, texts of it, options that it may have, and texts that these, or Python, cannot hold."""
 
     of: PgType
     texts: Texts
@@ -181,7 +181,7 @@ class Table:
 
 
 class Known(KnownRelations):
-    """Relations by their versions, of no lake."""
+    """Relations by their versions, without a lake."""
 
     def __init__(self, *records: RelationRecord) -> None:
         self._records = {record.version: record for record in records}
@@ -212,7 +212,7 @@ def tables(draw: st.DrawFn, number: int, is_faulty: bool) -> Table:
 
 @st.composite
 def changes(draw: st.DrawFn, tables: list[Table]) -> dict[str, Any]:
-    """What one change says; its place comes with its transaction."""
+    """Draw the content of one change; its position comes with its transaction."""
     table = draw(st.sampled_from(tables))
     columns = table.record.message.columns
     is_full = table.record.message.replica_identity == "f"

@@ -21,12 +21,12 @@ Place = tuple[int, int, int]
 
 
 def after_hour(hour: int) -> datetime:
-    """When an hour is just over for good."""
+    """Return the time at which an hour is just closed: 10 minutes after its end."""
     return BEGAN + timedelta(hours=hour + 1, minutes=10)
 
 
 class HourWriter(ChangelogWriter):
-    """The receiver's, at `hour` hours after BEGAN."""
+    """The receiver's writer, whose clock is at `hour` hours after BEGAN."""
 
     hour = 0
 
@@ -34,7 +34,7 @@ class HourWriter(ChangelogWriter):
         return self._parts.write(rows, hour_of(BEGAN + timedelta(hours=self.hour)))
 
     def land(self, *places: Place, hour: int | None = None, epoch: int = 1) -> None:
-        """One commit with one file."""
+        """Commit one file."""
         self.hour = self.hour if hour is None else hour
         lsns = [LSN(lsn) for _, lsn, _ in places]
         self.append(
@@ -47,13 +47,13 @@ class HourWriter(ChangelogWriter):
 
 
 def new_lake(folder: Path) -> str:
-    """A lake with nothing but a changelog without changes."""
+    """Make a lake that holds only an empty changelog, and return its path."""
     create_changelog(changelog_uri(str(folder)), epoch_record())
     return str(folder)
 
 
 def rows_at(*places: Place, epoch: int = 1, text: str = "") -> pa.Table:
-    """A row a place, in stream order."""
+    """Return one row for each place, in stream order."""
     rows = [
         {
             "epoch": epoch,

@@ -46,7 +46,7 @@ SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication}
 
 
 class EndedAtOnce(BaseException):
-    """The app ended its process as a kill would; here the test goes on."""
+    """Raised where an app ends its process as a kill would; the test's process continues."""
 
 
 class Borrowed:
@@ -61,7 +61,7 @@ class Borrowed:
         return getattr(self._spark, name)
 
     def stop(self) -> None:
-        """It goes on for the next test."""
+        """Do nothing: the next test uses the session."""
 
 
 def _end_at_once() -> NoReturn:
@@ -187,9 +187,9 @@ class InProcess(Received):
         return read_position(open_table(self.lake_path(table)), app_id(record.pipeline, record.epoch))
 
     def wait_for_points(self, more: int, *tables: str) -> None:
-        """Wait until so many more consistent points of these tables are recorded."""
+        """Wait until `more` further consistent points of these tables are recorded."""
 
-        # Those that were seen once count: old ones are deleted meanwhile.
+        # Points that were seen once count, because maintenance deletes old ones.
         seen: set[tuple[int, int]] = set()
 
         def look() -> int:

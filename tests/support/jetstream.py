@@ -1,4 +1,4 @@
-"""A real NATS with JetStream for tests, and who reads creek's wire from it, with another decoder."""
+"""A real NATS server with JetStream for tests, and a consumer of creek's wire with another decoder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def running_nats(settings: str = "") -> Iterator[NatsServer]:
 
 @dataclass(frozen=True)
 class CreekMessage:
-    """What a consumer got of the stream of changes, decoded by fastavro with the schema that it asked for."""
+    """A message of the stream of changes, decoded by fastavro with the schema that the consumer requested."""
 
     subject: str
     headers: dict[str, str]
@@ -82,7 +82,7 @@ class CreekStream:
         self.wal, self.schema = f"{namespace}_wal_{database}", f"{namespace}_schema_{database}"
 
     def messages(self) -> list[CreekMessage]:
-        """All that the stream of changes holds; schemas as the schema stream has them."""
+        """Return all messages of the stream of changes, decoded with the schemas of the schema stream."""
         return self.decoded(self.raw(self.wal))
 
     def decoded(self, raw: list[Any]) -> list[CreekMessage]:
@@ -127,7 +127,7 @@ class CreekStream:
         return found
 
     def make(self, name: str = "", **settings: Any) -> None:
-        """Make a stream, that of changes unless named, as somebody else would."""
+        """Make a stream as another program would; by default the stream of changes."""
         name = name or self.wal
 
         given = {"name": name, "subjects": [f"{name}.>"], **settings}
@@ -141,7 +141,7 @@ class CreekStream:
         self._run(_with_client(self._uri, lambda client: client.jetstream().delete_stream(self.wal)))
 
     def put(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Publish something, as anybody may."""
+        """Publish a message, as any client may."""
         self._run(_with_client(self._uri, lambda client: client.publish(subject, data, reply=reply)))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -187,7 +187,7 @@ def _decode(payload: bytes, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def creek_applied(messages: list[CreekMessage]) -> list[CreekMessage]:
-    """What a consumer applies that passes over what is not above the last stamp that it has of a table."""
+    """Return the messages that a consumer applies: those above the last stamp that it has of their table."""
     kept: list[CreekMessage] = []
     last: dict[str, int] = {}
     for message in messages:

@@ -1,4 +1,4 @@
-"""A real Kafka for tests, and who reads from it."""
+"""A real Kafka broker for tests, and a consumer of its topics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def running_kafka(settings: str = "", protocol: str = "PLAINTEXT") -> Iterator[K
 
 @dataclass(frozen=True)
 class KafkaMessage:
-    """What a consumer got."""
+    """A message as a consumer gets it."""
 
     topic: str
     partition: int
@@ -62,19 +62,19 @@ class KafkaMessage:
 
     @property
     def is_left(self) -> bool:
-        """Whether it says of a change that a row with the old key is gone."""
+        """Return True if the message reports that a change removed the row with the old key."""
         return self.id.endswith(":old")
 
     @property
     def order(self) -> tuple[int, EventPosition, bool]:
-        """The rule of the how-to: what is not above the last of its partition has come before."""
+        """Return the sort key of the how-to: a message not above the last of its partition is a repeat."""
         position = EventPosition.parse(self.id.removesuffix(":old"))
         return int(self.headers["generation"]), position, not self.is_left
 
 
 @dataclass(frozen=True)
 class RawMessage:
-    """As it is in its topic."""
+    """A message as it is in its topic, in bytes."""
 
     topic: str
     key: bytes | None
@@ -104,11 +104,11 @@ class KafkaTopics:
             return int(high)
 
     def raw(self) -> list[RawMessage]:
-        """As `messages`, in bytes."""
+        """Return the messages of the topics in bytes."""
         return [RawMessage(one.topic(), one.key(), one.value()) for one in self._read()]
 
     def messages(self) -> list[KafkaMessage]:
-        """All that topics hold; of each partition in its order, by topic."""
+        """Return all messages of the topics, by topic, in the order of each partition."""
         return [_message(one) for one in self._read()]
 
     def _read(self) -> list[Message]:
@@ -117,7 +117,7 @@ class KafkaTopics:
         return sorted(found, key=lambda one: (one.topic(), one.partition(), one.offset()))
 
     def _partitions(self) -> list[TopicPartition]:
-        """From their beginnings."""
+        """Return the partitions of the topics, at their beginnings."""
         return [
             TopicPartition(name, number, OFFSET_BEGINNING)
             for name, topic in self._admin.list_topics(timeout=120).topics.items()
@@ -136,7 +136,7 @@ _READER = {
 
 
 def _up_to_the_ends(consumer: Consumer, partitions: list[TopicPartition]) -> Iterator[Message]:
-    """The messages of partitions that are committed."""
+    """Yield the committed messages of the partitions."""
     left = {(one.topic, one.partition) for one in partitions}
     consumer.assign(partitions)
     while left:
@@ -164,7 +164,7 @@ def _message(one: Any) -> KafkaMessage:
 
 
 def applied(messages: list[KafkaMessage]) -> list[KafkaMessage]:
-    """What a consumer applies that passes over what is not above the last that it has of a partition."""
+    """Return the messages that a consumer applies: those above the last one of their partition."""
     kept: list[KafkaMessage] = []
     last: dict[tuple[str, int], Any] = {}
     for message in messages:

@@ -37,7 +37,7 @@ class Kept(Handed):
         return self._began
 
     def take(self, *tables: str) -> None:
-        """Copy tables that nobody writes, and have them streaming."""
+        """Copy tables that no session is writing to, and set them to `streaming`."""
         self.begin()
         owned = self.pipeline.publication_mode == "create"
         with Store(self.dsn, "test") as store, self.source() as source:
@@ -86,13 +86,13 @@ class Kept(Handed):
         return {str(record.table): record.state.value for record in records}
 
     def bring_forward(self, table: str) -> TableResult:
-        """What the replication app does with a table."""
+        """Receive, and apply the changes to a table, as the replication app does."""
         relation = self.record(table).relation
         assert relation is not None
         return self.stream(relation)
 
     def bring_all_forward(self, *tables: str) -> list[TableResult]:
-        """Receive once, and apply to each table what it lacks."""
+        """Receive once, and apply the missing changes to each table."""
         self.receive()
         relations = [self.record(table).relation for table in tables]
         return [self.hand(relation) for relation in relations if relation is not None]

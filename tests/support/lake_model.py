@@ -1,4 +1,4 @@
-"""What a lake table must hold after some changes, whatever its policies: transaction by transaction."""
+"""A model of a lake table's rows after some changes, for any policies: transaction by transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Key = tuple[str | None, ...]
 
 @dataclass
 class LakeModel:
-    """The source's rows beside the lake's, which are known by key: (row, gone, commit LSN).
+    """The source's rows, and the lake's by key: (row, gone, commit LSN).
 
     Without key the lake is a list of (row, commit LSN), of which the newest of equal ones goes first.
     """
@@ -62,7 +62,7 @@ class LakeModel:
                 if row_id not in after and not (change.op == "T" and self.ignoring):
                     made.pop(row_id, None)
             if change.op in "IU":
-                # The source puts the row that it changed last.
+                # The source's model has the row that it changed at the end.
                 row_id = next(reversed(after))
                 made[row_id] = after[row_id]
         self._settle(lsn, left, made)

@@ -21,7 +21,7 @@ from tests.support.received import Received
 
 
 class Landed(Received):
-    """Received, with lake tables; the source's tables are empty when it begins."""
+    """A received pipeline with lake tables; the source's tables are empty when it begins."""
 
     def begin(self) -> LSN:
         place = super().begin()
@@ -34,7 +34,7 @@ class Landed(Received):
         return place
 
     def copy(self, relation: Relation, consistent_point: LSN) -> None:
-        """Take an empty table."""
+        """Copy an empty table."""
         epoch = read_epoch(self.changelog).epoch
         record = RelationRecord.of_catalog(relation)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(epoch, record)
@@ -53,7 +53,7 @@ class Landed(Received):
         )
 
     def apply(self) -> list[TableResult]:
-        """Bring every table forward to what is durable, and record the consistent point."""
+        """Apply all durable changes to every table, and record the consistent point."""
         changelog, record = open_changelog(self.changelog), read_epoch(self.changelog)
         paths = [file.path for file in live_files(changelog, record.epoch, LSN(0))]
         durable, app = self.durable_lsn, app_id(self.pipeline.name, record.epoch)

@@ -35,7 +35,7 @@ class Disk:
         subprocess.run(["umount", str(self.folder)], check=True)
 
     def cut_power(self) -> None:
-        """At once, whoever is writing; all that they do then fails."""
+        """Cut the power at once, even during writes; all later writes fail."""
         place = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.ioctl(place, _SHUTDOWN, _WITHOUT_LOG_FLUSH)
@@ -43,7 +43,7 @@ class Disk:
             os.close(place)
 
     def fill(self, leaving: int = 0) -> None:
-        """Have no space left but so many bytes."""
+        """Fill the disk until only `leaving` bytes are free."""
         for piece in (64 << 10, 1 << 10, 1):
             with contextlib.suppress(OSError), (self.folder / "filler").open("ab", buffering=0) as filler:
                 while filler.write(bytes(piece)):
@@ -55,14 +55,14 @@ class Disk:
         (self.folder / "filler").unlink()
 
     def power_on(self) -> None:
-        """Mount what the disk holds. Nobody may have a file of it open."""
+        """Mount the disk's content again. No process may have a file of it open."""
         self.unmount()
         self.mount()
 
 
 @contextlib.contextmanager
 def disk(folder: Path, size: int = 256 << 20) -> Iterator[Disk]:
-    """A fresh one, mounted below `folder`; skips where no image can be mounted."""
+    """Yield a new disk, mounted below `folder`. Skips the test where no image can be mounted."""
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists() or shutil.which("mkfs.ext4") is None:
         pytest.skip("only root can mount an image of a file system, with loop devices and mkfs.ext4")
     image, place = folder / "disk.img", folder / "disk"
@@ -78,6 +78,6 @@ def disk(folder: Path, size: int = 256 << 20) -> Iterator[Disk]:
     try:
         yield made
     finally:
-        # Also while somebody has a file open, as an error that was kept may.
+        # Detach it even while a file is open: an exception that was kept may hold one.
         subprocess.run(["umount", "-l", str(place)], check=True)
         image.unlink()

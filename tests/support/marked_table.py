@@ -27,7 +27,7 @@ FILES, ROW_GROUPS, ROWS = 3, 3, 12_000
 """Files, row groups of each, rows of each of these."""
 GROUPS = 97
 SOME = 20_000
-"""How many rows `SOME_ROWS` asks for, whichever they are."""
+"""The number of rows that `SOME_ROWS` requests, in any order."""
 SOME_ROWS = f"select id from t limit {SOME}"
 OF = relation(column("id", "bigint", key=True), column("g", "bigint"), column("v"))
 
@@ -79,7 +79,7 @@ class MarkedTable:
 
     @cached_property
     def answers(self) -> dict[str, list[Row]]:
-        """The exact rows of each query."""
+        """Return the exact rows of each query."""
         ids = sorted(self.rows)
         of_group = {
             group: [number for number in ids if self.rows[number] == group] for group in range(GROUPS + 1)
@@ -114,7 +114,7 @@ class MarkedTable:
         return len(ids), ids[0], ids[-1]
 
     def wrong(self, read: Read) -> list[str]:
-        """The queries that a reader answers wrongly."""
+        """Return the queries that a reader answers wrongly."""
         wrong = [
             query for query, expected in self.answers.items() if list(map(tuple, read(query))) != expected
         ]

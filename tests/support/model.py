@@ -1,4 +1,4 @@
-"""What a table must be after some changes: a dictionary of rows, and nothing clever."""
+"""A model of a table's rows after some changes: a plain dictionary of rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

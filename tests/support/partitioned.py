@@ -1,4 +1,4 @@
-"""What must hold of a partitioned lake table, whoever has written it."""
+"""Checks of a partitioned lake table that hold for every writer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from airflow_provider_pgrepl.replication.values import partitioning
 
 
 def check_partitions(uri: str, of: Relation, choices: TableChoices) -> dict[str | None, int]:
-    """Each file has rows of the partition that the log says, which is that of their values; the rows by
-    partition."""
+    """Check that each file's rows belong to the partition that the log names for it, by their values.
+
+    Returns the number of rows by partition."""
     table = open_table(uri)
     partitions = partitioning(of, choices)
     if partitions is None:
@@ -38,7 +39,7 @@ def check_partitions(uri: str, of: Relation, choices: TableChoices) -> dict[str 
 
 
 def _check_removed(table: DeltaTable) -> None:
-    """What goes is named with the partition with which it came."""
+    """Check that each file is removed with the partition values with which it was added."""
     filesystem, root = open_storage(table.table_uri)
     came: dict[str, object] = {}
     for version in range(int(table.version()) + 1):

@@ -29,7 +29,7 @@ IMPATIENT = Path(__file__).parents[1] / "fault" / "impatient.py"
 
 
 class Changes:
-    """How often somebody has changed the source."""
+    """A counter of the changes that were made to the source."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -41,7 +41,7 @@ class Changes:
 
 @contextmanager
 def changing(received: Received) -> Iterator[Changes]:
-    """Both tables are changed, and the changes received, while the block runs."""
+    """Change both tables, and receive the changes, while the block runs."""
     over = threading.Event()
     chance = random.Random(5)
     changes = Changes()
@@ -64,7 +64,7 @@ def changing(received: Received) -> Iterator[Changes]:
 
 @contextmanager
 def at_work(received: Received, change: Callable[[], None], over: threading.Event) -> Iterator[None]:
-    """What changes the source until `over`, and a receiver, at work while the block runs."""
+    """Run `change`, which changes the source until `over` is set, and a receiver while the block runs."""
     thread = threading.Thread(target=change)
     with received.receiving():
         thread.start()
@@ -111,7 +111,7 @@ class _StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing was installed."""
+        """Do nothing: no signal handler was installed."""
 
     def ask(self) -> None:
         self._asked.set()
@@ -183,7 +183,7 @@ def _at_home(received: Received) -> Iterator[None]:
 
 
 def wait_for_failures(received: Received, count: int = 1) -> None:
-    """Wait until the publisher has failed so many more times to connect to its target."""
+    """Wait until the publisher has failed `count` more times to connect to its target."""
 
     def failures() -> int:
         return received.log.read_bytes().count(b"tried again in")
@@ -196,7 +196,7 @@ def wait_for_failures(received: Received, count: int = 1) -> None:
 
 
 def published_more(received: Received, count: int) -> None:
-    """Wait until the publisher has written down that so many more are published."""
+    """Wait until the publisher has recorded that `count` more are published."""
 
     def published() -> int:
         record = read_record(received.pipeline.lake_root, received.publisher_name)
@@ -211,7 +211,7 @@ def finish(received: Received, *arguments: str) -> None:
 
 
 def generation(received: Received) -> int:
-    """Of the last connection of its publisher."""
+    """Return the generation of the publisher's last connection, or 0 if it has no record."""
     record = read_record(received.pipeline.lake_root, received.publisher_name)
     return record.generation if record else 0
 
@@ -219,7 +219,7 @@ def generation(received: Received) -> int:
 def killed_amid_sending(
     received: Received, changes: Changes, chance: random.Random, at_most: int = 100
 ) -> None:
-    """A publisher that is killed when it has connected and some changes more were made."""
+    """Start a publisher, and kill it once it has connected and some more changes were made."""
     before, running = generation(received), start(received)
     try:
         wait_until(lambda: generation(received) > before, what="the publisher to be connected")

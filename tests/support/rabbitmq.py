@@ -1,4 +1,4 @@
-"""A real RabbitMQ for tests, and who reads from it."""
+"""A real RabbitMQ broker for tests, and a consumer of its messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running_broker(**settings: str) -> Iterator[Broker]:
 
 @dataclass(frozen=True)
 class Message:
-    """What a consumer got."""
+    """A message as a consumer gets it."""
 
     routing_key: str
     properties: pika.BasicProperties
@@ -85,7 +85,7 @@ class Queue:
             connection.close()
 
     def take(self) -> list[Message]:
-        """All that is there now, which is taken out."""
+        """Remove all messages from the queue, and return them."""
         found = []
         with self._channel() as channel:
             while True:
@@ -96,7 +96,7 @@ class Queue:
                 found.append(Message(method.routing_key, properties, body))
 
     def take_until(self, last: str, timeout_s: float = 150) -> list[Message]:
-        """All up to the event of an id."""
+        """Remove all messages up to the event with ID `last`, and return them."""
         found: list[Message] = []
 
         def has_come() -> bool:
@@ -112,7 +112,7 @@ class Queue:
 
 
 def applied(messages: list[Message]) -> list[Message]:
-    """What a consumer applies that passes over whatever is not above the last that it has of a table."""
+    """Return the messages that a consumer applies: those above the last one that it has of their table."""
     kept: list[Message] = []
     last: dict[str, tuple[int, EventPosition]] = {}
     for message in messages:

@@ -40,7 +40,7 @@ _REFUSED = (
 
 
 class Following(StrEnum):
-    """Whether the lake table follows a DDL."""
+    """The certainty with which a lake table follows a DDL statement."""
 
     SURELY = "surely"
     PERHAPS = "perhaps"
@@ -48,7 +48,7 @@ class Following(StrEnum):
 
 
 class Mark(StrEnum):
-    """What DDL has left behind that makes later DDL hard to tell from an unsafe one."""
+    """A trace of DDL that makes later DDL hard to distinguish from unsafe DDL."""
 
     REWRITTEN = "rewritten"
     TOUCHED = "touched"
@@ -71,7 +71,7 @@ class Shifting:
     chance: random.Random
     following: Following = Following.SURELY
     said: list[str] = field(default_factory=list)
-    """What DDL it has gone through, for people who look at a failure."""
+    """The DDL that was applied to it, for analyzing a failure."""
     marks: set[Mark] = field(default_factory=set)
     _numbers: int = 0
 
@@ -102,7 +102,7 @@ class Shifting:
     # Rows.
 
     def write(self, cursor: Any) -> None:
-        """One statement; one that the table refuses is as if it had not been tried."""
+        """Execute one statement. If the table rejects it, nothing is changed."""
         writes = [self._insert] * 4 + [self._update] * 4 + [self._delete] * 2
         chosen = self._truncate if self.chance.random() < 0.03 else self.chance.choice(writes)
         self._try(cursor, lambda: chosen(cursor))
@@ -117,7 +117,7 @@ class Shifting:
             )
 
     def insert_new(self, cursor: Any) -> None:
-        """A row with a key of its own, if the table lets it in."""
+        """Insert a row with a new key, unless the table rejects it."""
         values = [self._value(column) for column in self.columns(cursor)[1:]]
         row = ", ".join(["coalesce(max(id), 0) + 1", *["%s"] * len(values)])
         insert = f"insert into {self.sql} select {row} from {self.sql}"
@@ -162,7 +162,7 @@ class Shifting:
     # DDL.
 
     def alter(self, cursor: Any, *, safely: bool) -> None:
-        """One DDL; one that the server refuses is as if it had not been tried."""
+        """Execute one DDL statement. If the server rejects it, nothing is changed."""
         made = self.chance.choice(self.makes(safely=safely))(self, cursor)
         if made is None:
             return
@@ -174,15 +174,15 @@ class Shifting:
                 self.following = following
 
     def mended(self) -> list[str]:
-        """What makes it a table that can be resnapshotted."""
+        """Return the statements after which the table can be resnapshotted."""
         return []
 
     def makes(self, *, safely: bool) -> Sequence[Make]:
-        """What DDL there is."""
+        """Return the makers of the DDL statements to choose from."""
         return SAFE if safely else UNSAFE
 
     def begin_anew(self) -> None:
-        """Its lake table was resnapshotted: what was before does not count."""
+        """Forget earlier DDL, because the lake table was resnapshotted."""
         self.following = Following.SURELY
         self.marks = set()
         self.said.append("-- resnapshotted")
@@ -214,7 +214,7 @@ class Shifting:
         return True
 
     def column_of(self, cursor: Any, *types: str) -> Column | None:
-        """One that is not the key, of a type that begins like this."""
+        """Return a column other than the key whose type begins with one of `types`, or None."""
         found = [
             column
             for column in self.columns(cursor)
@@ -259,7 +259,7 @@ class ShiftingTables:
         return tuple(table.sql for table in self.tables)
 
     def take_steps(self, count: int, *, quietly: bool = False) -> None:
-        """So many transactions; quietly: without DDL."""
+        """Run `count` transactions. `quietly`: without DDL."""
         with closing(psycopg2.connect(self.dsn)) as connection:
             for _ in range(count):
                 with connection, connection.cursor() as cursor:
@@ -274,7 +274,7 @@ class ShiftingTables:
             table.alter(cursor, safely=kind < 0.95)
 
     def insert_new(self) -> None:
-        """A row each: until one follows, a column that was added is not in the lake."""
+        """Insert a row into each table: the lake gets an added column only with the next row."""
         with closing(psycopg2.connect(self.dsn)) as connection, connection, connection.cursor() as cursor:
             for table in self.tables:
                 table.insert_new(cursor)

@@ -22,7 +22,7 @@ _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 
 
 def source_rows(connection: Connection, table: Table) -> Rows:
-    """What the source shows now."""
+    """Return the source's rows as text, counted."""
     shown = ", ".join(written(column.sql) for column in table.columns)
     with connection.cursor() as cursor:
         cursor.execute(f"select {shown} from {table.sql}")
@@ -30,7 +30,7 @@ def source_rows(connection: Connection, table: Table) -> Rows:
 
 
 def lake_rows(connection: Connection, table: Table, lake: pa.Table) -> Rows:
-    """What a lake table of it holds."""
+    """Return the lake table's rows as PostgreSQL writes them, counted."""
     found = pa.table(lake)
     columns = [lake_texts(connection, column, found[column.name]) for column in table.columns]
     return Counter(zip(*columns, strict=True))
@@ -44,7 +44,7 @@ def difference(source: Rows, lake: Rows) -> dict[tuple[str | None, ...], int]:
 
 
 def written(sql: str) -> str:
-    """By the type's own output function: a cast to text takes the padding from a `char(n)`."""
+    """Return SQL for the type's own output: a cast to text removes the padding of a `char(n)`."""
     return f"case when num_nulls({sql}) = 0 then concat({sql}) end"
 
 
@@ -67,7 +67,7 @@ def read_as(lake_type: pa.DataType, sql: str) -> str:
         return f"(date '1970-01-01' + x::int)::{sql}"
     if pa.types.is_timestamp(lake_type):
         zone = "tz" if lake_type.tz else ""
-        # Not as microseconds alone: before version 15 an interval's text has no room for so many.
+        # Not as microseconds alone: before version 15 an interval's text cannot hold such numbers.
         hours = "floor(x::numeric / 3600000000)"
         rest = f"make_interval(secs => ((x::numeric - {hours} * 3600000000) / 1000000)::float8)"
         since = f"make_interval(hours => {hours}::int) + {rest}"
@@ -76,7 +76,8 @@ def read_as(lake_type: pa.DataType, sql: str) -> str:
 
 
 def input_text(scalar: Any) -> str:
-    """A text that PostgreSQL reads the value from; microseconds or days since 1970 of moments and dates."""
+    """Return a text that PostgreSQL reads the value from. For times and dates: microseconds or days since
+    1970."""
     kind = scalar.type
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return str(scalar.value)

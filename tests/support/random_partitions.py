@@ -11,7 +11,7 @@ from tests.support.random_ddl import SAFE, UNSAFE, Following, Made, Make, Shifti
 
 @dataclass
 class Partitioned(Shifting):
-    """A partitioned table: partitions are changed behind its back, and what rewrites them cannot be told."""
+    """A partitioned table: its partitions are changed directly, and their rewrites cannot be detected."""
 
     def statements(self, identity: str) -> list[str]:
         mood, make, *more = super().statements(identity)
@@ -37,7 +37,7 @@ class Partitioned(Shifting):
         logged = [f"alter table {leaf} set logged" for leaf in leaves]
         if not any("replica identity full" in text for text in self.said):
             return logged
-        # What has another key than its table would be refused.
+        # A partition with another replica identity than its table would be rejected.
         return [*logged, *(f"alter table {leaf} replica identity full" for leaf in leaves)]
 
     def makes(self, *, safely: bool) -> Sequence[Make]:
@@ -58,7 +58,7 @@ class Partitioned(Shifting):
 
 
 def _new_partition(table: Shifting, cursor: Any) -> Made:
-    # Beyond all keys: what it takes is empty.
+    # Beyond all keys, so that the partition is empty.
     bound = 60 + 10 * int(table.new_name()[1:])
     return Following.SURELY, [
         f"create table {table.sql}_{bound} partition of {table.sql}_high"

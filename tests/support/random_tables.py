@@ -81,7 +81,7 @@ class Table:
 
 
 def random_tables(chance: random.Random, count: int, kinds: tuple[str, ...] = KINDS) -> list[Table]:
-    """So many tables, of different kinds as far as there are enough."""
+    """Return `count` random tables, of different kinds as far as there are enough."""
     chosen = chance.sample(kinds, len(kinds)) * (count // len(kinds) + 1)
     return [_table(chance, f"t{number}", kind) for number, kind in enumerate(chosen[:count])]
 

@@ -84,7 +84,7 @@ def text(longest: int) -> Make:
 
 
 def large(make: Make) -> Make:
-    """Sometimes so long that it is stored out of line."""
+    """Return a maker whose texts are sometimes so long that they are stored out of line."""
     return one_of(make, make, make, lambda chance: "".join(chance.choices("abcdefghij", k=6000)))
 
 

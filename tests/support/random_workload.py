@@ -1,8 +1,8 @@
 """Random transactions of several sessions on random tables, the same ones for the same seed.
 
 One thread drives all sessions, a statement at a time, so that a seed gives the same history again. A session
-that would wait for another gives up that statement, as a savepoint allows. Between two statements nobody
-commits: what the source shows then, and the LSN, belong together.
+that would wait for another gives up that statement, as a savepoint allows. Between two statements no session
+commits, so the rows that the source shows then belong to its LSN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXPECTED = (
     psycopg2.errors.LockNotAvailable,
     psycopg2.errors.DeadlockDetected,
     psycopg2.errors.UniqueViolation,
-    # What a session with few digits shows of the largest float is rounded to more than that.
+    # A session with few digits rounds the largest float up to a number that is out of range.
     psycopg2.errors.NumericValueOutOfRange,
 )
 _SETTINGS = (
@@ -41,7 +41,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Moment:
-    """What the source showed when its WAL was at an LSN: all that committed before it, nothing else."""
+    """The rows of the source when its WAL was at an LSN: those of all earlier commits, and no others."""
 
     lsn: LSN
     rows: dict[str, Rows]
@@ -58,7 +58,7 @@ class Session:
 
 
 class Workload:
-    """Sessions that write; `moments` are what was seen, `messages` what was committed of those, in order."""
+    """Sessions that write. `moments`: the states that were seen; `messages`: those committed, in order."""
 
     def __init__(self, dsn: str, tables: list[Table], seed: int, sessions: int = 3) -> None:
         self._tables = tables
@@ -85,7 +85,7 @@ class Workload:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """In a thread of its own until the end of the block; raises what went wrong in it."""
+        """Take steps in a thread until the end of the block. Raises the thread's error."""
         self._stop.clear()
         thread = threading.Thread(target=self._run_until_stopped, daemon=True)
         thread.start()
@@ -98,12 +98,12 @@ class Workload:
             raise self.error
 
     def allow(self, steps: int) -> None:
-        """Take so many more steps, and leave no transaction open after them: a slot that is made waits for
-        those that are."""
+        """Take `steps` more steps, and leave no transaction open after them: creating a slot waits for open
+        transactions."""
         self._allowed, self._ends_all = self.steps + steps, True
 
     def wait_for_more(self, steps: int) -> None:
-        """Take so many more steps; transactions may be open after them."""
+        """Take `steps` more steps; transactions may be open after them."""
         self._allowed, self._ends_all = self.steps + steps, False
         wait_until(lambda: self.steps >= self._allowed or self.error is not None)
 

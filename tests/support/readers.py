@@ -23,13 +23,13 @@ from pyarrow import fs
 Condition = tuple[str, str, str]
 """Column, operator (`is null` and `is not null` too), and the value's text; a binary value's in hex."""
 Found = dict[str, list[list[int] | str]]
-"""By reader, for each condition the ids of the rows, or the error."""
+"""The ids of the rows for each condition, or the error, by reader."""
 
 _ARROW_OPERATORS = {"=": "__eq__", "<": "__lt__", ">=": "__ge__"}
 
 
 def sql_of(condition: Condition, literal: Callable[[str, str], str]) -> str:
-    """`literal`: SQL of a column's value from its text."""
+    """Return a condition as SQL. `literal` makes SQL of a column's value from its text."""
     column, operator, text = condition
     if operator.startswith("is"):
         return f"{column} {operator}"
@@ -37,7 +37,7 @@ def sql_of(condition: Condition, literal: Callable[[str, str], str]) -> str:
 
 
 def read_all_ways(tables: Mapping[str, list[Condition]]) -> dict[str, Found]:
-    """For each table, by its path, what its readers find."""
+    """Return the rows that every reader finds in each table, by the table's path."""
     answer = _reading_process().ask(json.dumps(tables))
     found: dict[str, Found] = json.loads(answer)
     return found

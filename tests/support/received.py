@@ -42,7 +42,7 @@ class Received(Replicated):
     publisher_name = "events"
 
     def begin(self) -> LSN:
-        """Make publication, slot and changelog, as the snapshot app does; the consistent point."""
+        """Make publication, slot and changelog, as the snapshot app does, and return the consistent point."""
         with self.source() as source:
             relations = resolve_tables(source, self.pipeline)
             if self.pipeline.publication_mode == "create":
@@ -90,7 +90,7 @@ class Received(Replicated):
             raise receiver.error
 
     def receive(self) -> None:
-        """Bring into the changelog all that has been committed."""
+        """Receive everything that has been committed into the changelog."""
         target = self.source_lsn()
         with self.receiving() as receiver:
             wait_until_seen(receiver, target)
@@ -120,13 +120,13 @@ class Received(Replicated):
         return live_files(open_changelog(self.changelog), read_epoch(self.changelog).epoch, LSN(0))
 
     def changelog_rows(self, *ops: str) -> list[dict[str, Any]]:
-        """What the source sent in the present epoch, in order, of these ops or all, with the file of each."""
+        """Return the changes of the present epoch, in order, of `ops` or all, with the file of each."""
         return [
             row for row in self._rows() if row["ordinal"] != STANDING_ORDINAL and row["op"] in (ops or _OPS)
         ]
 
     def standings(self) -> list[dict[str, Any]]:
-        """What the receiver has said of the publication."""
+        """Return the changelog rows in which the receiver recorded the publication's status."""
         return [row for row in self._rows() if row["ordinal"] == STANDING_ORDINAL]
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -147,13 +147,13 @@ class Received(Replicated):
         return found
 
     def source_lsn(self) -> LSN:
-        """All that was committed before this call is at or before it."""
+        """Return an LSN that is not before any commit made before this call."""
         with self.source() as source:
             return wal_lsn(source)
 
 
 def wait_until_seen(receiver: Receiver, lsn: LSN, timeout: float = 150) -> None:
-    """Wait until all up to an LSN is durable; raises what ended the receiver meanwhile."""
+    """Wait until all changes up to an LSN are durable. Raises the error if the receiver ends."""
 
     def seen() -> bool:
         if receiver.error is not None:

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 
 
 class Recorded:
-    """Tables that exist are published and recorded as `streaming`."""
+    """A pipeline whose existing tables are published and recorded as `streaming`."""
 
     def __init__(self, dsn: str, *tables: str, **options: Any) -> None:
         options = {"name": "shop", "lake": "/nowhere", **options}

@@ -1,4 +1,4 @@
-"""What would be left of a folder if the power were cut now: only what was flushed, by the strictest reading.
+"""A folder as a power cut would leave it: only flushed content, by the strictest reading.
 
 A file holds what it held when it was last flushed, and nothing before that. A folder has the names that it
 had when it was last flushed, less those that were deleted since: a deletion may reach the disk before them.
@@ -20,7 +20,7 @@ def opened_path(descriptor: int) -> Path:
 
 @dataclass
 class RecordedDisk:
-    """Looks on while this process flushes; `install` puts it there."""
+    """A recorder of the flushes of this process; `install` starts it."""
 
     folder: Path
     on_flush: Callable[[Path], None] | None = None
@@ -45,7 +45,7 @@ class RecordedDisk:
         self._names[path.stat().st_ino] = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
 
     def cut_to(self, place: Path) -> Path:
-        """What is left, in another folder."""
+        """Copy the content that a power cut would leave to `place`, and return that."""
         place.mkdir()
         for name, number in self._names.get(self.folder.stat().st_ino, {}).items():
             self._copy(self.folder / name, number, place / name)

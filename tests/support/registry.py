@@ -35,7 +35,7 @@ class Registry(ServerProcess):
         return [shutil.which("java") or "java", "-Xmx400m", "-XX:+UseSerialGC", "-jar", str(runner)]
 
     def environment(self) -> Mapping[str, str]:
-        # It asks its makers' host for news otherwise.
+        # Otherwise it requests news from its vendor's host.
         quiet = {"QUARKUS_REST_CLIENT_LOGGING_SCOPE": "none", "QUARKUS_LOG_LEVEL": "WARN"}
         return {
             **os.environ,
@@ -52,7 +52,7 @@ class Registry(ServerProcess):
             return False
 
     def keep_compatible(self, level: str = "BACKWARD") -> None:
-        """Each version of a subject must be able to read the one before, as Confluent's has it by default."""
+        """Require each version of a subject to read the one before it, as Confluent's does by default."""
         request = urllib.request.Request(
             f"{self.uri}/config",
             json.dumps({"compatibility": level}).encode(),
@@ -65,7 +65,7 @@ class Registry(ServerProcess):
 
 @contextmanager
 def running_registry() -> Iterator[Registry]:
-    """A private one. Skips the test where it is missing, unless it is required."""
+    """Yield a private registry. Skips the test where it is missing, unless it is required."""
     if not _APP.is_dir() or shutil.which("java") is None:
         assert not os.environ.get(_REQUIRED), _WHY
         pytest.skip(_WHY)

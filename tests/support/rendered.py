@@ -73,19 +73,19 @@ def _scalar(value: Any) -> str:
 
 
 def written(found: pa.ChunkedArray, column: Column) -> list[str | None]:
-    """What the product says that PostgreSQL writes for the lake's values."""
+    """Return the text that the package writes for the lake's values in place of PostgreSQL."""
     return [text for chunk in found.chunks for text in texts_of(chunk, column.pg_type).to_pylist()]
 
 
 def source_texts(source: Connection, column: Column, table: str = "s.t") -> list[str | None]:
-    """What PostgreSQL says that the values are, in the order of `id`."""
+    """Return PostgreSQL's text of the source's values, in the order of `id`."""
     with source.cursor() as cursor:
         cursor.execute(f"select {_written(column.name)} from {table} order by {table}.id")
         return [text for (text,) in cursor.fetchall()]
 
 
 def lake_texts(source: Connection, column: Column, values: pa.ChunkedArray) -> list[str | None]:
-    """What PostgreSQL says that the lake's values are."""
+    """Return PostgreSQL's text of the lake's values."""
     texts = [rendered(value, column.pg_type) for value in values.to_pylist()]
     with source.cursor() as cursor:
         cursor.execute(
@@ -97,5 +97,5 @@ def lake_texts(source: Connection, column: Column, values: pa.ChunkedArray) -> l
 
 
 def _written(sql: str) -> str:
-    """By the type's output function: a cast to text may write otherwise, as of boolean."""
+    """Return SQL for the type's output function: a cast to text may differ, as for boolean."""
     return f"case when num_nulls({sql}) = 0 then concat({sql}) end"

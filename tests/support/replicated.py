@@ -67,7 +67,7 @@ class Replicated:
             return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
     def run(self, app: str, *arguments: str, timeout: float = 500) -> int:
-        """Run an app to its end; returns its exit code."""
+        """Run an app to its end, and return its exit code."""
         process = self.start(app, *arguments)
         try:
             return process.wait(timeout)
@@ -92,7 +92,7 @@ class Replicated:
         return pa.table(rows)
 
     def differences(self, table: str) -> Counter[tuple[Any, ...]]:
-        """Rows of the lake less rows of the source, counted; empty when both are equal, value for value."""
+        """Return rows of the lake less rows of the source, counted: empty if all values are equal."""
         lake = pa.table(self.lake_rows(table)).drop_columns(
             [name for name in OWN_COLUMNS if name in self.lake_rows(table).column_names]
         )
@@ -130,7 +130,7 @@ def plain(value: Any) -> Any:
 
 
 def wait_for_end(process: subprocess.Popen[bytes]) -> int:
-    """Wait until a process has ended by itself; returns its exit code."""
+    """Wait until a process has ended by itself, and return its exit code."""
     return process.wait(_HANGS_S)
 
 
@@ -148,7 +148,7 @@ def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: str = "the condition") -> Any:
-    """Wait for a state; returns what the condition gave."""
+    """Wait until a condition is true, and return its value."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if result := condition():
@@ -158,7 +158,7 @@ def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: st
 
 
 def has_no_sender(server: Server) -> bool:
-    """The server's own processes of connections that were closed take a moment to end."""
+    """Return True if no walsender runs: those of closed connections take some time to end."""
     connection = psycopg2.connect(server.dsn())
     try:
         cursor = connection.cursor()

@@ -20,7 +20,7 @@ _WHY = "needs versitygw: sh setup/versitygw.sh"
 
 @contextmanager
 def running_gateway() -> Iterator[Gateway]:
-    """With the bucket. Skips the test where the server is not built, unless it is required."""
+    """Yield a server with the bucket. Skips the test where the server is not built, unless it is required."""
     if not PROGRAM.exists():
         assert not os.environ.get(REQUIRED), _WHY
         pytest.skip(_WHY)
@@ -35,5 +35,5 @@ def running_gateway() -> Iterator[Gateway]:
 
 
 def new_lake() -> str:
-    """The URI of a lake that nobody has written to."""
+    """Return the URI of a new lake, to which nothing has been written."""
     return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}/lake"

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.support.scalar_types import DAY, Case
 
-# Of all built-in types, so that psycopg2 gives texts as they come.
+# For all built-in types, so that psycopg2 returns their text unchanged.
 _RAW = psycopg2.extensions.new_type(tuple(range(1, 16384)), "RAW", lambda text, cursor: text)
 
 
@@ -49,7 +49,7 @@ def fill(source: Any, cases: Sequence[Case], rows: Sequence[Sequence[str | None]
 
 
 def by_csv(source: Any, relation: Relation, pipeline: Pipeline, *, as_text: bool) -> pa.Table:
-    """The rows as a snapshot types them."""
+    """Return the rows as a snapshot types them."""
     columns = ", ".join(column.name for column in relation.columns)
     stream = io.BytesIO()
     with source.cursor() as cursor:
@@ -69,7 +69,7 @@ def by_csv(source: Any, relation: Relation, pipeline: Pipeline, *, as_text: bool
 
 
 def by_parse(relation: Relation, pipeline: Pipeline, texts: Sequence[Sequence[str | None]]) -> pa.Table:
-    """The rows as the stream types them."""
+    """Return the rows as the stream types them."""
     arrays = [
         typed.parse(pa.array([row[index] for row in texts], pa.large_string()))
         for index, typed in enumerate(values.typed_columns(relation, pipeline.choices(relation.table)))
@@ -78,7 +78,7 @@ def by_parse(relation: Relation, pipeline: Pipeline, texts: Sequence[Sequence[st
 
 
 def texts_of(source: Any) -> list[tuple[str | None, ...]]:
-    """What PostgreSQL says that the values are."""
+    """Return PostgreSQL's text of the table's values."""
     with source.cursor() as cursor:
         psycopg2.extensions.register_type(_RAW, cursor)
         cursor.execute("select * from public.t order by ctid")
@@ -86,7 +86,7 @@ def texts_of(source: Any) -> list[tuple[str | None, ...]]:
 
 
 def shown(source: Any, case: Case, array: pa.ChunkedArray) -> list[str | None]:
-    """What PostgreSQL says that the lake's values are."""
+    """Return PostgreSQL's text of the lake's values."""
     if pa.types.is_date32(array.type):
         inputs = [None if number is None else str(number) for number in array.cast(pa.int32()).to_pylist()]
     elif pa.types.is_timestamp(array.type):

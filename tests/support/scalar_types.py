@@ -90,7 +90,7 @@ _TEXTS = st.text(_CHARACTERS, max_size=40) | st.text('",\\\n\r\t .\ufeffNtf0', m
 
 
 def _timetz(time: object, seconds: int) -> str:
-    """At an offset of whole seconds, as PostgreSQL lets zones have."""
+    """Return a time with an offset of whole seconds, which PostgreSQL allows."""
     minutes, second = divmod(abs(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{time}{'-' if seconds < 0 else '+'}{hour:02}:{minute:02}:{second:02}"

@@ -14,7 +14,7 @@ from tests.support.in_process import InProcess
 
 
 class SharedPipeline:
-    """`begin`: makes a pipeline of a database's DSN, in a folder."""
+    """A pipeline that tests borrow. `begin` makes it from a database's DSN, in a folder."""
 
     def __init__(self, begin: Callable[[str, Path], InProcess], server: Server, folder: Path) -> None:
         self._begin, self._server, self._folder = begin, server, folder
@@ -24,7 +24,7 @@ class SharedPipeline:
 
     @contextmanager
     def lent(self) -> Iterator[InProcess]:
-        """The one that the test before left whole, or a new one; its log is the borrower's own."""
+        """Yield the pipeline that the last test left whole, or a new one, with an empty log."""
         pipeline = self._now = self._now or self._new()
         pipeline.log.unlink(missing_ok=True)
         try:

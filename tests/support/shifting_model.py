@@ -45,7 +45,7 @@ def column(name: str, attnum: int, type_name: str, xmin: int, missing: int | Non
 
 @dataclass
 class Source:
-    """The table at the source. A DDL that cannot be leaves it as it is and says so."""
+    """The table at the source. DDL that is not possible changes nothing and returns False."""
 
     columns: list[Column] = field(
         default_factory=lambda: [
@@ -123,7 +123,7 @@ class Source:
         return True
 
     def retype(self, name: str, type_name: str) -> bool:
-        """To another type, with other values. Not to one that a rewrite widens to: that cannot be told."""
+        """Change type and values of a column. Not to a wider integer: that change could not be detected."""
         place = self._place(name)
         if place is None or self.columns[place].type_name == type_name:
             return False
@@ -138,7 +138,7 @@ class Source:
         return True
 
     def use(self, name: str) -> bool:
-        """ALTER … TYPE same USING expression. Not after its type was changed: that cannot be told."""
+        """ALTER … TYPE same USING expression. Not after a change of type: that could not be detected."""
         place = self._place(name)
         if place is None or not self._may_change(place):
             return False
@@ -182,7 +182,7 @@ class Source:
                 row[attnum] = (row[attnum] or 0) + 10_000
 
     def write(self, key: int) -> list[int | None]:
-        """Insert or overwrite a row; what the stream carries of it."""
+        """Insert or overwrite a row, and return its values as the stream sends them."""
         row: Row = {c.attnum: self.time * 10 + c.attnum for c in self.columns}
         row[1] = key
         self.rows[key] = row
@@ -202,7 +202,7 @@ class ModelLake:
     reason: str = ""
 
     def follow(self, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> bool:
-        """Whether it can go on with what was announced."""
+        """Apply an announced record. Returns False if the table cannot continue with it."""
         verdict = judge(self.relation, record, pipeline.choices(self.relation.table))
         if verdict.kind is DriftKind.UNSAFE or verdict.relation is None:
             self.reason = verdict.reason
@@ -241,7 +241,7 @@ class Written:
 
 @dataclass
 class Run:
-    """What happened at the source, step by step."""
+    """The history of the source, step by step."""
 
     source: Source = field(default_factory=Source)
     catalogs: list[Relation] = field(default_factory=list)
@@ -269,11 +269,14 @@ class Run:
         self.catalogs.append(self.source.catalog())
 
     def reconnect(self) -> None:
-        """The next row's message is sent whatever happened."""
+        """Send the Relation message again before the next row."""
         self._stale = True
 
     def records(self, delays: Iterator[int]) -> Iterator[tuple[Written, RelationRecord | None]]:
-        """Rows in order, and what was announced before them, each with a catalog read so much later."""
+        """Yield rows in order, each with the record announced before it, if any.
+
+        `delays`: the number of steps after which each record's catalog is read.
+        """
         read = 0
         for written in self.written:
             if written.message is None:

@@ -1,4 +1,4 @@
-"""A way to a server that can fall silent: lines are kept, and nothing passes, as behind a tunnel."""
+"""A proxy to a server that can fall silent: connections stay open, and nothing passes, as behind a tunnel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_S = 0.02
 
 
 class SilentProxy:
-    """Passes bytes between 127.0.0.1:`port` and a server until it is told to be silent."""
+    """A proxy between 127.0.0.1:`port` and a server that passes bytes until it is asked to be silent."""
 
     def __init__(self, server_port: int) -> None:
         self._server = ("127.0.0.1", server_port)
@@ -22,17 +22,17 @@ class SilentProxy:
         self._passing.set()
         self._over = threading.Event()
         self.withheld: list[bytes] = []
-        """What clients have sent that was not passed on."""
+        """The bytes from clients that were not passed on."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def fall_silent(self) -> None:
-        """Pass nothing on any more; take what is sent, and keep every line."""
+        """Stop passing bytes on. Bytes are still received, and every connection stays open."""
         self._passing.clear()
 
     def speak_again(self) -> None:
-        """Pass on what comes now, on lines made from now on too; lines that fell silent have lost bytes."""
+        """Pass bytes on again, on old and new connections. Connections that were silent have lost bytes."""
         self._passing.set()
 
     def close(self) -> None:

@@ -29,8 +29,10 @@ _OF_SEVERAL_TESTS_S = 1800.0
 
 
 def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | None = None) -> list[Any]:
-    """Run it to its end, in a folder; it may say nothing of a store's secret, nor may Spark's settings, which
-    a reader's program tells."""
+    """Run a program to its end, in a folder, and return its output.
+
+    Asserts that the output, in which a reader's program prints Spark's settings, contains no store's secret.
+    """
     ended = subprocess.run(
         [sys.executable, str(program), *arguments],
         env={**os.environ, JARS_VARIABLE: str(jars), "PYTHONPATH": str(ROOT)},
@@ -51,7 +53,9 @@ def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | No
 
 @contextmanager
 def asking(program: Path, *arguments: str, folder: Path) -> Iterator[Callable[[str], list[Any]]]:
-    """Run it, in a folder, until the end of the block; what is given answers one line with lines of JSON."""
+    """Run a program, in a folder, until the end of the block. Yields a function that sends it one line and
+    returns its answer, lines of JSON.
+    """
     log = folder / "program.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -92,7 +96,7 @@ def asking(program: Path, *arguments: str, folder: Path) -> Iterator[Callable[[s
 
 @contextmanager
 def saying_errors(spark: SparkSession) -> Iterator[None]:
-    """In such a program: our own errors are said, and the session ends."""
+    """Print this package's errors as JSON in such a program, and end the session."""
     try:
         yield
     except PgReplError as error:

@@ -1,4 +1,4 @@
-"""Apps on a standalone Spark cluster, and what Spark tells of them."""
+"""Apps on a standalone Spark cluster, and what Spark reports of them."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ class OnCluster(Replicated):
             )
 
     def asked(self, what: str) -> Any:
-        """What Spark's REST API says of the app that runs."""
+        """Return the part `what` of the running app from Spark's REST API."""
         root = f"http://127.0.0.1:{self.ui}/api/v1/applications"
         app = _get(root)[0]["id"]
         return _get(f"{root}/{app}/{what}")
 
     def tasks_by_executor(self) -> dict[str, int]:
-        """Of the app that runs, those that have ended."""
+        """Return the number of completed tasks of the running app by executor."""
         found = self.asked("allexecutors")
         return {one["id"]: one["completedTasks"] for one in found if one["id"] != "driver"}
 
     def logged_events(self) -> str:
-        """All of Spark's event logs of its apps."""
+        """Return the text of all event logs that Spark wrote for its apps."""
         return "".join(file.read_text() for file in self.events.rglob("events_*"))
 
     def logged_tasks(self) -> dict[str, int]:
-        """As the event logs have them: those that have ended well, by executor."""
+        """Return the number of successful tasks in the event logs by executor."""
         ended: dict[str, int] = {}
         for line in self.logged_events().splitlines():
             event = json.loads(line)
@@ -82,5 +82,5 @@ def _get(url: str) -> Any:
 
 
 def kill_executor(process: int) -> None:
-    """As the kernel does when a host is short of memory."""
+    """Kill an executor with SIGKILL, as the kernel does when a host is short of memory."""
     os.kill(process, signal.SIGKILL)

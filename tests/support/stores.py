@@ -30,18 +30,18 @@ _ACCOUNTS_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/
 
 
 class StoreServer(ServerProcess):
-    """`lake`: where all its lakes lie."""
+    """An emulator of a store. `lake`: the URI below which all its lakes are."""
 
     lake = ""
     hosts: tuple[str, ...] = ()
-    """As which the store itself is known."""
-    # An answer may keep its line open.
+    """The host names of the store itself."""
+    # An answer may keep its connection open.
     stop_s = 1.0
     program = Path()
     script = ""
 
     def environment_of(self, port: int) -> dict[str, str]:
-        """What a client's environment says of the store behind a port of this host."""
+        """Return the variables with which a client reaches the store behind a port of this host."""
         raise NotImplementedError
 
     @property
@@ -52,12 +52,12 @@ class StoreServer(ServerProcess):
         raise NotImplementedError
 
     def new_lake(self) -> str:
-        """The URI of a lake that nobody has written to."""
+        """Return the URI of a new lake, to which nothing has been written."""
         return f"{self.lake}/{uuid.uuid4().hex[:12]}/lake"
 
 
 class GoogleServer(StoreServer):
-    """fake-gcs-server, with what object_store asks for beside."""
+    """fake-gcs-server, extended by the requests that object_store needs."""
 
     name, script = "the server that speaks Google's storage", "setup/gcs_server.sh"
     lake = f"gs://{BUCKET}"
@@ -123,7 +123,7 @@ def shared_access(rights: str) -> str:
 
 
 def service_account_key(token_uri: str = "") -> str:
-    """Of nobody's, as Google gives them out; who wants a token for it asks there."""
+    """Return a made-up key in Google's format; clients request its tokens at `token_uri`."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -143,7 +143,7 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def running_store(kind: type[StoreServer]) -> Iterator[StoreServer]:
-    """With the bucket. Skips the test where the server is not there, unless it is required."""
+    """Yield a server with the bucket. Skips the test where the server is missing, unless it is required."""
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-store-") as folder:
         server = kind(Path(folder))
         why = f"needs {server.name}: sh {server.script}"

@@ -34,12 +34,12 @@ class Case:
 
 
 def cases_for(version: int, cases: Sequence[Case]) -> list[Case]:
-    """Those that a server of this version can have."""
+    """Return the cases that a server of this version supports."""
     return [case for case in cases if case.least <= version < case.below]
 
 
 def options_of(cases: Sequence[Case]) -> dict[str, Any]:
-    """The cases' options, joined."""
+    """Return the options of all cases in one dictionary."""
     joined: dict[str, Any] = {}
     for case in cases:
         for name, value in case.options.items():

@@ -22,7 +22,7 @@ _TOKEN = json.dumps({"access_token": "t", "expires_in": 3600, "token_type": "Bea
 
 
 class TlsFront:
-    """`hosts` are the server behind `port`; beside them there is Google's host of tokens."""
+    """A proxy that answers for `hosts` with the server behind `port`, and for Google's token host."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...], port: int) -> None:
         self._folder, self._behind = folder, port
@@ -34,7 +34,7 @@ class TlsFront:
 
     @property
     def java_options(self) -> str:
-        """What has a JVM ask this one, and believe it."""
+        """Options with which a JVM uses this proxy and trusts its certificates."""
         return (
             f"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort={self.port}"
             f" -Djavax.net.ssl.trustStore={self._trusted} -Djavax.net.ssl.trustStorePassword=changeit"
@@ -100,7 +100,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 @contextmanager
 def tls_front(folder: Path, hosts: tuple[str, ...], port: int) -> Iterator[TlsFront]:
-    """One that serves until the block ends."""
+    """Yield a front that serves until the block ends."""
     front, started = TlsFront(folder, hosts, port), threading.Event()
     loop = asyncio.new_event_loop()
     serving = loop.create_task(front.serve(started))

@@ -1,7 +1,7 @@
 """Random traffic on three tables, under which sums that whole transactions keep never change.
 
 `accounts` has a key that changes and values large enough to be stored out of line, `savings` a composite key,
-`ledger` none. What a rollback or a savepoint takes back would break the sums.
+`ledger` none. Changes that a rollback or a savepoint undoes would break the sums.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Traffic:
     def __init__(self, dsn: str, seed: int, sessions: int = 3) -> None:
         self._dsn, self._seed = dsn, seed
         self._stop = threading.Event()
-        # Of no other traffic on the same tables, as are the names of transactions.
+        # No other traffic on the same tables uses these keys, nor the names of the transactions.
         self._keys = itertools.count(1000 + seed * 1_000_000)
         self.committed = 0
         self.error: BaseException | None = None
@@ -81,7 +81,7 @@ class Traffic:
             raise self.error
 
     def wait_for_more(self, transactions: int) -> None:
-        """Wait until so many more are committed."""
+        """Wait until `transactions` more transactions are committed."""
         wanted = self.committed + transactions
         wait_until(
             lambda: self.committed >= wanted or self.error is not None,
@@ -141,7 +141,7 @@ class Traffic:
         )
 
     def _transfer(self, cursor: Any, chance: random.Random, name: str, steps: int) -> None:
-        """Money from an account, or all that it has and the account with it, to a savings book."""
+        """Move money from an account to a savings book, or all of it, and delete the account."""
         ending = chance.random() < 0.3
         cursor.execute(
             "delete from accounts where id ="

@@ -1,9 +1,9 @@
-"""Unity Catalog for tests: a stand-in of ours, or a real server where there is one.
+"""Unity Catalog for tests: a stand-in, or a real server where there is one.
 
 Its server is in no package registry that the tests can rely on. So they run against a small double that
 holds itself to the source of 0.6.0 (ValidationUtils, NormalizedURL, ColumnUtils, TableRepository, ErrorCode),
 and against the real one with its address in PGREPL_TEST_UNITY_URL, and PGREPL_TEST_UNITY_TOKEN when it has
-logins. Both were held against each other when this was written: all tests pass with both.
+logins. When this was written, all tests passed with both.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PARENTS = {"catalogs": (), "schemas": ("catalog_name",), "tables": ("catalog_na
 
 
 class Unity:
-    """A server, and a catalog in it of the test's own. Asks on its own, not by what is tested."""
+    """A server, and a catalog in it of the test's own. Its requests do not use the code under test."""
 
     def __init__(self, url: str, token: str | None, catalog: str) -> None:
         self.url, self.token, self.catalog = url, token, catalog
         self.ask("POST", "catalogs", {"name": catalog})
 
     def table(self, name: str) -> dict[str, Any]:
-        """By schema and name. Raises HTTPError when there is none."""
+        """Return a table by schema and name. Raises HTTPError if it does not exist."""
         return self.ask("GET", f"tables/{self.catalog}.{name}")
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Unity:
 
 @contextmanager
 def running_unity() -> Iterator[Unity]:
-    """With logins, unless it is a real one without."""
+    """Yield a server with logins, unless it is a real one without."""
     if url := os.environ.get(URL_VARIABLE):
         yield Unity(url, os.environ.get(TOKEN_VARIABLE), _any_name())
         return
@@ -67,7 +67,7 @@ def running_unity() -> Iterator[Unity]:
 
 @contextmanager
 def stand_in(*, has_delta_api: bool = True) -> Iterator[Unity]:
-    """Ours, also as servers before 0.5 are."""
+    """Yield the stand-in. Without `has_delta_api` it acts as servers before 0.5."""
     server = _StandIn(("127.0.0.1", 0), _Handler)
     server.has_delta_api = has_delta_api
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -91,7 +91,7 @@ class _RefusedError(Exception):
 
 
 class _StandIn(ThreadingHTTPServer):
-    """What is registered, by kind and full name."""
+    """The stand-in's server, which holds the registered objects by kind and full name."""
 
     daemon_threads = True
 
@@ -107,14 +107,14 @@ class _StandIn(ThreadingHTTPServer):
         return self.found[kind][name]
 
     def parents(self, kind: str, names: list[str]) -> None:
-        """The outermost that is missing is said, as the server does."""
+        """Raise an error for the outermost missing parent, as the server does."""
         for depth, parent in enumerate(list(_PARENTS)[: len(_PARENTS[kind])], 1):
             name = ".".join(names[:depth])
             if name not in self.found[parent]:
                 raise self.missing(parent, name)
 
     def change(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """What of the Delta API is used, by DeltaUpdateTableMapper and ColumnUtils."""
+        """Apply the updates of the Delta API that are used, as DeltaUpdateTableMapper and ColumnUtils do."""
         table = self.one("tables", name)
         if asked["requirements"] != [{"type": "assert-table-uuid", "uuid": table["table_id"]}]:
             raise _RefusedError(409, "UPDATE_REQUIREMENT_CONFLICT", "assert-table-uuid")
@@ -180,7 +180,7 @@ def _check_column(column: dict[str, Any], table_format: str) -> None:
 
 
 def _text(kind: Any) -> str:
-    """As toCatalogString spells a type of the Delta API."""
+    """Return a type of the Delta API as toCatalogString spells it."""
     if isinstance(kind, str):
         return {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}.get(kind, kind)
     if kind["type"] == "struct":
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._delete)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: a test's output is its own."""
+        """Log nothing: a test's output is its own."""
 
     def _get(self, kind: str, name: str) -> dict[str, Any]:
         if kind not in _PARENTS:

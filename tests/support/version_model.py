@@ -1,4 +1,4 @@
-"""What a table's history must be after some transactions: rows followed one by one, and nothing clever."""
+"""A model of a table's history after some transactions, which follows rows one by one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Version = tuple[Row, int, int, str]
 class VersionModel:
     """One table with a key: `rows` by an id that no update changes, each with the commit that made it.
 
-    `ignoring`: TRUNCATE is passed over, and its rows stay until others have their keys. `is_sure` no more
-    once a change could mean two rows: equal ones, which a deferrable key allows for a moment.
+    `ignoring`: TRUNCATE is ignored, and its rows stay until others have their keys. `is_sure` is False once
+    a change could mean two rows: equal ones, which a deferrable key allows temporarily.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class VersionModel:
         self.is_sure = True
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Whole transactions, in order."""
+        """Apply whole transactions, in order."""
         for lsn, transaction in groupby(changes, key=lambda change: change.commit_lsn):
             self._commit(lsn, list(transaction))
 
@@ -71,13 +71,13 @@ class VersionModel:
                 self.ended.append((row, made_at, lsn, how))
 
     def _leave(self) -> set[int]:
-        """Pass a TRUNCATE over: the rows stay, and what an earlier one left under their keys does not."""
+        """Ignore a TRUNCATE: its rows stay, and replace those that an earlier one left under their keys."""
         displaced = self._give_way()
         self._left |= self.rows
         return displaced
 
     def _give_way(self) -> set[int]:
-        """Drop what was left under keys that rows now have; the ids of it."""
+        """Drop the rows left under keys that other rows now have, and return their ids."""
         taken = {self._key_of(row) for row, _ in self.rows.values()}
         displaced = {number for number, (row, _) in self._left.items() if self._key_of(row) in taken}
         for number in displaced:

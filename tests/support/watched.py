@@ -55,19 +55,19 @@ class Watched(Received):
         return RelationIndex(relations_uri(self.pipeline.lake_root))
 
     def now(self) -> Relation | None:
-        """What the catalog says of `t` at this moment."""
+        """Return the relation of `t` as the catalog has it now."""
         with self.source() as source:
             return read_relation(source, self.oid, self.pipeline.publication)
 
     def versions(self, *ops: str) -> list[int]:
-        """By which relations the table's rows are to be read."""
+        """Return the relation version of each row of the table. Asserts that positions are in order."""
         rows = self.changelog_rows(*ops)
         places = [(row["commit_lsn"], row["ordinal"]) for row in self.changelog_rows()]
         assert places == sorted(set(places))
         return [row["relation_version"] for row in rows if row["relation_id"] == self.oid]
 
     def records(self) -> list[RelationRecord]:
-        """The table's relations as they were announced."""
+        """Return the table's relations as they were announced."""
         rows = self.changelog_rows("R")
         return [RelationRecord.from_json(row["new"][0]) for row in rows if row["relation_id"] == self.oid]
 
@@ -78,7 +78,7 @@ def insert(key: int, table: str = "t") -> str:
 
 @contextlib.contextmanager
 def weak_role(watched: Watched) -> Iterator[str]:
-    """A role that may do nothing; it goes with the test."""
+    """Yield a role without privileges; it is dropped after the test."""
     name = f"weak_{watched.pipeline.name}"
     with watched.source() as source, source.cursor() as cursor:
         cursor.execute(f"create role {name}")

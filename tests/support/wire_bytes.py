@@ -27,7 +27,7 @@ def put_commit(commit_lsn: int, end_lsn: int, commit_us: int = 0) -> bytes:
 def put_relation(
     oid: int, schema: str, name: str, columns: Iterable[tuple[str, int, int, bool]], identity: str = "d"
 ) -> bytes:
-    """`columns`: (name, type oid, typmod, part of the identity)."""
+    """Return a Relation message. `columns`: (name, type oid, typmod, part of the identity)."""
     columns = list(columns)
     text = struct.pack(">cI", b"R", oid) + _name(schema) + _name(name) + identity.encode()
     text += struct.pack(">H", len(columns))
@@ -84,7 +84,7 @@ def _tuple(values: Sequence[Any]) -> bytes:
 
 
 class Oracle:
-    """Splits messages one by one, the slow and plain way; ValueError for anything that is not pgoutput."""
+    """A slow and plain splitter of messages, one by one. Raises ValueError for anything but pgoutput."""
 
     def __init__(self) -> None:
         self.open = False
@@ -175,4 +175,4 @@ class Oracle:
         self.ordinal += 1
 
     def take_other(self, _: str) -> None:
-        """Types and origins are of no interest."""
+        """Ignore messages of types and origins."""

@@ -28,7 +28,7 @@ def copied(dsn: str, folder: Path) -> Handed:
 
 
 def merged(dsn: str, folder: Path) -> Handed:
-    """The low row is merged into, the others are appended: a file that holds nothing but NULL too."""
+    """Merge into the low row, and append the others, one of them as a file that holds only NULL."""
     lake = lake_of(dsn, folder)
     execute(dsn, every_type.CREATE_TYPE, ALL, every_type.insert(0, 0), every_type.insert(9, 1))
     relation = lake.copy(T)
@@ -50,7 +50,7 @@ def compacted(dsn: str, folder: Path) -> Handed:
 
 
 def widened(dsn: str, folder: Path) -> Handed:
-    """The first file has none of the columns that were added."""
+    """Write a table whose first file lacks all columns that were added."""
     lake = lake_of(dsn, folder)
     execute(dsn, every_type.CREATE_TYPE, "create table t (id int primary key)", every_type.insert(0, None))
     relation = lake.copy(T)

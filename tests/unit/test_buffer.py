@@ -21,7 +21,7 @@ def parts(written: Written) -> int:
 
 
 def held(written: Written) -> int:
-    """Rows in memory."""
+    """Return the number of rows in memory."""
     return sum(rows.num_rows for rows in [*written.buffer._whole, *written.buffer._open])
 
 

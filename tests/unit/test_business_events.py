@@ -37,7 +37,7 @@ JSONB, TEXT, INTEGER, BYTEA = 3802, 25, 23, 17
 
 
 def relation(oid: int, name: str, *columns: tuple[str, int], identity: str = "d") -> RelationRecord:
-    """The first column is its key."""
+    """Return a relation whose first column is its key."""
     made = tuple(
         Column(one, place + 1, kind, -1, "any", is_key=not place) for place, (one, kind) in enumerate(columns)
     )
@@ -65,7 +65,7 @@ def message(prefix: str, content: str | None, size: str = "") -> Row:
 
 
 def rows_of(*rows: Row) -> pa.Table:
-    """In one transaction."""
+    """Return the rows of one transaction."""
     at = datetime(2026, 1, 2, tzinfo=UTC)
     place = {"epoch": 1, "commit_lsn": 16, "xid": 7, "commit_ts": at}
     made = [{"old": None, "unchanged": None, **place, **row, "ordinal": n} for n, row in enumerate(rows)]

@@ -158,7 +158,7 @@ def test_a_changelog_that_was_put_back_gets_no_commit_above_a_gap(uri: str, tmp_
 
 
 def test_one_that_slept_until_the_log_was_cleaned_does_not_take_its_place_for_free(uri: str) -> None:
-    """As a machine that was halted: others have written for hours, and what they wrote is in a checkpoint."""
+    """A halted machine resumes: others have written for hours, and a checkpoint replaced their commits."""
     old, new = Written(uri), Written(uri)
     for lsn in (100, 200, 300):
         new.transaction(lsn, r7=1)

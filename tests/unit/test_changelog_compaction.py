@@ -1,4 +1,4 @@
-"""changelog/maintenance.py: hours that are over have few files, and who reads or writes notices nothing."""
+"""changelog/maintenance.py: closed hours are compacted to few files, unnoticed by readers and writers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_compaction_commit_lists_no_files_for_followers(lake: str) -> None:
     assert (commit.record, commit.files) == (None, ())
 
 
-# What may become one file.
+# Files that may be compacted into one.
 
 
 def test_files_that_overlap_are_joined_together_or_not_at_all(
@@ -140,7 +140,7 @@ def test_files_that_overlap_are_joined_together_or_not_at_all(
 
 
 def test_a_joined_file_spans_no_file_of_another_hour(lake: str) -> None:
-    """The clock may have been set back."""
+    """The receiver's clock may have jumped backwards."""
     writer = writer_of(lake)
     for hour, lsn in ((0, 100), (0, 110), (1, 120), (0, 130), (0, 140), (2, 150), (2, 160)):
         writer.land((7, lsn, 0), hour=hour)
@@ -173,7 +173,7 @@ def test_epochs_never_share_a_file(lake: str) -> None:
 
 
 def test_compaction_keeps_write_order_among_rows_at_same_position(lake: str) -> None:
-    """How a table was published, as it was seen by two starts without a change between them."""
+    """Starts without a change between them record the publication status at the same position."""
     writer = writer_of(lake)
     for text in ("first", "second", "third"):
         writer.append_between(rows_at((7, writer.durable_lsn, -2), text=text))
@@ -220,7 +220,7 @@ def singles(first: int, count: int = 3) -> list[tuple[int, int]]:
     return [(lsn, lsn) for lsn in range(first, first + 10 * count, 10)]
 
 
-# Who writes meanwhile.
+# Writers that commit during compaction.
 
 
 def test_a_receiver_writes_on_and_is_fenced_as_before(lake: str) -> None:
@@ -240,7 +240,7 @@ def test_a_receiver_writes_on_and_is_fenced_as_before(lake: str) -> None:
 
 
 def before_its_commit(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
-    """Have something else happen, once, right before the next commit."""
+    """Call `what` once, right before the next commit."""
 
     def commit(*arguments: Any, **named: Any) -> bool:
         monkeypatch.setattr(maintenance, "replace_files", replace_files)
@@ -263,7 +263,7 @@ def test_a_receiver_may_commit_while_files_are_joined(lake: str, monkeypatch: py
 def test_concurrent_compaction_with_same_files_is_rejected(
     lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delta by itself lets both pass, and each row would be there twice."""
+    """Delta itself accepts both commits, and each row would exist twice."""
     writer = writer_of(lake)
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
@@ -305,7 +305,7 @@ def test_a_run_ends_when_another_has_changed_the_list(lake: str, monkeypatch: py
     assert held(lake) == {"04T00": [(100, 110)], "04T01": [(1_100, 1_110)]}
 
 
-# Beside the rest of maintenance.
+# Compaction with the rest of maintenance.
 
 
 def test_joined_hours_are_dropped_as_others_are(lake: str) -> None:

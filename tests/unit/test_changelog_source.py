@@ -130,7 +130,7 @@ def test_fences_keepalives_and_marks_are_batches_without_work(uri: str) -> None:
 
 
 def test_marker_of_somebody_who_had_not_seen_the_newest_commit_does_not_say_what_is_durable(uri: str) -> None:
-    """It comes alone: a table that is planned at its version lacks no change that is in the commit before."""
+    """The marker comes alone: a table planned at its version lacks no change of the commit before it."""
     written = Written(uri)
     start = written.writer.version
     before = open_changelog(uri)

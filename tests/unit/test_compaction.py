@@ -1,4 +1,4 @@
-"""Which files compaction writes again, and that what it writes does not grow with the table."""
+"""The files that compaction rewrites, and an amount written that does not grow with the table."""
 
 from __future__ import annotations
 

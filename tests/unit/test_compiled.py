@@ -1,4 +1,4 @@
-"""Compiled loops: compiled once on a host, by processes of their own, kept where nobody else can write."""
+"""Functions compiled once on a host, by separate processes, and stored where no other user can write."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_a_process_that_serves_compiles_nothing_itself(tmp_path):
 
 @pytest.fixture
 def place(monkeypatch, tmp_path) -> Iterator[pytest.MonkeyPatch]:
-    """Neither a variable nor a package that can be written; the user's own folder is below `tmp_path`."""
+    """Unset the variable, make the package read-only, and put the user's cache folder below `tmp_path`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # Not deleted: one that is not there would not be restored when `folder` has set it.
+    # Empty and not deleted: pytest would not restore a missing variable that `folder` has set.
     monkeypatch.setenv(FOLDER_VARIABLE, "")
     (tmp_path / "package").touch()
     monkeypatch.setattr(compiled_loops, "BESIDE", tmp_path / "package" / "no folder")

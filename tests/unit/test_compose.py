@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yaml"
 OURS = {"spark-master", "spark-worker", "airflow", "pgrepl"}
 BUILT = OURS | {"store"}
-"""What the Dockerfile makes."""
+"""The services whose images the Dockerfile makes."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_every_service_has_a_health_check(services):
 
 
 def bases() -> set[str]:
-    """What the Dockerfile builds on, but for stages of its own."""
+    """Return the images that the Dockerfile builds on, without its own stages."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     stages = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.M)
     given = dict(re.findall(r"^ARG (\w+)=(\S+)$", dockerfile, re.M))

@@ -16,7 +16,7 @@ NAMES = [TableName("public", name) for name in "abcdefgh"]
 
 
 class Taking(Consumer):
-    """Whose publisher answers when four are waited for, as it then does."""
+    """A consumer whose publisher answers once four requests wait."""
 
     def __init__(self, fails: dict[str, Exception] | None = None) -> None:
         super().__init__(None, None, {name: name for name in NAMES}, lambda: False)

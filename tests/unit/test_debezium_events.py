@@ -42,7 +42,7 @@ def made(tables: list[Table], rows: pa.Table, few: int, *, with_schemas: bool) -
 
 
 def said(event: Event) -> Any:
-    """But for when it was made."""
+    """Return the content of an event without its timestamps."""
     bodies = [event.body, event.left[1]] if event.left else [event.body]
     parsed = [json.loads(body) for body in bodies]
     for one in parsed:

@@ -60,7 +60,7 @@ class Lake:
         return declared_columns(open_table(self.uri))
 
     def as_of_an_earlier_version(self) -> None:
-        """Without the property, which those did not write."""
+        """Remove the property, which earlier versions did not write."""
         first = self.root / "t" / "_delta_log" / f"{0:020}.json"
         actions = [json.loads(line) for line in first.read_text().splitlines()]
         for action in actions:

@@ -25,8 +25,8 @@ from tests.support.examples import examples
 
 FILES = fs.LocalFileSystem()
 
-# Of Delta's PROTOCOL.md, "Deletion Vectors". The first is in the native format of Roaring bitmaps, of which
-# the same page says that files have it not; nobody writes it.
+# From Delta's PROTOCOL.md, "Deletion Vectors". The first is in the native format of Roaring bitmaps, which
+# files never have, as the same page says; no writer produces it.
 NATIVE = {
     "storageType": "i",
     "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",

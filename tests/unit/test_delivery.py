@@ -50,7 +50,7 @@ class OutOfOrder:
             self._be_lost()
 
     def commit(self) -> None:
-        """It keeps no transactions."""
+        """Do nothing: the target has no transactions."""
 
     def _be_lost(self) -> None:
         taken = self._taken.pop(0)
@@ -65,7 +65,7 @@ class OutOfOrder:
                 sending.settle(index)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def event(number: int, key: int) -> Event:
@@ -104,17 +104,17 @@ def test_highest_generation_holds_last_event_for_each_key_after_redelivery(
 
 
 class Holding(OutOfOrder):
-    """Takes nothing by itself."""
+    """A target that acknowledges no event itself."""
 
     def __init__(self) -> None:
         super().__init__([])
 
     def _take(self, sending: Sending, taken: set[int]) -> None:
-        """Left to the test."""
+        """Do nothing: the test settles the events."""
 
 
 def test_batch_is_noted_only_when_all_of_its_events_are_acknowledged() -> None:
-    """What is noted goes into the publisher's record, and is not sent again by the next run."""
+    """A noted batch goes into the publisher's record, and the next run does not send it again."""
     target, noted = Holding(), list[int]()
     delivery = Delivery(target, lambda _: False, PublisherProgress(), lambda: 1)
     delivery.connect()

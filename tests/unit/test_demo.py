@@ -1,4 +1,4 @@
-"""What the demo does before it starts, and how it ends what it started."""
+"""The demo's checks before it starts, and its cleanup of the processes that it started."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _within(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
 def _called(call: ast.Call) -> str | None:
     if isinstance(call.func, ast.Attribute):
         name = call.func.attr
-        # Of a path: that of a text takes two.
+        # Path.replace takes one argument, str.replace two.
         if name == "replace" and len(call.args) == 1 and not call.keywords:
             return name
     elif isinstance(call.func, ast.Name) and call.func.id != "delete":

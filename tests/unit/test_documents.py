@@ -154,7 +154,7 @@ def listed_types() -> Iterator[tuple[str, int | None, str]]:
 
 
 def typmod(type_name: str) -> int:
-    """Of numeric(p,s); other types in the list need none."""
+    """Return the typmod of numeric(p,s), or -1: other types in the list need none."""
     found = re.fullmatch(r"numeric\((\d+),(\d+)\)", type_name)
     return -1 if found is None else ((int(found[1]) << 16) | int(found[2])) + 4
 

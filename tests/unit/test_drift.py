@@ -39,7 +39,7 @@ PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 
 
 def find_drift(recorded: Relation, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> str | None:
-    """Why the table cannot go on, which always comes with a way out; None when it can."""
+    """Return why the table cannot continue, or None if it can. Asserts that a reason comes with a hint."""
     verdict = judge(recorded, record, pipeline.choices(recorded.table))
     if verdict.kind is not DriftKind.UNSAFE:
         assert verdict.relation is not None
@@ -50,7 +50,7 @@ def find_drift(recorded: Relation, record: RelationRecord, pipeline: Pipeline = 
 
 
 def announced(current: Relation, **message: object) -> RelationRecord:
-    """What the stream says when it agrees with the catalog, unless told otherwise."""
+    """Return a record whose message agrees with the catalog, apart from the fields in `message`."""
     columns = tuple(WireColumn(c.name, c.type_oid, c.typmod, c.is_key) for c in current.columns)
     name = current.table
     fields = {

@@ -188,7 +188,7 @@ def test_with_ignore_an_added_column_is_left_out_and_the_rest_is_followed() -> N
     verdict = judged(relation, with_policy("ignore"))
     assert verdict.relation == replace(relation, ignored=(4,))
     assert verdict.changes[-1] == "column since was added and is left out"
-    # What the lake does not have may become anything.
+    # A column that the lake does not have may change in any way.
     other = now(wider, NAME, PRICE, replace(SINCE, name="until", type_oid=25, xmin=30), relfilenode=72)
     assert judged(other, before=verdict.relation).relation == replace(other, ignored=(4,))
     gone = now(wider, NAME, PRICE, natts=4, relfilenode=72)

@@ -1,4 +1,4 @@
-"""lake/drop.py: what is dropped is the pipeline's, whatever is in the place of its tables."""
+"""lake/drop.py: only the pipeline's own tables are dropped, whatever is at their paths."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ours(table: Path, versions: int = 1) -> None:
 
 
 def as_replicated(table: Path, versions: int = 3) -> None:
-    """A snapshot, and changes after it, by the writers of replication."""
+    """Write a snapshot, and changes after it, by the writers of replication."""
     uri, path = str(table), f"{table.parent.name}/{table.name}"
     if not DeltaTable.is_deltatable(uri):
         commit_snapshot(uri, ROWS.schema, [], LSN(1), "shop", Epoch(1))
@@ -56,20 +56,20 @@ def as_replicated(table: Path, versions: int = 3) -> None:
 
 
 def ours_with_a_cleaned_log(table: Path) -> None:
-    """As of a table that replication has written for a long time."""
+    """Write a table whose log was cleaned, as one that replication has written for a long time."""
     as_replicated(table)
     clean_log(table)
 
 
 def clean_log(table: Path) -> None:
-    """Take away what a checkpoint of the newest version covers."""
+    """Delete the commits that a checkpoint of the newest version covers."""
     DeltaTable(table).create_checkpoint()
     for version in range(int(DeltaTable(table).version())):
         commit_file(table, version).unlink(missing_ok=True)
 
 
 def others_behind_a_cleaned_log(table: Path) -> None:
-    """What another program appended was compacted and checkpointed, and the log was cleaned."""
+    """Append, compact and checkpoint by another program, and clean the log."""
     ours_with_a_cleaned_log(table)
     foreign(table)
     DeltaTable(table).optimize.compact()
@@ -126,7 +126,7 @@ def test_files_links_and_tables_of_others_in_its_folder_stay(tmp_path: Path) -> 
 def test_drop_that_was_interrupted_anywhere_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left shows at each step whose it was: the log goes last, newest version first."""
+    """After each step the remaining files show the owner: the log is deleted last, newest version first."""
     table = tmp_path / "public" / "t"
     as_replicated(table)
     DeltaTable(table).create_checkpoint()
@@ -146,7 +146,7 @@ def test_drop_that_was_interrupted_anywhere_can_be_repeated(
 def test_file_that_is_written_while_its_folder_goes_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into the folder of the schema, in the last moment."""
+    """The file appears in the schema's folder right before that is deleted."""
     late, real = tmp_path / "public" / "precious", Path.rmdir
 
     def rmdir(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""storage/durable.py: whatever is told is on the disk; each power cut leaves what was told, whole."""
+"""storage/durable.py: everything confirmed is on the disk, and whole after any power cut."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_commit_is_durable_with_all_before_it_whoever_made_them(disk: Recorded
 def test_failed_commit_fsync_keeps_durable_lsn_and_sets_commit_aside(
     disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache goes on showing a file that the disk has refused, as if all were well."""
+    """After a failed flush the page cache still shows the file as if it had been written."""
     one = Written(new_changelog(disk.folder))
     version, lsn = one.writer.version, one.writer.durable_lsn
 
@@ -193,7 +193,7 @@ def test_a_snapshot_is_on_the_disk_when_it_is_committed(disk: RecordedDisk, tmp_
 
 
 def test_a_files_rows_are_on_the_disk_when_it_is_handed_over(disk: RecordedDisk, tmp_path: Path) -> None:
-    """Who commits it may be on another host."""
+    """The process that commits the file may be on another host."""
     with ParquetFiles(str(disk.folder), "public/t", IDS) as files:
         files.write(pa.record_batch([pa.array([1, 2], pa.int64())], schema=IDS))
         (written,) = files.finish()
@@ -248,7 +248,7 @@ def test_points_are_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None:
 
 
 def test_maintenance_deletes_nothing_that_the_disk_still_needs(disk: RecordedDisk, tmp_path: Path) -> None:
-    """The commit that replaced a file may be there for readers, and not on the disk yet."""
+    """The commit that replaced a file may be visible to readers before it is on the disk."""
     for value in (1, 2):
         overwrite(disk.folder, value)
         durable.flush_commits(f"{disk.folder}/public/a", value - 2, value - 1)

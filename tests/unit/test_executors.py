@@ -1,4 +1,4 @@
-"""spark/executors.py without a cluster: what is asked, and how differences are told."""
+"""spark/executors.py without a cluster: the version check of executors, and its error messages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_directory_is_known_by_what_the_driver_put_there(tmp_path: Path) -> No
     ],
 )
 def test_missing_module_or_python_mismatch_on_executor_is_never_retried(trace: str, said: str) -> None:
-    """Also of one that comes long after all were asked: Spark tells it in words of its own."""
+    """An executor may come long after the check: Spark then reports the mismatch in its own words."""
     error = spark_error("applying changes", f"org.apache.spark.SparkException: {trace}")
     assert isinstance(error, ToolError)
     assert said in error.message
@@ -137,7 +137,7 @@ def test_tasks_that_come_together_reach_once(tmp_path: Path, monkeypatch: Any) -
 
 
 def test_executor_wait_ends_when_stop_check_returns_true_or_raises(monkeypatch: Any) -> None:
-    """On a full cluster there is none for hours; a receiver that fails meanwhile ends the app."""
+    """A full cluster may have no executor for hours. A receiver that fails during the wait ends the app."""
     cancelled = threading.Event()
     context = SimpleNamespace(cancelAllJobs=cancelled.set)
     spark: Any = SimpleNamespace(sparkContext=context)

@@ -30,7 +30,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """At LSN 20, with a checkpoint that lacks the position."""
+    """A lake table at LSN 20, with a checkpoint that lacks the position."""
     lake = Lake(tmp_path)
     lake.change_at(20)
     set_by_another(lake.uri, RETENTION)
@@ -40,7 +40,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def checkpoint(lake: Lake) -> None:
     open_table(lake.uri).create_checkpoint()
-    # As in a process that opens the table for the first time.
+    # Forget the table, as a process does not know it before it opens it.
     followed._followed.clear()
 
 

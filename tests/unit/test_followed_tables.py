@@ -16,7 +16,7 @@ A, B, BAD = (TableName("public", name) for name in ("a", "b", "bad"))
 
 
 class Source:
-    """Whose publication has these tables."""
+    """A source whose publication has `tables`, or that raises the exception in `tables`."""
 
     def __init__(self) -> None:
         self.tables: Any = frozenset({A})
@@ -31,7 +31,7 @@ class Source:
 
 
 class Followed(FollowedTables):
-    """With apps that end at once: they take all but BAD."""
+    """Followed tables whose apps end at once: they take all tables but BAD."""
 
     def __init__(self, source: Source) -> None:
         self.added: list[str] = []
@@ -55,16 +55,16 @@ class Ended:
         self._code = code
 
     def start(self) -> None:
-        """It has ended already."""
+        """Do nothing: the app has already ended."""
 
     def ended(self) -> int:
         return self._code
 
     def ask_to_end(self) -> None:
-        """It has."""
+        """Do nothing: the app has already ended."""
 
     def wait(self) -> None:
-        """It has."""
+        """Do nothing: the app has already ended."""
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_one_that_cannot_be_taken_keeps_no_other_out_and_is_not_tried_again(remo
         "public.bad",
     ]
     assert tables.taken() == {A, B}
-    # Once it has left, and come back, it is.
+    # BAD is tried again once it has left and come back.
     source.tables = {A, B}
     follow(tables)
     source.tables = {A, B, BAD}

@@ -1,4 +1,4 @@
-"""The lake's storage is full: whoever writes says so, leaves nothing behind, and goes on with space again."""
+"""A full lake storage: every writer reports it, leaves no files, and continues once there is space."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def refused(act: Callable[[], object]) -> str:
 
 
 def texts(number: int) -> pa.RecordBatch:
-    """Some that no compression makes smaller."""
+    """Return text values that no compression makes smaller."""
     values = [Path("/dev/urandom").open("rb").read(1000).hex() for _ in range(number)]  # noqa: SIM115
     return pa.record_batch([values], schema=TEXTS)
 
 
 @pytest.mark.parametrize("rows", [1, 70_000])
 def test_files_of_a_copy_that_do_not_fit_are_taken_away(drive: Disk, rows: int) -> None:
-    """Also those whose end, which tells what they hold, was never written."""
+    """This includes files whose footer was never written."""
     drive.fill(leaving=1 << 20 if rows > 1 else 0)
 
     def copy() -> None:

@@ -21,11 +21,11 @@ NO_COMMANDS = frozenset(
     {"looked", "found", "left", "ended", "maintained", "compacted", "joined", "dropped", "let", "deleted"}
     | {"failed", "to"}
 )
-"""What metrics and logs say that `pgrepl` has done."""
+"""Words after `pgrepl` in metrics and logs that are no commands."""
 NAME_OF_CONNECTION = re.compile(r"pgrepl (?:\w+ )?\{")
 COMMAND = re.compile(r"(?<![\w-])pgrepl [a-z][a-z-]*(?: (?:'[^']*'|\"[^\"]*\"|[^\s;:()`'\"])+)*")
 ARGUMENT = re.compile(r"-.*|.*[/.…\d].*|[A-Z]+|try")
-"""What follows a command and is no word of the sentence: options, names, places."""
+"""Words after a command that are its arguments and not part of the sentence: options, names, paths."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 OF_OTHERS = frozenset(
     {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
@@ -35,12 +35,12 @@ OF_OTHERS = frozenset(
 
 
 def filled(text: str) -> str:
-    """With a value for each that is put in: an LSN where one is, else the name of a table."""
+    """Return a text with its values filled in: an LSN for an LSN, the name of a table for any other."""
     return VALUE.sub(lambda found: "0/1" if re.search("lsn|^.at.$", found[0], re.I) else "public.t", text)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """The command lines that texts hold, and the words of each up to the sentence that goes on."""
+    """Yield the command lines in the texts, and the words of each up to where the sentence continues."""
     for file, text in TEXTS:
         if NAME_OF_CONNECTION.match(text) or "SELECT" in text:
             continue
@@ -65,7 +65,7 @@ def test_command_lines_are_found_in_code_and_reference() -> None:
 
 @pytest.mark.parametrize("where", COMMANDS)
 def test_command_of_a_hint_is_parsed_as_it_stands(where: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is only mentioned, as `pgrepl status`, gets its file."""
+    """A command that is only mentioned, such as `pgrepl status`, gets a pipeline file."""
     command, *words = COMMANDS[where]
     file = [] if "FILE.json" in words else ["FILE.json"]
     own, _ = split([command, *file, *(word.replace("LSN", "0/1") for word in words)])
@@ -103,7 +103,7 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 def test_operators_of_texts_are_there_with_their_arguments() -> None:
-    """Without Airflow, from the source."""
+    """The operators are read from the source, without Airflow."""
     classes: dict[str, str] = {}
     for folder in ("operators", "sensors"):
         for file in (PACKAGE / folder).glob("*.py"):

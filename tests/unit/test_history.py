@@ -40,7 +40,7 @@ EXPORTED = datetime(2024, 6, 1, tzinfo=UTC)
 
 
 class DyingError(Exception):
-    """What a test puts in a commit's place."""
+    """An error that a test raises in place of a commit."""
 
 
 class Lake:

@@ -31,7 +31,7 @@ COMPARED = ("body", "id", "position", "table", "op", "commit_ts", "relation_id",
 
 
 def made(make: Callable[[], list[Event]]) -> Any:
-    """What each event says, or what the error does."""
+    """Return the compared attributes of each event, or class, message and hint of the error."""
     try:
         return [[getattr(event, name) for name in COMPARED] for event in make()]
     except PgReplError as error:
@@ -39,7 +39,7 @@ def made(make: Callable[[], list[Event]]) -> Any:
 
 
 def both(tables: list[Table], rows: pa.Table) -> tuple[Any, Any]:
-    """From columns, and from Python's objects."""
+    """Return the events made from columns, and those made from Python's objects."""
     known = Known(*(table.record for table in tables))
     choices = {table.record.name: table.choices for table in tables}
     given = (known, choices.__getitem__, TableSelection.parse(None))
@@ -52,7 +52,7 @@ def both(tables: list[Table], rows: pa.Table) -> tuple[Any, Any]:
 @examples(300, *HealthCheck)
 @given(histories())
 def test_a_body_from_columns_is_what_to_json_makes_of_the_change(history: tuple[list[Table], pa.Table]):
-    """Of several errors another may come first; a reader says that of the first change which has one."""
+    """With several errors the two ways may raise different ones; a reader reports the first change's."""
     tables, rows = history
     found, expected = both(tables, rows)
     if isinstance(expected, list):
@@ -77,7 +77,7 @@ def test_each_type_alone_is_written_as_python_writes_it(data: st.DataObject):
 
 @pytest.mark.parametrize("of", [TEXT, JSONB], ids=["text", "jsonb"])
 def test_each_character_alone_is_written_as_python_writes_it(of: PgType):
-    """Also among such as need no care: a column in which one does is written another way."""
+    """The column also has plain values: a column in which any value needs escaping is written another way."""
     table = table_of(of)
     for number in [*range(1, 0x100), *range(0x2020, 0x2030), 0xFFFD, 0x1F4A1]:
         found, expected = both([table], rows_of(table, "plain", f"a{chr(number)}b", None))

@@ -1,4 +1,4 @@
-"""check_directory: whether a lake's directory can be made, asked before anything relies on it."""
+"""check_directory: a check that a lake's directory can be made, before anything relies on it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# As a library whose native thread outlives what it uses: it crashes when modules are taken down.
+# Acts as a library whose native thread outlives the modules that it uses, and crashes without them.
 CRASHES_AT_ITS_END = """
 import atexit, os, signal, sys
 from airflow_provider_pgrepl.replication.app.process import leave

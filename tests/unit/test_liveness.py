@@ -1,4 +1,4 @@
-"""A stream on which nothing comes: asked for a word, left to its work, or taken for lost."""
+"""A silent stream: a keepalive is requested, the walsender may go on decoding, or it counts as lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.source.stream import Liveness
 
 
 class Clock:
-    """Stands for the module `time`."""
+    """A stand-in for the module `time`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Sender:
-    """What the server says of the stream's sender."""
+    """A stand-in for the server's answer about the walsender: whether that is at work."""
 
     def __init__(self, *, at_work: bool) -> None:
         self.at_work = at_work

@@ -1,4 +1,4 @@
-"""Lines of a log: written for a program, and read from whoever has written them."""
+"""Lines of a log: written for a program, and parsed from other programs' logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.runtime.process_io import (
 
 
 def written(form: str, *, fail: bool = False) -> list[str]:
-    """What a logger writes in this form."""
+    """Return the lines that a logger writes in this form."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter(form))

@@ -32,7 +32,7 @@ NOBODY = 65534
 
 
 def pipeline(lake: Path, **settings: float) -> Pipeline:
-    """Of a lake that has a point at least, without which maintenance keeps everything."""
+    """Return a pipeline whose lake has at least one point: without any, maintenance keeps everything."""
     if not Points(str(lake)).all():
         Points(str(lake)).append(ConsistentPoint(0, LSN(0), datetime.now(UTC), {"public.of_another_time": 0}))
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
@@ -46,7 +46,7 @@ OURS = CommitProperties(
 
 
 def overwrite(lake: Path, value: int, table: str = "a") -> int:
-    """A new version that holds nothing but `value`, in a file of its own."""
+    """Write a new version that holds only `value`, in a file of its own."""
     rows = pa.table({"n": pa.array([value])})
     write_deltalake(f"{lake}/public/{table}", rows, mode="overwrite", commit_properties=OURS)
     version: int = DeltaTable(f"{lake}/public/{table}").version()
@@ -54,7 +54,7 @@ def overwrite(lake: Path, value: int, table: str = "a") -> int:
 
 
 def overwrite_each(lake: Path, *values: int) -> list[int]:
-    """As many new versions, through one handle, which does not read the log again for each."""
+    """Write a version for each value, through one handle, which does not read the log again each time."""
     first, *more = values
     versions = [overwrite(lake, first)]
     table = DeltaTable(f"{lake}/public/a")
@@ -65,7 +65,7 @@ def overwrite_each(lake: Path, *values: int) -> list[int]:
 
 
 def soon() -> datetime:
-    """A moment after all that was just written, whatever a file system rounds times to."""
+    """Return a time after all files just written, whatever a file system rounds times to."""
     return datetime.now(UTC) + timedelta(seconds=5)
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_may_not_be_looked_into_keeps_nothing_of_others(open_folde
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Which anybody may enter: any pytest that starts closes the folder of them all."""
+    """Yield a folder that any user may enter: each pytest that starts closes its base folder to others."""
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-lake-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -144,7 +144,7 @@ def open_folder() -> Iterator[Path]:
 
 @contextmanager
 def as_somebody_who_may_not_enter(lake: Path, closed: Path) -> Iterator[None]:
-    """root may enter any folder, so that it has to become somebody else."""
+    """Run the block as a user who may not enter `closed`: root, who may, becomes another user."""
     if os.geteuid() != 0:
         closed.chmod(0)
         yield
@@ -221,7 +221,7 @@ def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [0, 4], ids=["older", "written on"])
 def test_files_that_count_again_since_the_folder_was_put_back_stay(tmp_path: Path, more: int) -> None:
-    """Under a maintenance that had seen them replaced, also when versions passed the last one it knew."""
+    """The maintenance had seen them replaced. New versions may have passed the last one that it knew."""
     folder, kept, maintenance = tmp_path / "public/a", tmp_path / "_kept", eager(tmp_path)
     for value in range(3):
         overwrite(tmp_path, value)
@@ -376,7 +376,7 @@ def test_file_that_is_written_while_the_folder_of_a_partition_goes_stays(
     assert late.exists()
 
 
-# What is not the pipeline's.
+# Files that are not the pipeline's.
 
 
 def test_log_that_shows_a_write_of_another_program_is_kept_until_the_next_snapshot(tmp_path: Path) -> None:

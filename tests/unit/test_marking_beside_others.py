@@ -38,7 +38,7 @@ def rows_of(*ids: int, day: pa.Scalar | date = date(2020, 1, 1)) -> pa.Table:
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """A table of three files, a hundred ids each."""
+    """Make a table of three files with a hundred ids each, and return its path."""
     for first in (0, 100, 200):
         write_deltalake(
             str(tmp_path / "t"),
@@ -66,7 +66,7 @@ def mark(table: DeltaTable, gone: list[int], comes: pa.Table, lsn: int = 6) -> N
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[str], Any]) -> None:
-    """Done by somebody right behind our next commit."""
+    """Call `what` once, right after the next commit of this package, as another writer."""
     put, done = getattr(commit, "put_version"), list[bool]()  # noqa: B009 - it is not its to export
 
     def put_and_lose(uri: str, *commit: Any) -> bool:
@@ -91,7 +91,7 @@ def test_an_optimize_behind_the_commit_of_bounds_makes_no_row_twice(uri, monkeyp
 
 def test_an_optimize_behind_the_commit_of_bounds_keeps_compaction_from_its_files(uri, monkeypatch):
     mark(DeltaTable(uri), [3], rows_of(3, day=FAR))
-    # As a table of before it was said which columns have bounds.
+    # Declare the bounds now, as for a table of an earlier version, which did not declare them.
     fenced_commit._declare_bounds(DeltaTable(uri), APP, ["id", "d"])
     meanwhile(monkeypatch, lambda uri: DeltaTable(uri).optimize.compact())
     compact(DeltaTable(uri), APP, at_least=2, gone_share=0.0)

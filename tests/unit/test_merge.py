@@ -1,4 +1,4 @@
-"""Applying changes to real lake tables: exactly once, one commit a slice, loud when something is wrong."""
+"""Applying changes to real lake tables: exactly once, one commit a slice, an error if something is wrong."""
 
 from __future__ import annotations
 
@@ -262,14 +262,14 @@ NAMES = ODD_NAMES + OUR_NAMES
 
 @pytest.mark.parametrize("key", [True, False], ids=["key", "value"])
 def test_any_column_name_works(tmp_path: Path, key: bool) -> None:
-    """All of them are columns of one table, each with the same text, beside one more column."""
+    """All of them are columns of one table, each with the same text, next to one more column."""
     named = len(NAMES)
 
     def row(text: str | None, other: str | None) -> list[str | None]:
         return [*[text] * named, other]
 
     def image(text: str) -> Row:
-        """What is sent of a row's old version."""
+        """Return a row's old version as the stream sends it: with the key's columns alone."""
         return tuple(row(text, None) if key else row(None, text))
 
     def rows(*texts: str) -> list[Row]:
@@ -437,7 +437,7 @@ def test_a_row_without_key_that_the_lake_lacks_stops_the_table(tmp_path: Path) -
 
 
 def test_any_column_name_works_with_any_policy(tmp_path: Path) -> None:
-    """All of them are columns of one table, each with the same text, beside one more column."""
+    """All of them are columns of one table, each with the same text, next to one more column."""
     names = ["a.b", 'a"b', "a b", "100%", "größe", "select", "s.kind", "k0", "x" * 63]
 
     def row(text: str | None, other: str | None) -> list[str | None]:

@@ -88,7 +88,7 @@ def by_datafusion(uri: str, version: int | None = None) -> dict[int, str]:
 
 
 def by_duckdb(uri: str) -> dict[int, str]:
-    """Through its own Delta extension, which is Delta's kernel."""
+    """Read a table through DuckDB's Delta extension, which uses Delta's kernel."""
     connection = duckdb.connect()
     import_extension("delta", con=connection)
     connection.execute("load delta")
@@ -173,7 +173,7 @@ def test_the_protocol_names_vectors_and_nothing_else(lake: Lake) -> None:
 def test_a_commit_by_somebody_else_is_seen_and_the_places_are_looked_up_again(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OPTIMIZE right before our commit moves the rows that it marks into another file."""
+    """An OPTIMIZE right before this package's commit moves the rows that the commit marks to another file."""
     lake.update(1)
     real, optimized = commit_actions, iter([True])
 

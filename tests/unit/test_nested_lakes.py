@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.changelog.own_tables import check_holds
 
 
 def make_lake(root: Path) -> Path:
-    """As far as names go: with its changelog, and a table."""
+    """Make the folders of a lake: those of its changelog and of a table."""
     for table in ("_pgrepl/changelog", "public/t"):
         (root / table / "_delta_log").mkdir(parents=True)
     return root
@@ -48,7 +48,7 @@ def test_lakes_next_to_each_other_are_fine(tmp_path: Path) -> None:
 
 
 def test_linked_lake_inside_is_not_taken_for_a_part(tmp_path: Path) -> None:
-    """Nothing is deleted through a link."""
+    """No file is deleted through a link."""
     lake, other = make_lake(tmp_path / "lake"), make_lake(tmp_path / "other")
     (lake / "link").symlink_to(other)
     check_holds_no_lake(str(lake))

@@ -236,7 +236,7 @@ class Lake:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """In the order of `id`."""
+        """Return the lake's rows in the order of `id`."""
         sql = "select * from t order by id"
         return pa.table(
             QueryBuilder().register("t", open_table(self.uri)).execute(sql).read_all()

@@ -1,4 +1,4 @@
-"""changelog/own_tables.py: a table beside the changelog that is out of sight is not made anew."""
+"""changelog/own_tables.py: a table next to the changelog that is missing is not created again."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_damaged_points_are_said_with_what_leads_out(
 
 
 def overwrite(path: Path) -> None:
-    """Have other bytes between its marks, as after a fault of the disk."""
+    """Overwrite the bytes between the file's first 4 and last 8 with zeros, as after a disk fault."""
     content = path.read_bytes()
     path.write_bytes(content[:4] + bytes(len(content) - 12) + content[-8:])
 
@@ -190,7 +190,7 @@ def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> Non
 
 
 def test_points_that_say_of_which_lake_they_are_are_believed_of_no_other(lake: str, tmp_path: Path) -> None:
-    """Also where no mark tells the tables from one another, as where they were given up."""
+    """This also holds where no mark distinguishes the tables, as after they were given up."""
     other = str(tmp_path / "other")
     create_changelog(changelog_uri(other), RECORD)
     Points(other).append(point(30))
@@ -231,7 +231,7 @@ def test_lost_points_are_given_up_by_choice_and_the_new_ones_are_marked(lake: st
 
 
 def test_first_start_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    """Whatever of it is there: marks come after the tables."""
+    """Any of the tables may be missing: marks are written after all of them."""
     lake = str(tmp_path / "lake")
     own_tables.check(lake)
     create_changelog(changelog_uri(lake), RECORD)
@@ -257,7 +257,7 @@ def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("applied", "known"), [(5, {POINTS}), (4, set()), (None, set())])
 def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, known: set[str]) -> None:
-    """Of this epoch: an earlier one, or another source's, may have had one before where this one begins."""
+    """Only points of this epoch count: another epoch or source may have had one before this epoch begins."""
     progress = None if applied is None else SimpleNamespace(applied_lsn=LSN(applied))
     store = cast(Store, SimpleNamespace(read_progress=lambda _: progress, is_set_up=lambda: True))
     pipeline = Pipeline(name="shop", lake="/lake", tables=("public.a",))

@@ -67,7 +67,7 @@ OLD_RECORD = replace(RECORD, id="q", database="", database_oid=0, lake_id="")
 
 
 def evidence(**changed: Any) -> Evidence:
-    """Of a pipeline whose evidence agrees, but for what is changed."""
+    """Return the evidence of a pipeline, which agrees apart from the fields in `changed`."""
     whole = Evidence(
         Pipeline(name="shop", lake="/lake", tables=("public.t",)),
         SERVER,
@@ -82,7 +82,7 @@ def evidence(**changed: Any) -> Evidence:
 
 
 def moved(**changed: Any) -> Evidence:
-    """The file names another lake than the state."""
+    """Return evidence in which the pipeline file names another lake than the state."""
     return evidence(pipeline=Pipeline(name="shop", lake="/other", tables=("public.t",)), **changed)
 
 

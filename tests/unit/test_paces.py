@@ -1,4 +1,4 @@
-"""When a table is merged, and which merges run beside each other."""
+"""The times at which a table is merged, and the merges that run concurrently."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_small_table_may_write_a_little_however_little_changes():
 
 
 def settled_spacing(cadence: Cadence, live: int, written: int, changed: int = 1) -> float:
-    """How far apart merges come to be of a table of so many bytes, each of which writes so many over it."""
+    """Return the settled seconds between merges of a table of `live` bytes that each write `written`."""
     pace, now, began = TablePace(), 0.0, 0.0
     cadence = replace(cadence, write_amplification=1e12)
     for _ in range(1000):
@@ -85,7 +85,7 @@ def test_merge_spacing_bounds_replaced_bytes_by_live_table_size():
 
 
 def test_merge_spacing_stays_minimal_while_merges_write_only_the_changes():
-    """However seldom it is: a table that takes 100,000 changes a second would only be late."""
+    """Less frequent merges would not write less: a table with 100,000 changes a second would only lag."""
     assert settled_spacing(CADENCE, 10 * MIB, 20 * MIB, changed=40 * MIB) == 2.0
     assert settled_spacing(CADENCE, 10 * MIB, 21 * MIB, changed=40 * MIB) > 2.0
 
@@ -170,7 +170,7 @@ def test_long_merges_begin_though_short_ones_always_wait():
 
 
 def test_a_table_that_moves_has_its_turn_however_many_lag_behind():
-    """A merge of one that lags is followed by its next as soon as it has ended."""
+    """The next merge of a lagging table begins as soon as its last one has ended."""
     lanes, ended = MergeLanes(2), 0
     for oid in (1, 2, 3, 4):
         lanes.add(replace(job(oid), upto_lsn=LSN(9)))

@@ -1,4 +1,4 @@
-"""What a table is partitioned by: how it is written, by which columns it may be, its partitions."""
+"""The option `partition_by`: its syntax, the columns that it may name, and the partitions of rows."""
 
 from __future__ import annotations
 

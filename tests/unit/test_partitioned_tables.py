@@ -1,4 +1,4 @@
-"""Lake tables that are partitioned: who reads them, which files are looked at and written, and moving."""
+"""Partitioned lake tables: their readers, the files that merges read and write, and rows that move."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_all_readers_find_the_rows_of_odd_partitions(lake: Lake, merge: str) -> 
     lake.update(*((n + 100, ODD[n - 1], "moved") for n in range(len(ODD))))
     expected = {n: (p, "new") for n, p in enumerate(ODD)}
     expected |= {n + 100: (ODD[n - 1], "moved") for n in range(len(ODD))}
-    # Those of no partition are one.
+    # Rows without a partition value share one partition.
     assert len(lake.check()) == len(ODD) - 2
     readers = [by_datafusion, by_duckdb, by_polars]
     for read in [*readers, by_arrow] if merge == "rewrite" else readers:
@@ -208,7 +208,7 @@ def keyed_rows() -> list[Row]:
 def test_only_files_of_the_keys_partitions_are_looked_at_and_written_again(
     tmp_path: Path, merge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the column is of the key; ids of all partitions lie between each other's."""
+    """The partition column belongs to the key, and the ranges of ids of all partitions overlap."""
     lake = Lake(tmp_path, merge, KEYED)
     lake.insert(*keyed_rows())
     before, looked_at = dict(live_files(open_table(lake.uri))), set[str | None]()
@@ -251,7 +251,7 @@ def test_rows_without_key_are_looked_for_in_their_partitions(
 def test_partitioned_table_merged_by_deltalake_has_correct_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Relation, policy: dict[str, str]
 ) -> None:
-    """A protocol that demands more of writers than we do. Its files lie in folders, and lack the column."""
+    """This package's writer does not support the protocol. Files are in folders, and lack the column."""
     monkeypatch.setattr(slice_commit, "can_commit", lambda table: False)
     lake = Lake(tmp_path, "rewrite", of, **policy)
     rows = [(n, p, "old") for n, p in enumerate(ODD) if of is OF or p is not None]
@@ -359,7 +359,7 @@ def test_a_column_that_comes_with_a_default_leaves_partitions_as_they_are(lake: 
     of = Relation(**{**vars(of), "columns": tuple(_numbered(of.columns))})
     wider = Relation(**{**vars(of), "columns": tuple(_numbered((*lake.of.columns, _missing(more))))})
     Evolution(of, wider, lake.choices, str(lake.root), APP).evolve(open_table(lake.uri), None)
-    # As every column is, the one that came is behind those of ours.
+    # As any column, the new one comes after this package's own columns.
     assert open_table(lake.uri).schema().fields[-1].name == "n"
     lake.of = wider
     assert lake.check() == {"a": 1, None: 1}

@@ -153,7 +153,7 @@ def test_appending_thinning_and_reopening_in_any_order_never_loses_the_latest(
 
 
 def test_points_whose_files_somebody_joins_are_there_once(tmp_path: Path) -> None:
-    """Also when this instance replaces its own: it knows others than there are now."""
+    """This also holds when an instance replaces files that it knows, and that no longer exist."""
     points = Points(str(tmp_path))
     written = [point(lsn) for lsn in (10, 20, 30)]
     for one in written:

@@ -1,4 +1,4 @@
-"""Storage has a budget: points of a table that is rewritten again and again are let go by bytes, too."""
+"""A budget for storage: points of a table that is rewritten repeatedly are also deleted by bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = CommitProperties(app_transactions=[Transaction("shop:1", 1)])
 
 
 def every(interval: timedelta, since: timedelta) -> list[ConsistentPoint]:
-    """Points of one table, each at a version of its own, oldest first."""
+    """Return points of one table, each at a version of its own, oldest first."""
     ages = [since - interval * step for step in range(int(since / interval) + 1)]
     return [ConsistentPoint(1, LSN(100 + n), NOW - age, {"public.hot": n}) for n, age in enumerate(ages)]
 
@@ -163,7 +163,7 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
 
 
 def hot_for_half_an_hour(lake: Path) -> datetime:
-    """A version a minute, up to now, and when readers hold nothing any more that was replaced meanwhile."""
+    """Write a version a minute up to now; return the time at which no reader holds a replaced one."""
     hot, points, now = Hot(lake), Points(str(lake)), datetime.now(UTC)
     for minute in range(30):
         moment = now - MINUTE * (30 - minute)

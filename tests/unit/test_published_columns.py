@@ -127,13 +127,13 @@ def _expected(
 
 
 def users(*columns: tuple[str, int], table: TableName = USERS, keys: int = 1) -> RelationRecord:
-    """Of texts; a column is its name and attnum."""
+    """Return a record of a table with text columns, each given as name and attnum."""
     made = (Column(name, attnum, 25, -1, "text", is_key=attnum <= keys) for name, attnum in columns)
     return RelationRecord.of_catalog(Relation(16_400, table, tuple(made)))
 
 
 def published(record: RelationRecord, *others: RelationRecord, **rules: Any) -> dict[str, str]:
-    """What the target calls which column, with `#` where it is hidden."""
+    """Return the source's column by published name, with `#` before one that is hidden."""
     columns = dict(enumerate(record.catalog.columns)) if record.catalog else {}
     given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
     found = PublishedColumns(Known(record, *others), ColumnRules.parse(**given), SALT)
@@ -255,7 +255,7 @@ def test_a_row_filter_of_a_partitioned_table_is_missed_at_its_partition():
 
 
 def begun(record: RelationRecord, *others: RelationRecord, **rules: Any) -> list[str]:
-    """The columns that are published by a publisher that began with attnums 1 and 2."""
+    """Return the published columns of a publisher that began with attnums 1 and 2."""
     columns = dict(enumerate(record.catalog.columns)) if record.catalog else {}
     given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
     known, parsed = Known(record, *others), ColumnRules.parse(**given)

@@ -57,7 +57,7 @@ class Channel:
 
 
 class Connection:
-    """One that takes its time to close."""
+    """A connection that is still closing after `close` returns."""
 
     is_open, is_closing = True, False
 
@@ -76,7 +76,7 @@ class Connection:
         return contextlib.nullcontext()
 
     def stop(self) -> None:
-        """The loop of a test ends by itself."""
+        """Do nothing: the test's loop ends by itself."""
 
     def close(self) -> None:
         self.is_open, self.is_closing = False, True

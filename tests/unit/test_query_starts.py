@@ -35,7 +35,7 @@ class Stop:
 
 
 def replication(*ends: str | None, seen: int = 0) -> Any:
-    """A run whose queries end so, one after another. `seen`: what its receiver has made durable."""
+    """Return a run whose queries end as in `ends`. `seen`: the LSN that its receiver has made durable."""
     queries = iter(map(Query, ends))
     run: Any = LakeReplication.__new__(LakeReplication)
     run._applier = SimpleNamespace(error=None, started=[])

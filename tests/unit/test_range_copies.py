@@ -1,4 +1,4 @@
-"""One table's ranges: when they begin again, and what is left of a copy that fails."""
+"""The ranges of one table: when they are copied again, and the files left by a copy that fails."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ENDED = SourceConnectionError("terminating connection due to administrator comma
 
 
 class Keeper:
-    """Lends its lock a number of times, each time under another snapshot."""
+    """A keeper that can be renewed `loans` times, each time under another snapshot."""
 
     def __init__(self, loans: int) -> None:
         self.snapshot, self._left = "first", loans
 
     def check(self) -> None:
-        """It never gives way."""
+        """Do nothing: the lock is never given up."""
 
     def renew(self) -> bool:
         self._left -= 1

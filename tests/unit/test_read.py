@@ -137,7 +137,7 @@ def test_folder_that_is_no_lake_is_named(tmp_path: Path) -> None:
 
 
 class SessionWithoutDelta:
-    """What `consistent_read` asks of a session before anything else."""
+    """A Spark session without settings for Delta, which `consistent_read` checks first."""
 
     @property
     def conf(self) -> SessionWithoutDelta:

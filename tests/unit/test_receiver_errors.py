@@ -1,4 +1,4 @@
-"""Which error of a receiver's two threads counts, and what ends in time although others do not."""
+"""The precedence of the errors of a receiver's two threads, and streams that end in time."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_errors_not_fixed_by_reconnecting_outrank_lost_connection(first, later, 
 
 
 class Sending:
-    """A connection whose server does not stop to send."""
+    """A connection whose server does not stop sending."""
 
     def __init__(self, line: socket.socket) -> None:
         self.socket = line.fileno()
         self.ends_at = time.monotonic() + 300
 
     def put_copy_end(self) -> None:
-        """Taken."""
+        """Do nothing: the server ignores it."""
 
     flush = consume_input = put_copy_end
 
@@ -101,7 +101,7 @@ class Arriving:
 
 
 def test_a_reading_says_that_a_part_of_a_message_came_and_ends() -> None:
-    """Taken for silence, a large row over a slow line would be given up, and come again without end."""
+    """Otherwise a large row over a slow connection would count as silence, and be sent again and again."""
     chunk = Arriving().stream().read(0.05, 1 << 20)
     assert not chunk.messages
     assert chunk.has_heard

@@ -1,4 +1,4 @@
-"""receiver/redelivery.py: what was sent before is dropped, and a source that was set back is noticed."""
+"""receiver/redelivery.py: transactions sent before are dropped, and a rewound source is detected."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ MESSAGE = wire.put_message(1, "p", b"x", transactional=True)
 
 
 def test_transactions_of_messages_alone_may_come_again_or_not() -> None:
-    """By which messages are wanted now, the server sends them or not, and they make rows or not."""
+    """The messages wanted now decide if the server sends such transactions, and if they make rows."""
     check = ResentCheck(
         DURABLE, dict.fromkeys((100, 120, 150), (1, 5 + wire.PG_EPOCH_US)), optional=frozenset({100, 120})
     )

@@ -1,4 +1,4 @@
-"""The relation index keeps what the changelog's retention would take away."""
+"""The relation index keeps records that the changelog's retention would delete."""
 
 import shutil
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_selected_relation_is_added_again_only_under_other_names(tmp_path):
     assert len(index.records(42)) == 1
     index.add_selected(Epoch(1), [selected("b", "a")])
     assert len(index.records(42)) == 2
-    # Of another source the same oid is another table.
+    # The same oid at another source is another table.
     index.begin_source(Epoch(2))
     index.add_selected(Epoch(2), [selected("a", "b")])
     assert [record.catalog for record in index.records(42)] == [selected("a", "b")]

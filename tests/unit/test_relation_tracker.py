@@ -1,4 +1,4 @@
-"""What the receiver takes for true of a relation when the event trigger's function has failed."""
+"""The receiver's assumptions about a relation after the event trigger's function has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables a run of the snapshot app is to take."""
+"""The tables that a run of the snapshot app copies, and messages about those that it leaves out."""
 
 from __future__ import annotations
 

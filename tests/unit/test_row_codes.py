@@ -1,4 +1,4 @@
-"""Which rows are equal in a lake table, type by type."""
+"""The equality of rows in a lake table, type by type."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def shared() -> None:
-    """What tests of this file share."""
+    """A fixture that the tests of this file share."""
 
 
 def test_tests_that_share_a_fixture_of_their_module_run_on_one_worker(

@@ -1,4 +1,4 @@
-"""What the package brings along: applications that a command runs, DAGs that a command copies."""
+"""The contents of the package: applications that a command runs, DAGs that a command copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pipeline_file(tmp_path: Path) -> Path:
 
 
 def environment(folder: Path, exit_code: int = 0) -> dict[str, str]:
-    """Variables for a command whose spark-submit writes down what it gets."""
+    """Return variables for a command whose spark-submit records its arguments and environment."""
     submit = folder / "spark-submit"
     submit.write_text(
         f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/argv"\nenv >"{folder}/env"\nexit {exit_code}\n', "utf-8"
@@ -251,7 +251,7 @@ def test_folder_of_example_dags_that_cannot_be_made_is_named(
 def test_a_driver_keeps_its_python_where_executors_have_another(
     tmp_path: Path, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
-    """Spark takes that of the executors for the driver, too, unless it is told otherwise."""
+    """Spark uses the executors' Python for the driver, too, unless the driver's is set."""
 
     def given(setting: str) -> list[str]:
         return [part.format(setting) for part in form]

@@ -35,7 +35,7 @@ def test_executors_get_them_unless_others_are_given() -> None:
     name = "spark.executor.extraJavaOptions"
     assert session_settings({}, "spark://host:7077", {}, delta=False)[name] == SMALL_JVM
     assert session_settings({name: "-Dx=1"}, "spark://host:7077", {}, delta=False)[name] == "-Dx=1"
-    # Those of readers may do what they like.
+    # Readers' sessions get no JVM options.
     packaged = {"spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0"}
     assert name not in session_settings(packaged, "spark://host:7077", {}, delta=True)
 

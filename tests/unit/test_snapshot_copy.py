@@ -22,7 +22,7 @@ LIMIT_S = 120
 
 
 class Copies:
-    """Table t1 fails; the others that were begun go on once this was seen by whoever waits for outcomes."""
+    """Copies of which t1 fails; the others that began continue once `copy_tables` has seen that."""
 
     def __init__(self, failure: PgReplError) -> None:
         self._failure = failure
@@ -38,7 +38,7 @@ class Copies:
 
 
 def run(copies: Copies, **handlers):
-    """What `copy_tables` ends with, soon: a wait without end fails the test."""
+    """Return the result or error of `copy_tables`. A wait without end fails the test."""
     result: list[object] = []
     cancel, failed = table_queue._cancel, handlers.pop("failed")
 

@@ -36,7 +36,7 @@ NO_DAEMON = f"org.apache.spark.SparkException: Error from python worker:\n  No m
 
 
 class JavaError(Py4JJavaError):
-    """As py4j raises it, with the text that the JVM would be asked for."""
+    """An error as py4j raises it, with a text that py4j would request from the JVM."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -73,7 +73,7 @@ def test_other_failure_of_spark_is_retried_and_shows_no_value() -> None:
 
 
 def tried(trace: str) -> PgReplError:
-    """What copying a table ends with when its tasks fail so."""
+    """Return the error of a table's copy whose tasks fail with `trace`."""
 
     def fail(_function: Any) -> None:
         raise JavaError(trace)

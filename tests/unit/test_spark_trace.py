@@ -1,4 +1,4 @@
-"""What is read from the words in which Spark fails: classes and frames by their form, and no text."""
+"""Classes and frames read from Spark's failure messages by their form, without any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL's error codes mean for a retry."""
+"""PostgreSQL's error codes, and the error classes that decide about a retry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def translated(code: str, hint: str = "") -> PgReplError:
         ("08006", "", SourceConnectionError),  # connection_failure
         ("53000", "", SourceConnectionError),  # insufficient_resources
         ("53100", "", SourceConnectionError),  # disk_full
-        ("53200", "", SourceConnectionError),  # out_of_memory, of one moment
+        ("53200", "", SourceConnectionError),  # out_of_memory, temporary
         ("53300", "", SourceConnectionError),  # too_many_connections
         ("57014", "", SourceConnectionError),  # query_canceled
         ("57P01", "", SourceConnectionError),  # admin_shutdown

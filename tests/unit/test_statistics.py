@@ -1,4 +1,4 @@
-"""Whatever wrote a lake table's files, no reader leaves one out that holds a row it looks for."""
+"""Statistics of a lake table's files: no reader skips a file with a matching row, whatever wrote it."""
 
 from __future__ import annotations
 

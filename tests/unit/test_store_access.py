@@ -51,7 +51,7 @@ def own_options(uri: str) -> dict[str, str]:
 
 @contextmanager
 def busy_store(answers: int) -> Iterator[tuple[str, list[str]]]:
-    """A store that answers so many requests with 503, and then that there is nothing; what it was asked."""
+    """Yield a store that answers `answers` requests with 503 and later ones with 404, and its requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -67,7 +67,7 @@ def busy_store(answers: int) -> Iterator[tuple[str, list[str]]]:
         do_HEAD = do_PUT = do_GET  # noqa: N815 - names of the library
 
         def log_message(self, *_: object) -> None:
-            """Silent."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -127,7 +127,7 @@ def test_use_store_replaces_store_variables_from_environment(monkeypatch):
 
 
 def test_no_library_finds_in_the_environment_what_was_not_given(monkeypatch):
-    """They fill up what they are not told: a token of other keys, or another store's endpoint."""
+    """They complete missing settings: with a token of other keys, or another store's endpoint."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://other")
     monkeypatch.setenv("AWS_PROFILE", "other")
@@ -186,7 +186,7 @@ def test_azure_is_reached_by_one_way_of_several(monkeypatch):
 
 
 def test_an_identity_of_the_host_stays_its_own(monkeypatch):
-    """As Kubernetes gives a pod one, by a file: that of the driver would be nobody on an executor."""
+    """Kubernetes gives each pod an identity by a file: the driver's would not be valid on an executor."""
     own = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_FEDERATED_TOKEN_FILE": "/token"}
     for name, value in (own | {"GOOGLE_SERVICE_ACCOUNT": "/key"}).items():
         monkeypatch.setenv(name, value)

@@ -24,7 +24,7 @@ while True:
 
 
 def test_a_stop_goes_to_the_driver_alone_and_its_exit_code_comes_back(tmp_path: Path) -> None:
-    """Of spark-submit's stand-in SIGTERM would be the end, as it is of the JVM."""
+    """SIGTERM would end spark-submit's stand-in, as it ends the JVM."""
     driver = tmp_path / "app.py"
     driver.write_text(DRIVER)
     submit = ["sh", "-c", f"{sys.executable} {driver} 7; exit $?"]

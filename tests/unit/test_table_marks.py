@@ -68,7 +68,7 @@ def test_copy_of_a_tables_folder_is_not_replaced_or_dropped(tmp_path: Path, *, i
 
 
 def old_table_without_marks(lake: Path, table: TableName) -> None:
-    """As earlier versions wrote them: its first version is replaced."""
+    """Write a table as earlier versions did, and replace its first version."""
     ours(lake / table.path, app="shop:1")
     write_deltalake(str(lake / table.path), ROWS, mode="overwrite")
 
@@ -105,7 +105,7 @@ def test_table_without_marks_gets_them_by_its_next_commit(tmp_path: Path) -> Non
 
 
 def test_table_of_another_lake_is_not_the_pipelines(tmp_path: Path) -> None:
-    """Of a pipeline of the same name at another server, say."""
+    """It may be that of a pipeline of the same name at another server."""
     begin(tmp_path)
     table = copied(tmp_path)
     check_droppable(str(tmp_path), [T], "shop")

@@ -1,4 +1,4 @@
-"""What becomes of a table when a merge of it has ended: whether it is planned again at once."""
+"""The outcome of a table's merge: the next merge is planned at once, or later."""
 
 from __future__ import annotations
 

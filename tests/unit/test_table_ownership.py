@@ -215,7 +215,7 @@ def test_own_table_with_a_file_out_of_sight_is_whole_when_the_file_is_back(
 
 
 def test_unreported_commit_without_its_file_is_set_aside(tmp_path: Path) -> None:
-    """As a power cut leaves it: the position is then that of the commit before."""
+    """A power cut leaves such a commit; the position is then that of the commit before it."""
     table = tmp_path / "public" / "t"
     ours(table)
     held = set(table.glob("*.parquet"))

@@ -1,4 +1,4 @@
-"""lake/apply/table_position.py: up to where a table is whole, when it may have gone back."""
+"""lake/apply/table_position.py: the position up to which a table is whole if it may have been reverted."""
 
 from __future__ import annotations
 

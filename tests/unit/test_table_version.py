@@ -1,4 +1,4 @@
-"""What Spark fails with at a table of a lake, in words: it raises one of many classes."""
+"""Errors for Spark's failures to read a lake table, recognized by their text: Spark raises many classes."""
 
 from __future__ import annotations
 

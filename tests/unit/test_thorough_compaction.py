@@ -1,4 +1,4 @@
-"""lake/files/compaction.py: a table as few files as can be, beside whoever writes it."""
+"""lake/files/compaction.py: a table in as few files as possible, while other processes write it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_small_files_and_marked_rows_are_gone(lake: Lake) -> None:
 
 
 def test_files_of_many_rows_are_small_only_where_all_is_to_be_joined(lake: Lake) -> None:
-    """As those that a snapshot of a large table leaves: beside changes, joining them would write the whole
-    table again."""
+    """A snapshot of a large table leaves such files: compacting them with the changes would rewrite the whole
+    table."""
     assert compact(open_table(lake.uri), APP, at_least=2, gone_share=1.0, row_bytes=16 << 20) == 0
     assert compact(open_table(lake.uri), APP, at_least=2, gone_share=1.0, row_bytes=0) == 7
 
@@ -111,13 +111,13 @@ def test_thorough_compaction_ends_within_two_rounds_despite_new_commits(
     assert len(rounds) <= 2
 
 
-# What it does to the table's writer.
+# Its effect on the table's writer.
 
 
 def test_a_writer_that_merges_takes_a_compaction_by_another_process_for_none(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has looked up is no more, as it would be behind another writer."""
+    """The rows that it has looked up have moved, as after a commit of another writer."""
     lake.choices = lake.choices.__class__(**{**vars(lake.choices), "policy": rewriting(lake)})
     real, tries = SliceCommit._replace, []
 

@@ -1,4 +1,4 @@
-"""Which releases of the server have their walsenders hear of an altered publication."""
+"""The releases of the server whose walsenders notice an altered publication."""
 
 from __future__ import annotations
 

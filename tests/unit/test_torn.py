@@ -1,4 +1,4 @@
-"""delta/recovery.py: what a crash of the machine tore, and nobody was told, is set aside; all else stays."""
+"""delta/recovery.py: unconfirmed commits that a crash of the host tore are set aside; all others stay."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_half_commit_that_nobody_sets_aside_is_said(one: Written) -> None:
 
 
 def test_an_empty_commit_that_a_writer_went_on_after_is_left_alone(one: Written) -> None:
-    """As an earlier version of this program did, which knew of no torn commits; the slot had kept it."""
+    """An earlier version, which did not know torn commits, continued so; the slot had kept the changes."""
     empty(commit(one.uri, one.writer.version))
     again = Written(one.uri)
     again.transaction(300, r7=2)
@@ -332,7 +332,7 @@ def test_torn_commits_after_a_checkpoint_go_though_the_log_before_it_was_cleaned
 
 
 def test_torn_commit_goes_with_a_short_file_before_it(uri: str) -> None:
-    """Two writers were at it."""
+    """Two writers were committing."""
     half(file_of(uri, 3))
     half(commit(uri, 4))
     assert find_torn_by_crash(uri).commits == (3, 4)
@@ -344,7 +344,7 @@ def test_torn_commit_goes_with_a_short_file_before_it(uri: str) -> None:
 @pytest.mark.parametrize("tear", TEARS)
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_snapshot_replaces_a_torn_table(tmp_path: Path, tear: Tear, version: int) -> None:
-    """Else what a table that stopped is told to do would end as the first time."""
+    """Otherwise the remedy for a stopped table, a resnapshot, would fail like the first attempt."""
     root = Root(tmp_path / "t")
     root.snapshot(10, 1)
     root.snapshot(20, 2)

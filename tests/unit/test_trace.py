@@ -132,7 +132,7 @@ def test_only_unexpected_exceptions_are_logged(caplog: pytest.LogCaptureFixture)
 
 
 def written(work: Any, *loggers: str) -> str:
-    """What the programs' formatter writes of what is logged meanwhile."""
+    """Return what the programs' formatter writes for the log records of `work`."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(process_io.formatter(process_io.JSON))

@@ -90,7 +90,7 @@ def test_storage_error_of_a_merge_leaves_its_trace(monkeypatch, caplog):
 
 @pytest.mark.parametrize("kind", [KeyError, ValueError])
 def test_text_of_an_unexpected_error_is_not_taken_for_that_of_a_store(monkeypatch, kind):
-    """It may hold values of rows, which may read like anything."""
+    """The text may hold values of rows, which may look like any message."""
 
     def read(*_: Any) -> None:
         raise kind("value of a row: HTTP status 503, error sending request")
@@ -103,7 +103,7 @@ def test_text_of_an_unexpected_error_is_not_taken_for_that_of_a_store(monkeypatc
 
 @pytest.mark.parametrize("kind", [DeltaError, GenericError, pa.ArrowInvalid, Exception])
 def test_error_of_a_store_that_is_away_stops_the_pipeline(monkeypatch, kind):
-    """DataFusion's are plain exceptions, or Arrow's."""
+    """DataFusion raises plain exceptions, or Arrow's."""
 
     def read(*_: Any) -> None:
         raise kind("Generic S3 error: error sending request")
@@ -113,7 +113,7 @@ def test_error_of_a_store_that_is_away_stops_the_pipeline(monkeypatch, kind):
 
 
 def record_of(result: TableResult) -> PgReplError:
-    """The error with which a table is marked errored for a result."""
+    """Return the error with which a table is marked errored for a result."""
     marked: list[PgReplError] = []
     relation = work_of(7).relation
     record: Any = stub(table=TABLE, state=TableState.STREAMING, relation=relation, position_lsn=LSN(5))

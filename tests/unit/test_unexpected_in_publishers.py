@@ -134,13 +134,13 @@ def test_consumers_of_several_databases_all_leave_their_traces(monkeypatch, capl
 
     class Client:
         def __init__(self, *_: Any) -> None:
-            """Takes anything."""
+            """Accept any arguments."""
 
         async def __aenter__(self) -> None:
             raise_unexpected()
 
         async def __aexit__(self, *_: object) -> None:
-            """Closes nothing."""
+            """Close nothing."""
 
     from airflow_provider_pgrepl.replication.creek import copy_database
 

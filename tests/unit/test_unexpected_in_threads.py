@@ -242,7 +242,7 @@ def test_program_ends_with_a_trace_and_its_exit_code(tmp_path, monkeypatch, capl
     monkeypatch.setattr(process, "_log_to_stderr", lambda: None)
 
     def add(_: argparse.ArgumentParser) -> None:
-        """No arguments."""
+        """Add no arguments."""
 
     code = process.run("replicate", ["--pipeline", str(file)], add, raise_unexpected)
     assert code == process.CRASHED

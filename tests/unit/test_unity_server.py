@@ -24,7 +24,7 @@ TOKEN = "s3cret-token"
 
 
 class Answering(HTTPServer):
-    """Answers all that comes in one way, and keeps what it was sent."""
+    """A server that gives every request the same answer, and keeps the requests."""
 
     status, content, more = 200, b"{}", {}
 
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.content)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which lake type a column gets, and what becomes of values that it cannot hold."""
+"""The lake type of a column, and the handling of values that it cannot hold."""
 
 from __future__ import annotations
 

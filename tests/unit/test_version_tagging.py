@@ -175,7 +175,7 @@ def test_a_message_of_ddl_becomes_a_relation_at_its_place_and_holds_for_the_rows
 
 
 def test_a_table_that_becomes_one_of_ours_has_rows_from_there_on() -> None:
-    """As one that is moved out of the pipelines' own schema."""
+    """For example a table that is moved out of the pipelines' own schema."""
     is_ours = False
 
     def find(message: RelationMessage, lsn: int, xid: int) -> RelationRecord | None:

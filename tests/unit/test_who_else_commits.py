@@ -1,4 +1,4 @@
-"""Commits of others between ours and the disk: whose they are, what of them is kept, and who is told what."""
+"""Commits of others between a writer's commit and its flush: the ones kept, and the position confirmed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedDisk:
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
-    """Something happens once, between the receiver's next commit and its way to the disk."""
+    """Call `between` once, between the receiver's next commit and its flush to disk."""
     put, once = put_version, [between]
 
     def put_and_be_interrupted(*arguments: Any) -> bool:
@@ -87,7 +87,7 @@ def test_unflushable_commit_is_set_aside_despite_later_marker_commit(
         good(descriptor)
 
     def marked() -> None:
-        """By another process, which the disk refused nothing."""
+        """Commit a marker as another process, whose flushes succeed."""
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(os, "fsync", lambda _: None)
             mark(one.uri)

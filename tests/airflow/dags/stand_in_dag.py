@@ -1,4 +1,4 @@
-"""The operators over the stand-in application, its behaviour chosen by the environment."""
+"""The operators over the stand-in application, whose behavior the environment chooses."""
 
 from __future__ import annotations
 
