@@ -245,7 +245,7 @@ def test_unchanged_values_beyond_memory_budget_are_read_from_lake(dsn, tmp_path,
         filled += len(set(sent.unchanged) - set(change.unchanged))
         rows[whole["id"], whole["part"]] = whole
     # Values of a row that changed just before are not filled in: the budget does not hold that change.
-    assert filled > 20
+    assert filled > 5
 
 
 def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
