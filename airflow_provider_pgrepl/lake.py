@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import After, EventPosition
 from airflow_provider_pgrepl.replication.events.stream import ChangeStream, stream
 from airflow_provider_pgrepl.replication.lake.read import ArrowView, consistent_arrow
-from airflow_provider_pgrepl.replication.lake.time_travel.as_of import ArrowAsOf, arrow_view_as_of
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import ArrowAsOf, arrow_view_as_of, verified
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -143,7 +143,7 @@ class Lake:
         Raises ConfigError without the pipeline's file, and for an invalid `moment`. Raises LakeError for a
         point in time that is not known yet or no longer retained.
         """
-        pipeline = _needs_pipeline(self._pipeline, "to read as of a moment")
+        pipeline = _needs_pipeline(self._pipeline, "to read as of a point in time")
         lsn, timestamp = (None, moment) if isinstance(moment, datetime) else (moment, None)
         view = arrow_view_as_of(pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch)
         return Lake(pipeline, lambda: view)
@@ -279,10 +279,10 @@ class LakeTable:
         Raises ConfigError without the pipeline's file, and the errors of `Lake.at` and `to_arrow`.
         """
         view = self._view
-        if isinstance(view, ArrowView):
-            pipeline = _needs_pipeline(self._pipeline, "to know of DDL")
-            view = arrow_view_as_of(pipeline, lsn=view.lsn, epoch=view.epoch)
-        return view.verified(self.name)
+        if isinstance(view, ArrowAsOf):
+            return view.verified(self.name)
+        pipeline = _needs_pipeline(self._pipeline, "to know of DDL")
+        return verified(pipeline, self.name, lsn=view.lsn, epoch=view.epoch)
 
 
 def _needs_pipeline(pipeline: Pipeline | str, why: str) -> Pipeline:

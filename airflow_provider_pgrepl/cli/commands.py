@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,12 @@ TABLES = Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.ord
 ANY_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all errored ones, if none"})
 TIMEOUT = Option(
     "--timeout",
-    {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
+    {
+        "type": float,
+        "default": 60.0,
+        "metavar": "SECONDS",
+        "help": "wait so long for an application that is still running",
+    },
 )
 TABLES_TO_COMPACT = Option(
     "--tables", {"default": "", "metavar": "a.b,c.d", "help": "compact these lake tables, and no others"}
@@ -279,35 +285,56 @@ def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
 def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.events.stream import json_lines
 
-    given: str | None = arguments.after
-    after = given if given is None or "/" in given else _moment(given)
-    try:
+    after = _place(arguments.after, "--after", "id of a change, no LSN and no moment", "1:0/16B3748:4, ")
+    with _until_reader_ends(by_interrupt=True):
         for lines in json_lines(pipeline, arguments.tables or None, after, follow=arguments.follow):
             # Write JSON as UTF-8, independent of the terminal's encoding.
             sys.stdout.buffer.write(lines.encode())
             sys.stdout.buffer.flush()
-    except (KeyboardInterrupt, BrokenPipeError):
-        # The reader has closed the pipe, or the user pressed Ctrl-C. Python's flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return process.DONE
 
 
 def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.app import query
+    from airflow_provider_pgrepl.lake import open_lake
     from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
+    from airflow_provider_pgrepl.replication.app.query import writer_of
 
     refuse_without_lake(pipeline, "sql", "there is nothing to read")
-    return query.run(pipeline, arguments)
+    write = writer_of(arguments.format)
+    place = _place(arguments.as_of, "--as-of", "LSN and no moment", "")
+    lake = open_lake(pipeline)
+    if place is not None:
+        lake = lake.at(place)
+    with _until_reader_ends(), lake.sql_reader(arguments.query) as rows:
+        write(rows, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    return process.DONE
 
 
-def _moment(text: str) -> datetime:
+def _place(given: str | None, option: str, kinds: str, example: str) -> str | datetime | None:
+    """Return the value of an option as text if it is an ID or an LSN, else as a timestamp.
+
+    `kinds`, `example`: what else the option accepts, for the ConfigError that other text raises.
+    """
+    if given is None or "/" in given:
+        return given
     try:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(given)
     except ValueError:
         raise ConfigError(
-            f"--after: {text!r} is no id of a change, no LSN and no moment",
-            "give it as 1:0/16B3748:4, 0/16B3748 or 2026-01-31T12:00:00Z",
+            f"{option}: {given!r} is no {kinds}", f"give it as {example}0/16B3748 or 2026-01-31T12:00:00Z"
         ) from None
+
+
+@contextmanager
+def _until_reader_ends(*, by_interrupt: bool = False) -> Iterator[None]:
+    """Stop writing to stdout without an error if its reader closes the pipe, or on Ctrl-C `by_interrupt`."""
+    ends = (BrokenPipeError, KeyboardInterrupt) if by_interrupt else BrokenPipeError
+    try:
+        yield
+    except ends:
+        # Python's flush at exit must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(report: DriftReport, arguments: Arguments) -> int:
@@ -362,7 +389,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "maintain",
-        "compact lake tables and changelog, let old points go, delete what nobody needs",
+        "compact lake tables and changelog, delete old points, and files that no reader needs",
         _maintain,
         (TABLES_TO_COMPACT, LIMIT, JSON),
     ),
@@ -386,7 +413,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "sql",
-        "read the lake's tables by a query, all of them as of one moment",
+        "run a query on the lake's tables, all of them as of one point in time",
         _sql,
         (QUERY, AS_OF, FORMAT),
     ),

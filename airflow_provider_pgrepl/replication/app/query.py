@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from datetime import datetime
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -15,13 +11,10 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from airflow_provider_pgrepl.errors import ConfigError, one_line
-from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.events.changes import python_values
 from airflow_provider_pgrepl.replication.events.formats.json_text import JsonRows, json_texts, json_value
-from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
-from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
+Writer = Callable[[pa.RecordBatchReader, BinaryIO], None]
 MOST_SHOWN = 1_000
 """The most rows that the format `table` shows: it reads them all before it knows its column widths."""
 _WIDEST = 80
@@ -37,40 +30,12 @@ _AS_THEY_ARE = (
 )
 
 
-def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    """Print the result of a query to stdout, and return the exit code.
-
-    Raises ConfigError for Parquet on a terminal, and what `Lake.at` and `Lake.sql` of
-    `airflow_provider_pgrepl.lake` raise.
-    """
-    write = FORMATS[arguments.format]
+def writer_of(how: str) -> Writer:
+    """Return the function that writes one of FORMATS. Raises ConfigError for Parquet on a terminal."""
+    write = FORMATS[how]
     if write is _write_parquet and sys.stdout.isatty():
         raise ConfigError("Parquet is not for a terminal", "send it to a file, with > orders.parquet")
-    try:
-        with _reader(pipeline, arguments.query, arguments.as_of) as rows:
-            write(rows, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        # The reader of the pipe has closed it. Python's own flush at the end must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return process.DONE
-
-
-def _reader(pipeline: Pipeline, sql: str, as_of: str | None) -> AbstractContextManager[pa.RecordBatchReader]:
-    if as_of is None:
-        return consistent_arrow(pipeline).sql_reader(sql)
-    if "/" in as_of:
-        return arrow_view_as_of(pipeline, lsn=as_of).sql_reader(sql)
-    return arrow_view_as_of(pipeline, timestamp=_moment(as_of)).sql_reader(sql)
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"--as-of: {text!r} is no LSN and no moment", "give it as 0/16B3748 or 2026-01-31T12:00:00Z"
-        ) from None
+    return write
 
 
 def _write_table(rows: pa.RecordBatchReader, out: BinaryIO) -> None:
@@ -151,7 +116,7 @@ class _Counted:
         self._out.flush()
 
 
-FORMATS: dict[str, Callable[[pa.RecordBatchReader, BinaryIO], None]] = {
+FORMATS: dict[str, Writer] = {
     "table": _write_table,
     "csv": _write_csv,
     "json": _write_json,

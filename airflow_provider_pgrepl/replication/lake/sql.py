@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
@@ -45,16 +44,15 @@ def sql_reader(
     check_reads(sql)
     hint = f"the lake has at this moment: {', '.join(tables) or 'no table'}"
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="pgrepl-sql-")))
         builder = QueryBuilder()
         schemas = {"public"}
-        for number, name in enumerate(_named(sql, tables)):
+        for name in _named(sql, tables):
             if name.schema not in schemas:
                 schemas.add(name.schema)
                 builder.execute(f"create schema {quote_identifier(name.schema)}").read_all()
             rows = source(str(name))
             if isinstance(rows, pa.Table):
-                uri = str(folder / str(number))
+                uri = stack.enter_context(TemporaryDirectory(prefix="pgrepl-sql-"))
                 append_delta(uri, rows)
                 rows = open_delta(uri)
             builder.register(name.sql, rows)
