@@ -26,6 +26,8 @@ from tests.support.publishing import (
     connected,
     finish,
     killed_amid_sending,
+    published,
+    published_above,
     published_more,
     publishing,
     wait_for_failures,
@@ -165,8 +167,10 @@ def test_full_stream_holds_publisher(received, jetstream):
     with changing(received), publishing(received):
         wait_until(lambda: "maximum messages exceeded" in received.log_tail(), what="the stream to be full")
         kept = stream.messages()
+        # Read before there is room: the stream may be full again at once, and then nothing more is published.
+        before = published(received)
         stream.purge()
-        published_more(received, 20)
+        published_above(received, before, 20)
     assert len(kept) == 40
 
 

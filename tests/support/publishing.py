@@ -197,13 +197,18 @@ def wait_for_failures(received: Received, count: int = 1) -> None:
 
 def published_more(received: Received, count: int) -> None:
     """Wait until the publisher has recorded that `count` more are published."""
+    published_above(received, published(received), count)
 
-    def published() -> int:
-        record = read_record(received.pipeline.lake_root, received.publisher_name)
-        return record.published if record else 0
 
-    before = published()
-    wait_until(lambda: published() >= before + count, what=f"{count} more to be published")
+def published_above(received: Received, before: int, count: int) -> None:
+    """Wait until the publisher has recorded that `count` more than `before` are published."""
+    wait_until(lambda: published(received) >= before + count, what=f"{count} more to be published")
+
+
+def published(received: Received) -> int:
+    """Return how many messages the publisher has recorded as published."""
+    record = read_record(received.pipeline.lake_root, received.publisher_name)
+    return record.published if record else 0
 
 
 def finish(received: Received, *arguments: str) -> None:
