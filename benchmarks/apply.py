@@ -72,7 +72,7 @@ def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
 def warm_spark() -> Iterator[SparkSession]:
     """Yield a Spark session like that of the replication app, and stop it at the end of the block."""
     quiet = {"spark.log.level": "ERROR"}
-    spark = build_session("pgrepl benchmark", "local[2]", quiet, delta=False, spare_slot=True)
+    spark = build_session("pgrepl benchmark", "local[2]", quiet, delta=False)
     try:
         yield spark
     finally:
@@ -126,13 +126,13 @@ class Trial:
 
 @contextmanager
 def _applying(applier: Applier) -> Iterator[Applier]:
-    query = applier.start()
+    applier.start()
     try:
         yield applier
         if applier.error is not None:
             raise applier.error
     finally:
-        applier.stop(query)
+        applier.stop()
 
 
 def _wait_applied(applier: Applier, lsn: LSN, timeout_s: float = 300) -> None:

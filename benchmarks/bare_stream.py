@@ -60,7 +60,7 @@ def main() -> int:
         batch.collect()
 
     own_workers = {"spark.python.daemon.module": "pyspark.daemon"}
-    spark = build_session("bare", extra_conf=own_workers, delta=False, spare_slot=True)
+    spark = build_session("bare", extra_conf=own_workers, delta=False)
     spark.dataSource.register(Nothing)
     with tempfile.TemporaryDirectory() as scratch:
         stream = spark.readStream.format("nothing").load().writeStream.option("checkpointLocation", scratch)

@@ -262,8 +262,8 @@ def pg(dsn: str) -> Iterator[Connection]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark session a run: two slots and a spare one, with Delta; `make jars` fetches what it needs."""
+    """One Spark session a run: two slots, with Delta; `make jars` fetches what it needs."""
     os.environ.setdefault(JARS_VARIABLE, str(Path(__file__).parents[1] / ".jars"))
-    session = build_session("pgrepl-tests", master="local[2]", extra_conf=WORKERS, spare_slot=True)
+    session = build_session("pgrepl-tests", master="local[2]", extra_conf=WORKERS)
     yield session
     session.stop()

@@ -24,7 +24,7 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
             f"create table {table}(id int primary key, v text)",
             f"insert into {table} select g, 'old' from generate_series(1, 3) g",
         )
-    pipeline = InProcess(spark, dsn, tmp_path, ALL, real_query=True)
+    pipeline = InProcess(spark, dsn, tmp_path, ALL)
     pipeline.snapshot()
     return pipeline
 

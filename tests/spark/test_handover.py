@@ -26,7 +26,7 @@ SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_under_traffic_nothing_is_lost_doubled_or_torn(spark, dsn, tmp_path, seed):
     execute(dsn, *SETUP)
-    options = {"flush_interval_s": 0.02, "snapshot_range_bytes": 65536, "real_query": True}
+    options = {"flush_interval_s": 0.02, "snapshot_range_bytes": 65536}
     replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, **options)
     with traffic(dsn, seed) as writing:
         writing.wait_for_more(20)

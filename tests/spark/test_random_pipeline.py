@@ -80,7 +80,6 @@ class Ordeal:
             dsn,
             folder,
             self.names,
-            real_query=True,
             insert_only=tuple(table.sql for table in self.tables if table.kind == "insert only"),
             flush_interval_s=chance.choice((0.05, 0.1, 0.3)),
             part_bytes=chance.choice((1 << 10, 1 << 14, 1 << 20)),
@@ -144,7 +143,7 @@ class Ordeal:
     def _stop_amid_a_batch(self) -> None:
         with self._replicating() as running:
             self.workload.wait_for_more(self.chance.randint(10, 150))
-            running.query.stop()
+            running.applier.stop()
 
     def _break(self, owner: Any, name: str, *, after: bool) -> None:
         with broken(self.chance, owner, name, after=after), self._replicating() as running:

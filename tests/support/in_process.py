@@ -1,7 +1,6 @@
 """A pipeline whose apps run inside the test's process, on its one Spark session: a second, not ten.
 
-The apps' own `main` runs; only starting and stopping the session, and Spark's streaming query, are taken from
-it.
+The apps' own `main` runs; only starting and stopping the session are taken from it.
 """
 
 from __future__ import annotations
@@ -29,16 +28,13 @@ from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.spark.failures import is_of_workers
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
-from tests.support.direct_stream import DirectStreams
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
 SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication}
@@ -50,12 +46,10 @@ class EndedAtOnce(BaseException):
 
 
 class Borrowed:
-    """The tests' session, which no app may stop. `real_query`: its streaming queries are Spark's own."""
+    """The tests' session, which no app may stop."""
 
-    def __init__(self, spark: SparkSession, *, real_query: bool = False) -> None:
+    def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        if not real_query:
-            self.readStream = DirectStreams()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._spark, name)
@@ -79,7 +73,6 @@ class Running:
 
     receiver: Receiver
     applier: Applier
-    query: StreamingQuery
 
     def wait_for(self, lsn: LSN) -> None:
         """Wait until all that the changelog holds up to an LSN is in the lake; raises what went wrong."""
@@ -89,32 +82,13 @@ class Running:
         def applied() -> bool:
             if self.applier.error is not None:
                 raise self.applier.error
-            if not self.query.isActive and (failure := self.query.exception()) is not None:
-                raise failure
             return self.applier.progress.version >= version
 
         wait_until(applied, what=f"the lake to be at changelog version {version}")
 
 
-def begun(applier: Applier) -> StreamingQuery:
-    """A query that has brought its first batch.
-
-    As by the app, it is started again where its Python process took longer than the 10 s that Spark waits.
-    """
-    for left in (2, 1, 0):
-        query = applier.start()
-        wait_until(lambda query=query: applier.progress.batches or applier.error or not query.isActive)
-        if query.isActive or not left or not is_of_workers(str(query.exception())):
-            break
-    return query
-
-
 class InProcess(Received):
-    """Replicated, with the apps in this process and their parts at hand.
-
-    `real_query`: batches come from a streaming query of Spark's, which takes seconds to start, instead of a
-    thread that asks the same source in the same order. Merges and copies are Spark's tasks in any case.
-    """
+    """Replicated, with the apps in this process and their parts at hand."""
 
     def __init__(
         self,
@@ -122,15 +96,13 @@ class InProcess(Received):
         dsn: str,
         folder: Path,
         tables: tuple[str, ...],
-        *,
-        real_query: bool = False,
         **options: Any,
     ) -> None:
         # Tables are merged as soon as they change, and meet at a point each second: no test waits for that.
         defaults = {"flush_interval_s": 0.05, "freshness_s": 0.1, "points_every_s": 1.0}
         options = {**defaults, **options}
         super().__init__(dsn, folder, tables, **options)
-        self.spark = Borrowed(spark, real_query=real_query)
+        self.spark = Borrowed(spark)
 
     def run(self, app: str, *arguments: str, timeout: float = 0) -> int:
         """Run an app's main to its end; returns its exit code. Its log goes to `log`."""
@@ -155,6 +127,10 @@ class InProcess(Received):
             yield
         finally:
             del os.environ[process.DSN_VARIABLE]
+            # An app that has failed leaves the session to the thread that still creates it.
+            for thread in threading.enumerate():
+                if thread.name == "pgrepl-spark":
+                    thread.join()
             module.build_session = build_session
             process.end_at_once = end_at_once
             root.removeHandler(to_file)
@@ -168,11 +144,12 @@ class InProcess(Received):
         """Receiver and applier at work, stopped gracefully at the end of the block."""
         with Store(self.dsn, "replicate test") as store, self.receiving(keepalive) as receiver:
             applier = Applier(self.spark, self.pipeline, store, read_epoch(self.changelog))
-            query = begun(applier)
+            applier.start()
+            wait_until(lambda: applier.progress.batches or applier.error)
             try:
-                yield Running(receiver, applier, query)
+                yield Running(receiver, applier)
             finally:
-                applier.stop(query)
+                applier.stop()
 
     def states(self) -> dict[str, TableRecord]:
         with Store(self.dsn, "look at states") as store:

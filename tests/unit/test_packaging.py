@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
-# Spark calls these: its streaming source, and the applications that it runs.
+# Spark runs these, or they import pyspark.
 CALLED_BY_SPARK = (
     "lake.apply.applier",
-    "lake.apply.changelog_source",
+    "lake.apply.changelog_batches",
     "lake.apply.merge_task",
     "lake.apply.schedule",
     "lake.apply.scheduler",

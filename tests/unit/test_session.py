@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,7 @@ from airflow_provider_pgrepl.replication.spark.connectors import (
     delta_jars,
 )
 from airflow_provider_pgrepl.replication.spark.session import check_java
-from airflow_provider_pgrepl.replication.spark.session_settings import session_settings, with_spare_slot
+from airflow_provider_pgrepl.replication.spark.session_settings import session_settings
 
 
 @pytest.fixture
@@ -133,22 +132,6 @@ def test_an_old_or_cut_down_java_is_refused(
 def test_java_17_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "echo 'openjdk version \"17.0.15\"' >&2")))
     check_java()
-
-
-@pytest.mark.parametrize(
-    ("master", "with_spare"),
-    [
-        ("local", "local[2]"),
-        ("local[1]", "local[2]"),
-        ("local[4]", "local[5]"),
-        ("local[*]", f"local[{(os.cpu_count() or 1) + 1}]"),
-        ("local[2,4]", "local[2,4]"),
-        ("spark://host:7077", "spark://host:7077"),
-        ("yarn", "yarn"),
-    ],
-)
-def test_a_local_master_gets_a_slot_for_the_streaming_query(master: str, with_spare: str) -> None:
-    assert with_spare_slot(master) == with_spare
 
 
 def test_readers_of_a_store_get_the_connector_and_no_key_as_a_setting(

@@ -18,7 +18,6 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, StoppedTable
-from airflow_provider_pgrepl.replication.lake.apply.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lake.consistent_points import SCHEMA
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -127,14 +126,6 @@ def test_records_beside_the_changelog_keep_their_fields() -> None:
         ' "hint": "h"}}, "columns": {"16500": "1-2"}}'
     )
     assert SCHEMA.names == ["epoch", "lsn", "commit_ts", "tables", "positions"]
-
-
-def test_items_of_work_keep_their_fields() -> None:
-    # Spark's checkpoint holds them while a batch is under way.
-    assert WorkItem(1, 2, 3, ("a",), 4, 5, 6, 7).to_json() == (
-        '{"relation_id": 1, "from_version": 2, "to_version": 3, "paths": ["a"], "bytes": 4, "epoch": 5,'
-        ' "durable_lsn": 6, "last_commit_us": 7}'
-    )
 
 
 def test_ids_of_applications_stay_what_they_are() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeError, SourceConnectionError, SparkError
+from airflow_provider_pgrepl.errors import LakeError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.replication import Replication
@@ -103,8 +103,7 @@ def applier(**fields: Any) -> Any:
     return bare(
         Applier,
         _changed=threading.Condition(threading.RLock()),
-        _reading=threading.Lock(),
-        _stopping=False,
+        _has_to_end=threading.Event(),
         _until_settled=False,
         _holders=0,
         error=None,
@@ -119,23 +118,24 @@ def test_thread_of_the_applier_leaves_its_trace(caplog):
     check_log(caplog, " in Applier._run")
 
 
-def test_batch_of_the_query_leaves_its_trace_and_tells_spark_no_text(caplog):
-    made = applier()
-    frame: Any = stub(collect=raise_unexpected)
-    with pytest.raises(SparkError) as found:
-        made._on_batch(frame, 0)
+def test_thread_that_reads_the_changelog_leaves_its_trace(caplog):
+    made = applier(_batches=stub(next=raise_unexpected))
+    in_thread(lambda: made._read(available_now=False))
     assert isinstance(made.error, UnexpectedError)
-    # Python's side of the callback gives Spark the whole traceback.
-    assert found.value.__cause__ is None
-    assert found.value.__context__ is None
-    assert CANARY not in str(found.value)
-    check_log(caplog, " in Applier._on_batch")
+    check_log(caplog, " in Applier._read")
 
 
-def test_query_that_cannot_be_stopped_leaves_its_trace(caplog):
-    made = applier(_thread=None, _query=stub(stop=raise_unexpected), _scratch=stub(cleanup=lambda: None))
-    made.close(1)
-    check_log(caplog, " in Applier.close")
+def test_read_that_fails_after_the_stop_is_no_error(caplog):
+    made = applier()
+
+    def fail_after_the_stop() -> None:
+        made._has_to_end.set()
+        raise_unexpected()
+
+    made._batches = stub(next=fail_after_the_stop)
+    in_thread(lambda: made._read(available_now=False))
+    assert made.error is None
+    assert not caplog.records
 
 
 def test_thread_of_a_merge_leaves_its_trace(monkeypatch, caplog):

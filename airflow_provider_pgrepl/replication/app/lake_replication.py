@@ -7,42 +7,67 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
-from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm_up
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
-from airflow_provider_pgrepl.replication.spark.failures import is_of_workers, spark_error, text_of
-from airflow_provider_pgrepl.replication.spark.session import build_session, runs_on_cluster
+from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session, runs_on_cluster
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
-_STARTS = 3
-"""Starts of a query in a row: Spark waits 10 s for the Python process of its source, which may take longer to
-load on a busy host."""
 _LAST_MERGES_S = 10.0
 """Seconds that the app waits for running merges before it ends. Merges that are not committed then are
 repeated."""
 
 
+def session_of(pipeline: Pipeline) -> LazySession:
+    """Return the session of a run. A local one is started at once: it takes seconds.
+
+    Executors of a cluster are requested only when everything else is checked.
+    """
+    session = LazySession(lambda: _start_spark(pipeline))
+    if not runs_on_cluster():
+        session.begin()
+    return session
+
+
+def _start_spark(pipeline: Pipeline) -> SparkSession:
+    """Return a session. A local one has loaded its Python workers' modules: the first merge need not wait."""
+    spark = build_session(f"pgrepl replicate {pipeline.name}", delta=False)
+    if not runs_on_cluster():
+        warm_up(spark)
+    return spark
+
+
 class LakeReplication(Replication):
-    """One run of the app for a pipeline with lake tables."""
+    """One run of the app for a pipeline with lake tables. `session`: its caller stops it."""
+
+    def __init__(
+        self,
+        dsn: str,
+        pipeline: Pipeline,
+        store: Store,
+        record: EpochRecord,
+        stop: process.StopSignal,
+        session: LazySession,
+    ) -> None:
+        super().__init__(dsn, pipeline, store, record, stop)
+        self._session = session
 
     def _work(self, target: LSN | None) -> int:
-        spark = None
-        try:
-            name = f"pgrepl replicate {self._pipeline.name}"
-            spark = build_session(name, delta=False, spare_slot=True)
-            self._stop.install()
-            if runs_on_cluster() and not await_executors(spark, self._pipeline.lake_root, self._gives_up):
+        spark = self._session.get()
+        self._stop.install()
+        if runs_on_cluster():
+            if not await_executors(spark, self._pipeline.lake_root, self._gives_up):
                 return process.DONE if target is None else process.RETRY_MAY_HELP
-            return self._apply(spark, target)
-        finally:
-            if spark is not None:
-                spark.stop()
+            warm_up(spark)
+        return self._apply(spark, target)
 
     def _gives_up(self) -> bool:
         """Return True if it is time to end while executors are awaited.
@@ -58,7 +83,7 @@ class LakeReplication(Replication):
         try:
             return self._run_forever() if target is None else self._run_until(target)
         finally:
-            self._applier.close(_LAST_MERGES_S)
+            self._applier.stop(_LAST_MERGES_S)
 
     def _needed_above(self) -> LSN | None:
         return self._applier.needed_above()
@@ -72,25 +97,20 @@ class LakeReplication(Replication):
         return process.DONE
 
     def _follow(self, *, available_now: bool = False) -> None:
-        """Run a query to its end. Start another one if Spark could not start its Python process in time."""
-        for left in reversed(range(_STARTS)):
-            query = self._applier.start(available_now=available_now)
-            self._watch(query)
-            if not left or not self._lacked_workers(query):
-                break
-            log.warning(
-                "Spark could not start the Python process of its streaming query: starting the query again"
-            )
-        self._finish(query)
+        """Apply changes, and supervise, until it is time to end, or with `available_now` until those in the
+        changelog are applied. Then wait for running merges.
 
-    def _lacked_workers(self, query: StreamingQuery) -> bool:
-        failure = None if query.isActive else query.exception()
-        return failure is not None and self._applier.error is None and is_of_workers(str(failure))
-
-    def _watch(self, query: StreamingQuery) -> None:
-        """Supervise until the query ends, the applier fails, or it is time to end."""
-        while query.isActive and self._applier.error is None and not self._stop.wait(POLL_S):
+        Raises the error that ended the applier or the receiver.
+        """
+        self._applier.start(available_now=available_now)
+        while self._applier.is_reading and self._applier.error is None and not self._stop.wait(POLL_S):
             self._supervise()
+        if self._applier.error is None and self._applier.is_reading:
+            self._applier.stop()
+        if self._applier.error is not None:
+            raise self._applier.error
+        if self._receiver.failed.is_set():
+            self._raise_receiver_error()
 
     def _run_until(self, target: LSN) -> int:
         log.info("replicating until %s", target)
@@ -104,17 +124,3 @@ class LakeReplication(Replication):
             self._supervise()
         log.warning("stopped before %s was reached", target)
         return process.RETRY_MAY_HELP
-
-    def _finish(self, query: StreamingQuery) -> None:
-        """Stop a running query after its batch.
-
-        Raises the error that ended the query, the applier or the receiver.
-        """
-        if query.isActive:
-            self._applier.stop(query)
-        elif (failure := query.exception()) is not None and self._applier.error is None:
-            raise spark_error("the streaming query", text_of(failure))
-        if self._applier.error is not None:
-            raise self._applier.error
-        if self._receiver.failed.is_set():
-            self._raise_receiver_error()

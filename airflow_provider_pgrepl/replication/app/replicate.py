@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
@@ -32,6 +33,9 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_rol
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.storage.probe import check_store
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.spark.session import LazySession
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +68,13 @@ def replicate(
     begin_compiling()
     dsn = process.source_dsn()
     role = f"replicate {pipeline.name}"
-    with closing(
-        open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait)
-    ) as store:
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            closing(open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait))
+        )
         store.lock(pipeline.name, "replicate")
+        # Only now: a second application has ended before it.
+        session = _session(pipeline, stack)
         check_store(pipeline.lake_root)
         # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
         # before.
@@ -86,12 +93,24 @@ def replicate(
         recall_relations(pipeline, record, records.values())
         # Only now: `recall_relations` may have recreated an index whose loss was accepted.
         own_tables.record(pipeline.lake_root)
-        # Record this process before starting Spark, which takes seconds: until then `pgrepl status` would
-        # show the previous process.
+        # Record this process before Spark has started: until then `pgrepl status` would show the previous
+        # process.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
         check_role(dsn, pipeline)
         target = _target(dsn, until)
-        return _replication(dsn, pipeline, store, record, stop, publisher, meanwhile).run(target)
+        return _replication(dsn, pipeline, store, record, stop, session, publisher, meanwhile).run(target)
+
+
+def _session(pipeline: Pipeline, stack: ExitStack) -> LazySession | None:
+    """Return the run's Spark session, which `stack` stops; None without lake tables, when Spark need not be
+    installed."""
+    if not pipeline.has_lake_tables:
+        return None
+    from airflow_provider_pgrepl.replication.app.lake_replication import session_of
+
+    session = session_of(pipeline)
+    stack.callback(session.stop)
+    return session
 
 
 def _replication(
@@ -100,16 +119,16 @@ def _replication(
     store: Store,
     record: EpochRecord,
     stop: process.StopSignal,
+    session: LazySession | None,
     publisher: str | None,
     meanwhile: Callable[[], None],
 ) -> Replication:
-    # Each class imports modules that the other does not need. Spark need not be installed without lake
-    # tables.
-    if pipeline.has_lake_tables:
+    # Each class imports modules that the other does not need.
+    if session is not None:
         from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
 
-        return LakeReplication(dsn, pipeline, store, record, stop)
-    from airflow_provider_pgrepl.replication.app.replication import EventReplication
+        return LakeReplication(dsn, pipeline, store, record, stop, session)
+    from airflow_provider_pgrepl.replication.app.event_replication import EventReplication
 
     return EventReplication(dsn, pipeline, store, record, stop, publisher, meanwhile)
 

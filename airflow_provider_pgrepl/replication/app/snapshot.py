@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, SparkError
@@ -78,10 +78,14 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
+from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +103,7 @@ class SnapshotRun:
     new_epoch: bool
     names: str
     """The names of pipeline, source and lake."""
-    check_executors: Callable[[], None]
+    prepare_executors: Callable[[], None]
     """Raises SparkError or ToolError. Call it before anything is created for a copy."""
     recorded: BoundRules | None = None
     lost: Collection[own_tables.MissingTable] = ()
@@ -171,7 +175,7 @@ class SnapshotRun:
         selected, _ = self.select(requested)
         leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
         relations = [relation for relation in selected.relations if relation.table not in leave]
-        self.check_executors()
+        self.prepare_executors()
         retire_unknown_tables(taking.store, taking.pipeline, self.records)
         if self.lost:
             own_tables.give_up(taking.pipeline.lake_root, self.lost)
@@ -194,7 +198,7 @@ class SnapshotRun:
         # Bind the settings to the tables as they are now: executors may take long to start.
         wanted = [relation for relation in selected.relations if relation.table in tables]
         self.taking.index_selected(self.epoch.epoch, wanted)
-        self.check_executors()
+        self.prepare_executors()
         return self.taking.take(frozenset(tables), requested, self.epoch)
 
 
@@ -233,7 +237,11 @@ def opened(
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         lost = _find_lost(store, evidence, new_epoch=new_epoch)
+        session = LazySession(lambda: _start_spark(pipeline))
+        stack.callback(session.stop)
         if new_epoch or not has_tables(epoch, records):
+            # Tables will be copied: Spark starts while the source is checked.
+            _begin_local(session, pipeline)
             selected = read_selected(store, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
             requested = requested_of(records, names)
@@ -246,8 +254,6 @@ def opened(
         known = (evidence.recorded, epoch)
         former = [record.publication for record in known if record is not None]
         trigger.keep_installed(source, pipeline, former)
-        session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
-        stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
         taking = TableSnapshotter(access, source, store, session.get)
         epoch = find_epoch(pipeline)
@@ -257,7 +263,7 @@ def opened(
             records,
             new_epoch,
             evidence.describe(),
-            lambda: _check_executors(session, access),
+            lambda: _prepare_executors(session, access),
             recorded_names(
                 source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
             ),
@@ -278,11 +284,27 @@ def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own
     return []
 
 
-def _check_executors(session: LazySession, access: Access) -> None:
+def _start_spark(pipeline: Pipeline) -> SparkSession:
+    """Return a session. A local one has loaded its Python workers' modules: the first copy need not wait."""
+    spark = build_session(f"pgrepl snapshot {pipeline.name}", delta=False)
+    if not runs_on_cluster():
+        with spark_errors("starting Spark's Python workers"):
+            spark.sparkContext.parallelize([None], 1).foreach(lambda _nothing: None)
+    return spark
+
+
+def _begin_local(session: LazySession, pipeline: Pipeline) -> None:
+    """Start a local session. Executors of a cluster are requested only when everything else is checked."""
+    if pipeline.has_lake_tables and not runs_on_cluster():
+        session.begin()
+
+
+def _prepare_executors(session: LazySession, access: Access) -> None:
     """Raise SparkError if a cluster provides no executor in time, ToolError if its packages differ.
 
-    Checks nothing for a local session, which has the driver's packages.
+    Checks nothing for a local session, which has the driver's packages, and starts it.
     """
+    _begin_local(session, access.pipeline)
     if access.pipeline.has_lake_tables and runs_on_cluster():
         spark, dsn = session.get(), access.dsn
         until = time.monotonic() + _EXECUTOR_S

@@ -6,17 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.spark.session_settings import (
-    DELTA_EXTENSION,
-    session_settings,
-    with_spare_slot,
-)
+from airflow_provider_pgrepl.replication.spark.session_settings import DELTA_EXTENSION, session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,13 +25,11 @@ def build_session(
     master: str | None = None,
     extra_conf: Mapping[str, str] | None = None,
     delta: bool = True,
-    spare_slot: bool = False,
 ) -> SparkSession:
     """Return a Spark session with the settings that this package needs.
 
     Settings given to `spark-submit` override this package's, and `extra_conf` overrides both. `master`
-    defaults to `local[*]`. With `spare_slot`, a local master has one more slot: a streaming query needs one
-    to read its input, whatever else runs. `delta=False` needs no jars: enough for apps that read and write
+    defaults to `local[*]`. `delta=False` needs no jars: enough for apps that read and write
     lake tables with deltalake. Raises ToolError if pyspark, Java or a jar is missing.
     """
     if find_spec("pyspark") is None:
@@ -42,8 +38,6 @@ def build_session(
     if submitted is None:
         check_java()
     settings = session_settings(submitted or {}, master, extra_conf or {}, delta=delta)
-    if spare_slot:
-        settings["spark.master"] = with_spare_slot(settings["spark.master"])
     if settings["spark.master"].startswith("local"):
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if submitted is not None and settings.get("spark.jars", "") != submitted.get("spark.jars", ""):
@@ -137,17 +131,38 @@ def _load_into_running_jvm(jars: str) -> None:
 
 
 class LazySession:
-    """A Spark session that is created when it is first needed."""
+    """A Spark session that is created when it is first needed, or from `begin` on by a thread of its own.
+
+    :param make: returns the session; called once
+    """
 
     def __init__(self, make: Callable[[], SparkSession]) -> None:
         self._make = make
-        self._spark: SparkSession | None = None
+        self._made: Future[SparkSession] = Future()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Start creating the session, and return at once. Does nothing if that has begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pgrepl-spark", daemon=True)
+            self._thread.start()
 
     def get(self) -> SparkSession:
-        if self._spark is None:
-            self._spark = self._make()
-        return self._spark
+        """Return the session once it is created. Raises the error that `make` has raised."""
+        self.begin()
+        return self._made.result()
 
     def stop(self) -> None:
-        if self._spark is not None:
-            self._spark.stop()
+        """Stop the session. A session that is still being created is stopped later, by its thread."""
+        self._made.add_done_callback(_stop_made)
+
+    def _run(self) -> None:
+        try:
+            self._made.set_result(self._make())
+        except BaseException as error:  # noqa: BLE001 - `get` raises it
+            self._made.set_exception(error)
+
+
+def _stop_made(made: Future[SparkSession]) -> None:
+    if made.exception() is None:
+        made.result().stop()

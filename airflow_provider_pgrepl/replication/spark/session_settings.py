@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -76,15 +75,6 @@ def session_settings(
         if jars := added_jars(given):
             settings["spark.jars"] = joined(given.get("spark.jars", ""), jars)
     return settings
-
-
-def with_spare_slot(master: str) -> str:
-    """Return a local master with one more slot; any other master unchanged."""
-    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
-    if found is None:
-        return master
-    cores = os.cpu_count() or 1
-    return f"local[{(cores if found[1] == '*' else int(found[1] or 1)) + 1}]"
 
 
 def _brings_files(given: Mapping[str, str]) -> bool:

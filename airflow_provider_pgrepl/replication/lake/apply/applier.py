@@ -5,26 +5,25 @@ A table's position in the lake is authoritative. What the applier remembers only
 does not know to have caught up (after a start, a snapshot or a fixed error) catches up from the changelog's
 live files. The other tables continue meanwhile.
 
-Spark's streaming query reports new commits as batches. A thread of the applier distributes their changes. So
-neither a table nor the query waits for the merge of another table.
+One thread reads new commits as batches, and another one distributes their changes to merges, which are
+Spark's tasks. So neither a table nor the reading waits for the merge of another table.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.lake.apply.changelog_source import FORMAT, ChangelogSource
+from airflow_provider_pgrepl.replication.lake.apply.changelog_batches import ChangelogBatches
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import MergeRounds
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
@@ -36,24 +35,24 @@ from airflow_provider_pgrepl.replication.runtime.compiled_loops import ensure_co
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.storage import delta_errors
 from airflow_provider_pgrepl.trace import log_unexpected
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-_READING_S = 10.0
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Run one merge in each Python worker that may run merges. One slot is left for the streaming query.
+    """Run one merge in each Python worker that may run merges. Raises SparkError.
 
     The compiled functions are compiled before, so that Spark's worker daemon finds them.
     """
     ensure_compiled()
-    tasks = max(1, spark.sparkContext.defaultParallelism - 1)
-    spark.sparkContext.parallelize(range(tasks), tasks).foreach(lambda _number: merge_a_row())
+    tasks = max(1, spark.sparkContext.defaultParallelism)
+    with spark_errors("starting Spark's Python workers"):
+        spark.sparkContext.parallelize(range(tasks), tasks).foreach(lambda _number: merge_a_row())
 
 
 def merge_a_row() -> None:
@@ -66,8 +65,7 @@ def merge_a_row() -> None:
 
 
 class Applier:
-    """Runs the streaming query and the merges. `error`: the exception that ended them, None while they
-    run."""
+    """Reads batches and runs merges. `error`: the exception that ended both, None while they run."""
 
     def __init__(
         self,
@@ -77,7 +75,6 @@ class Applier:
         record: EpochRecord,
         progress: ApplierProgress | None = None,
     ) -> None:
-        self._spark = spark
         self._pipeline = pipeline
         self._record = record
         self._uri = changelog_uri(pipeline.lake_root)
@@ -85,44 +82,28 @@ class Applier:
         self.error: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
         self._rounds = MergeRounds(spark, pipeline, store, record, self.progress, self._changed)
-        self._is_warm = self._stopping = self._until_settled = False
+        self._until_settled = False
         self._holders = 0
-        self._reading = threading.Lock()
+        self._batches = ChangelogBatches(self._uri, pipeline.batch_bytes)
+        self._has_to_end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._query: StreamingQuery | None = None
-        # Each table stores its own position. The query's checkpoint is only used during this run, and only by
-        # the driver.
-        self._scratch = TemporaryDirectory(prefix="pgrepl-checkpoint-", ignore_cleanup_errors=True)
-        spark.dataSource.register(ChangelogSource)
+        self._reader: threading.Thread | None = None
 
-    def start(self, *, available_now: bool = False) -> StreamingQuery:
-        """Start applying changes: until `stop`, or with `available_now` only those in the changelog now.
-        Raises SparkError."""
-        with spark_errors("starting the streaming query"):
-            return self._start(available_now=available_now)
-
-    def _start(self, *, available_now: bool) -> StreamingQuery:
-        if not self._is_warm:
-            warm_up(self._spark)
-            self._is_warm = True
+    def start(self, *, available_now: bool = False) -> None:
+        """Start applying changes: until `stop`, or with `available_now` only those in the changelog now."""
         self._until_settled = available_now
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pgrepl-applier", daemon=True)
             self._thread.start()
-        frame = (
-            self._spark.readStream.format(FORMAT)
-            .option("uri", self._uri)
-            .option("batch_bytes", str(self._pipeline.batch_bytes))
-            .load()
+        self._reader = threading.Thread(
+            target=self._read, kwargs={"available_now": available_now}, name="pgrepl-batches", daemon=True
         )
-        checkpoint = Path(self._scratch.name).as_uri()
-        stream = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._on_batch)
-        if available_now:
-            stream = stream.trigger(availableNow=True)
-        else:
-            stream = stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds")
-        self._query = stream.start()
-        return self._query
+        self._reader.start()
+
+    @property
+    def is_reading(self) -> bool:
+        """False once everything that `start` had to apply is applied, or the applier has ended or failed."""
+        return self._reader is not None and self._reader.is_alive()
 
     def needed_above(self) -> LSN | None:
         """Return the lowest LSN above which a table needs changes from the changelog. None while a table is
@@ -132,32 +113,10 @@ class Applier:
         """
         return self._rounds.needed_above()
 
-    def stop(self, query: StreamingQuery) -> None:
-        """Stop after the running merges have ended, and start no others. Then stop the query."""
-        self.end()
-        # Spark would interrupt a running read of a batch, and report that as a failure. Wait until it has
-        # ended. No other read begins.
-        if self._reading.acquire(timeout=_READING_S):
-            self._reading.release()
-        query.stop()
-
-    def close(self, timeout_s: float) -> None:
-        """Stop merges and the query, also after an error. Waits up to `timeout_s` seconds for running merges.
-
-        An error from stopping the query is logged and not raised.
-        """
-        self.end(timeout_s)
-        if self._query is not None:
-            try:
-                self._query.stop()
-            except Exception as error:  # noqa: BLE001 - what has failed before is what counts
-                log_unexpected(log, "stopping the streaming query", error, logging.WARNING)
-        self._scratch.cleanup()
-
-    def end(self, timeout_s: float | None = None) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Start no more merges, and wait up to `timeout_s` seconds (None: without limit) until the running
         ones have ended."""
-        self._stopping = True
+        self._has_to_end.set()
         if self._changed.acquire(timeout=-1 if timeout_s is None else timeout_s):
             self._changed.notify_all()
             self._changed.release()
@@ -181,25 +140,29 @@ class Applier:
                 self._holders -= 1
                 self._changed.notify_all()
 
-    def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
+    def _read(self, *, available_now: bool) -> None:
+        """Take batches until the applier is stopped or fails, or with `available_now` until those in the
+        changelog now are applied."""
         try:
-            with self._reading, spark_errors("reading a batch"):
-                # Ignore a batch that arrives after the end: the next run catches up from the positions of the
-                # tables.
-                rows = [] if self._has_ended else frame.collect()
-            if rows:
-                self._add([WorkItem.from_json(row.work) for row in rows])
-        except Exception as error:
-            if not self._stopping:
-                log_unexpected(log, "taking a batch", error)
+            if available_now:
+                self._batches.end_at_newest()
+            while not self._has_ended:
+                began = time.monotonic()
+                if items := self._batches.next():
+                    self._add(items)
+                    self._batches.advance(items[0].to_version)
+                    self._has_to_end.wait(began + self._pipeline.trigger_interval_s - time.monotonic())
+                elif available_now:
+                    return
+                else:
+                    self._has_to_end.wait(self._batches.poll_s)
+        except Exception as error:  # noqa: BLE001 - the thread that supervises raises it
+            if self._has_to_end.is_set():
+                return
+            log_unexpected(log, "reading the changelog", error)
+            with self._changed:
                 self.error = self.error or error
-            if isinstance(error, errors.PgReplError):
-                raise
-            failed = type(error).__name__
-        else:
-            return
-        # Spark logs the exception of the query, so pass no message that may contain values of rows.
-        raise errors.SparkError(f"taking a batch failed with {failed}")
+                self._changed.notify_all()
 
     def _add(self, items: list[WorkItem]) -> None:
         mark = self._settle_mark(next(item for item in items if item.relation_id == MARK))
@@ -220,7 +183,7 @@ class Applier:
 
     @property
     def _has_ended(self) -> bool:
-        return self._stopping or self.error is not None
+        return self._has_to_end.is_set() or self.error is not None
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
         """Return the batch's own item, completed from the changelog if the commits did not record its epoch.
@@ -229,7 +192,8 @@ class Applier:
         process applies.
         """
         if self.progress.batches == 0 or not mark.epoch:
-            mark = mark.as_recorded(self._uri)
+            with delta_errors("the changelog cannot be read"):
+                mark = mark.as_recorded(self._uri)
         if mark.epoch > self._record.epoch:
             raise errors.FencedError(
                 f"epoch {mark.epoch} of the changelog began, this process applies epoch {self._record.epoch}"
@@ -241,8 +205,8 @@ class Applier:
         merges."""
         with self._changed:
             try:
-                while self.error is None and (not self._stopping or self._rounds.is_running):
-                    may_begin = not (self._holders or self._stopping)
+                while self.error is None and (not self._has_to_end.is_set() or self._rounds.is_running):
+                    may_begin = not (self._holders or self._has_to_end.is_set())
                     self._rounds.step(may_begin=may_begin, hurries=self._until_settled)
                     self._changed.notify_all()
                     if not self._rounds.has_news:

@@ -188,11 +188,10 @@ class ShareRunner:
         """Return how many shares Spark can run at the same time, at least 1 and at most 256. Raises
         SparkError.
 
-        Counted on each call, because a cluster adds and removes executors. One slot is left for the streaming
-        query, so that it reads new commits while long merges run.
+        Counted on each call, because a cluster adds and removes executors.
         """
         with spark_errors("counting executors"):
-            return min(_MOST, max(1, slots_of(self._context) - 1))
+            return min(_MOST, max(1, slots_of(self._context)))
 
     def run(self, share: Share) -> None:
         """Submit a share to the pool, and return without waiting for it."""

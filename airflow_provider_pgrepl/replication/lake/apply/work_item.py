@@ -3,8 +3,7 @@ applier's progress."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.replication.changelog import reader
@@ -47,14 +46,6 @@ class WorkItem:
             table = open_delta(uri, version)
         epoch, durable_lsn = reader.read_epoch_number(table), reader.read_durable_lsn(table)
         return replace(self, to_version=version, epoch=epoch, durable_lsn=durable_lsn)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkItem:
-        fields = json.loads(text)
-        return cls(**{**fields, "paths": tuple(fields["paths"])})
 
 
 @dataclass

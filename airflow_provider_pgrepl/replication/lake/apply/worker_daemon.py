@@ -21,8 +21,6 @@ _REPLICATION = "airflow_provider_pgrepl.replication"
 _APPLY = f"{_REPLICATION}.lake.apply"
 _MODULES = (
     "pyspark.worker",
-    "pyspark.sql.worker.plan_data_source_read",
-    f"{_APPLY}.changelog_source",
     f"{_APPLY}.merge_task",
 )
 

@@ -1,29 +1,22 @@
-"""The streaming source over the changelog. It yields work items, not rows.
+"""Batches of new changelog commits, as work items: files by relation, not rows.
 
-The offset is the changelog's Delta version. A batch is a range of whole commits, so it never contains half a
-source transaction. Each row that Spark sees is one work item: a relation and the files with its changes.
+A batch is a range of whole commits, from one Delta version of the changelog to another. So it never contains
+half a source transaction.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, WorkItem
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import delta_errors, open_storage
 
-FORMAT = "pgrepl_changelog"
 _BEFORE_ALL = -1
-_POLL_S, _IDLE_POLL_S, _POLL_LIMIT_S = 0.02, 0.1, 1.0
+_POLL_S, _IDLE_POLL_S = 0.02, 0.1
 _STORE_POLL_S, _STORE_IDLE_POLL_S = 0.1, 0.5
 """Seconds between polls if the changelog is in an object store, where each poll is a request that costs
 money."""
@@ -31,23 +24,12 @@ _IDLE_AFTER_S = 5.0
 _CHECK_INTERVAL_S = 10.0
 
 
-class ChangelogSource(DataSource):
-    """The data source of `spark.readStream.format("pgrepl_changelog")`. Options: uri, batch_bytes."""
+class ChangelogBatches:
+    """Finds new commits by the names of the log files, which is cheap if there are none.
 
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def schema(self) -> str:
-        return "work string"
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name
-        options = self.options
-        return ChangelogReader(options["uri"], int(options["batch_bytes"]))
-
-
-class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Finds new commits by the names of the log files, which is cheap if there are none."""
+    The first batch has no start and ends at the newest version, because tables know their positions. So does
+    a batch whose commits have been deleted from the log.
+    """
 
     def __init__(self, uri: str, batch_bytes: int) -> None:
         self._uri = uri
@@ -55,36 +37,49 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         in_store = is_object_store(uri)
         self._poll_s = _STORE_POLL_S if in_store else _POLL_S
         self._idle_poll_s = _STORE_IDLE_POLL_S if in_store else _IDLE_POLL_S
+        self._version = _BEFORE_ALL
         self._last_version: int | None = None
         self._next_check = 0.0
         self._commit_at = 0.0
         self._commits: dict[int, Commit] = {}
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        return {"version": _BEFORE_ALL}
+    @property
+    def poll_s(self) -> float:
+        """The seconds to wait before the next call of `next` if the last one has found nothing."""
+        is_idle = time.monotonic() - self._commit_at > _IDLE_AFTER_S
+        return self._idle_poll_s if is_idle else self._poll_s
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._last_version = self._newest()
+    def end_at_newest(self) -> None:
+        """Give no commit from now on that is newer than the newest version of this moment.
 
-    def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: N802, ARG002
-        """Return the offset after the next commits: as many as fit into a batch, at least one. Waits up to 1
-        s for a commit.
-
-        A start without a checkpoint begins at the newest version, because tables know their positions. So
-        does one whose next commits have been deleted from the log.
+        Raises LakeUnavailableError, DeltaError.
         """
-        version = start["version"]
-        if version == _BEFORE_ALL:
-            return {"version": self._newest()}
-        deadline = time.monotonic() + _POLL_LIMIT_S
-        while True:
-            end = self._advance(version)
-            if end == version and self._is_cut_off(version):
-                return {"version": self._newest()}
-            if end > version or self._last_version is not None or time.monotonic() >= deadline:
-                return {"version": end}
-            is_idle = time.monotonic() - self._commit_at > _IDLE_AFTER_S
-            time.sleep(self._idle_poll_s if is_idle else self._poll_s)
+        with delta_errors("the changelog cannot be read"):
+            self._last_version = self._newest()
+
+    def next(self) -> list[WorkItem]:
+        """Return the next batch: as many commits as fit into `batch_bytes`, at least one. Returns an empty
+        list if there is no new commit.
+
+        Raises LakeUnavailableError, DeltaError.
+        """
+        with delta_errors("the changelog cannot be read"):
+            end = self._end_of_next()
+            return [] if end == self._version else self._items(self._version, end)
+
+    def advance(self, version: int) -> None:
+        """Begin the next batch after `version`, the end of a batch that was taken.
+
+        No file is deleted: that is the task of the changelog's retention.
+        """
+        self._version = version
+        self._commits = {later: commit for later, commit in self._commits.items() if later > version}
+
+    def _end_of_next(self) -> int:
+        if self._version == _BEFORE_ALL:
+            return self._newest()
+        end = self._advance(self._version)
+        return self._newest() if end == self._version and self._is_cut_off(end) else end
 
     def _newest(self) -> int:
         return int(open_delta(self._uri).version())
@@ -121,10 +116,6 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return None
             self._commit_at = time.monotonic()
         return self._commits[version]
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Return all work items as one partition. The applier's own tasks read and merge the files."""
-        return [InputPartition([item.to_json() for item in self._items(start["version"], end["version"])])]
 
     def _items(self, start: int, end: int) -> list[WorkItem]:
         commits = self._read_all(start, end)
@@ -175,14 +166,3 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
             size = sum(file.value_bytes for file in files)
             yield WorkItem(relation_id, start, end, tuple(file.path for file in files), size)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        items: Any = partition.value
-        yield pa.RecordBatch.from_pydict({"work": pa.array(items, pa.string())})
-
-    def commit(self, end: dict[str, int]) -> None:
-        """Forget the commits of the batch. No file is deleted: that is the task of the changelog's
-        retention."""
-        self._commits = {
-            version: commit for version, commit in self._commits.items() if version > end["version"]
-        }

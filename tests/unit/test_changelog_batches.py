@@ -1,4 +1,4 @@
-"""lake/apply/changelog_source.py: batches of whole commits, as work items; and commits that are gone."""
+"""lake/apply/changelog_batches.py: batches of whole commits, as work items; and commits that are gone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import _commit_marker, mark
-from airflow_provider_pgrepl.replication.lake.apply.changelog_source import ChangelogReader
+from airflow_provider_pgrepl.replication.lake.apply.changelog_batches import ChangelogBatches
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, WorkItem
 from tests.support import wire_bytes as wire
 from tests.support.changelogs import Written, new_changelog
 
 BEFORE_ALL = -1
-LIMIT = object()
 
 
 @pytest.fixture
@@ -24,18 +23,20 @@ def uri(tmp_path: Path) -> str:
     return new_changelog(tmp_path)
 
 
-def source(uri: str, batch_bytes: int = 1 << 30) -> ChangelogReader:
-    return ChangelogReader(uri, batch_bytes)
+def batches(uri: str, batch_bytes: int = 1 << 30) -> ChangelogBatches:
+    return ChangelogBatches(uri, batch_bytes)
 
 
-def latest(reader: ChangelogReader, start: int) -> int:
-    return reader.latestOffset({"version": start}, LIMIT)["version"]
+def latest(batches: ChangelogBatches, start: int) -> int:
+    """Return the version at which the batch after `start` ends; `start` if there is none."""
+    batches.advance(start)
+    found = batches.next()
+    return found[0].to_version if found else start
 
 
-def items(reader: ChangelogReader, start: int, end: int) -> dict[int, WorkItem]:
-    shares = reader.partitions({"version": start}, {"version": end})
-    texts = [text for share in shares for batch in reader.read(share) for text in batch.column(0).to_pylist()]
-    found = [WorkItem.from_json(text) for text in texts]
+def items(batches: ChangelogBatches, start: int, end: int) -> dict[int, WorkItem]:
+    found = batches._items(start, end)
+    assert found[0].relation_id == MARK
     assert len({item.relation_id for item in found}) == len(found)
     return {item.relation_id: item for item in found}
 
@@ -44,13 +45,12 @@ def log_file(uri: str, version: int) -> Path:
     return Path(uri) / "_delta_log" / f"{version:020d}.json"
 
 
-def test_a_start_without_a_checkpoint_begins_at_the_newest_commit_and_looks_at_the_tables(uri: str) -> None:
+def test_first_batch_ends_at_the_newest_commit_and_plans_every_table(uri: str) -> None:
     written = Written(uri)
     written.transaction(100, r7=1)
     newest = written.flush()
-    reader = source(uri)
-    assert reader.initialOffset() == {"version": BEFORE_ALL}
-    assert latest(reader, BEFORE_ALL) == newest
+    reader = batches(uri)
+    assert [item.to_version for item in reader.next()] == [newest]
     found = items(reader, BEFORE_ALL, newest)
     assert list(found) == [MARK]
     assert (found[MARK].from_version, found[MARK].to_version) == (BEFORE_ALL, newest)
@@ -63,7 +63,7 @@ def test_each_touched_relation_is_one_item_with_its_files(uri: str) -> None:
     written.flush()
     written.transaction(200, r8=1, r9=1)
     end = written.flush()
-    reader = source(uri)
+    reader = batches(uri)
     assert latest(reader, start) == end
     found = items(reader, start, end)
     assert {oid: len(item.paths) for oid, item in found.items()} == {MARK: 0, 7: 1, 8: 2, 9: 1}
@@ -78,10 +78,10 @@ def test_a_batch_ends_with_the_commit_that_fills_it(uri: str) -> None:
     for lsn in (100, 200, 300, 400):
         written.transaction(lsn, r7=10)
         end = written.flush()
-    one = source(uri)._read(start + 1).record.bytes
-    assert latest(source(uri, batch_bytes=1), start) == start + 1
-    assert latest(source(uri, batch_bytes=2 * one), start) in (start + 2, start + 3)
-    assert latest(source(uri), start) == end
+    one = batches(uri)._read(start + 1).record.bytes
+    assert latest(batches(uri, batch_bytes=1), start) == start + 1
+    assert latest(batches(uri, batch_bytes=2 * one), start) in (start + 2, start + 3)
+    assert latest(batches(uri), start) == end
 
 
 def test_a_transaction_of_five_parts_stays_whole_whatever_the_limit(uri: str) -> None:
@@ -93,15 +93,15 @@ def test_a_transaction_of_five_parts_stays_whole_whatever_the_limit(uri: str) ->
     written.take(*written.insert(7, 1), written.commit(100))
     end = written.flush()
     assert end == start + 1
-    reader = source(uri, batch_bytes=1)
+    reader = batches(uri, batch_bytes=1)
     assert len(reader._read(end).files) == 5
     assert latest(reader, start) == end
     assert len(items(reader, start, end)[7].paths) == 5
 
 
-def test_without_new_commits_the_offset_stays(uri: str) -> None:
+def test_without_new_commits_there_is_no_batch(uri: str) -> None:
     end = Written(uri).writer.version
-    assert latest(source(uri), end) == end
+    assert latest(batches(uri), end) == end
 
 
 def test_available_now_ends_at_what_was_there_when_it_began(uri: str) -> None:
@@ -109,8 +109,8 @@ def test_available_now_ends_at_what_was_there_when_it_began(uri: str) -> None:
     start = written.writer.version
     written.transaction(100, r7=1)
     end = written.flush()
-    reader = source(uri)
-    reader.prepareForTriggerAvailableNow()
+    reader = batches(uri)
+    reader.end_at_newest()
     written.transaction(200, r7=1)
     assert written.flush() == end + 1
     assert latest(reader, start) == end
@@ -122,9 +122,9 @@ def test_fences_keepalives_and_marks_are_batches_without_work(uri: str) -> None:
     start = written.writer.version
     written.writer.record_keepalive(900)
     mark(uri)
-    end = latest(source(uri), start)
+    end = latest(batches(uri), start)
     assert end == start + 2
-    found = items(source(uri), start, end)
+    found = items(batches(uri), start, end)
     assert list(found) == [MARK]
     assert found[MARK].durable_lsn == 900
 
@@ -137,7 +137,7 @@ def test_marker_of_somebody_who_had_not_seen_the_newest_commit_does_not_say_what
     written.transaction(100, r7=1)
     data = written.flush()
     _commit_marker(uri, before)
-    reader = source(uri)
+    reader = batches(uri)
     alone = items(reader, data, data + 1)[MARK]
     assert (alone.epoch, alone.durable_lsn) == (0, 0)
     recorded = alone.as_recorded(uri)
@@ -149,7 +149,7 @@ def test_messages_outside_relations_are_no_work(uri: str) -> None:
     written = Written(uri)
     start = written.writer.version
     written.take(wire.put_message(100, "p", b"", transactional=False))
-    assert list(items(source(uri), start, written.flush())) == [MARK]
+    assert list(items(batches(uri), start, written.flush())) == [MARK]
 
 
 def test_source_forgets_cached_commits_after_batch_is_committed(uri: str) -> None:
@@ -157,14 +157,14 @@ def test_source_forgets_cached_commits_after_batch_is_committed(uri: str) -> Non
     start = written.writer.version
     written.transaction(100, r7=1)
     end = written.flush()
-    reader = source(uri)
+    reader = batches(uri)
     latest(reader, start)
     assert reader._commits
-    reader.commit({"version": end})
+    reader.advance(end)
     assert not reader._commits
 
 
-# Commits that are gone: tables know their position, so the stream begins again at the newest commit.
+# Commits that are gone: tables know their position, so the next batch ends at the newest commit.
 
 
 def three_commits(uri: str) -> tuple[int, int]:
@@ -177,13 +177,13 @@ def three_commits(uri: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("available_now", [False, True])
-def test_a_checkpoint_older_than_the_log_goes_on_at_the_newest_commit(uri: str, available_now: bool) -> None:
+def test_batch_whose_commits_are_deleted_ends_at_the_newest_commit(uri: str, available_now: bool) -> None:
     start, end = three_commits(uri)
     DeltaTable(uri).create_checkpoint()
     log_file(uri, start + 1).unlink()
-    reader = source(uri)
+    reader = batches(uri)
     if available_now:
-        reader.prepareForTriggerAvailableNow()
+        reader.end_at_newest()
     assert latest(reader, start) == end
     found = items(reader, start, end)
     assert list(found) == [MARK]
@@ -194,22 +194,17 @@ def test_a_checkpoint_older_than_the_log_goes_on_at_the_newest_commit(uri: str, 
 def test_a_gap_inside_a_batch_to_be_repeated_gives_no_half_work(uri: str) -> None:
     start, end = three_commits(uri)
     log_file(uri, start + 2).unlink()
-    found = items(source(uri), start, end)
+    found = items(batches(uri), start, end)
     assert list(found) == [MARK]
     assert found[MARK].from_version == BEFORE_ALL
 
 
-def test_a_checkpoint_beyond_a_changelog_that_was_made_anew_goes_back_to_it(uri: str) -> None:
+def test_batches_beyond_a_recreated_changelog_go_back_to_its_newest_commit(uri: str) -> None:
     _, end = three_commits(uri)
     shutil.rmtree(uri)
     new_changelog(Path(uri).parent)
-    reader = source(uri)
+    reader = batches(uri)
     assert latest(reader, end) == 0
     found = items(reader, end, 0)
     assert list(found) == [MARK]
     assert (found[MARK].from_version, found[MARK].to_version) == (BEFORE_ALL, 0)
-
-
-def test_a_work_item_survives_its_json() -> None:
-    item = WorkItem(7, 1, 2, ("a", "b"), 3, 4, 5, 6)
-    assert WorkItem.from_json(item.to_json()) == item

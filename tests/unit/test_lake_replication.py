@@ -1,0 +1,97 @@
+"""The run of the replication app with lake tables: what it waits for, and which error ends it."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+
+
+class Stop:
+    is_set = False
+
+    def wait(self, _seconds: float) -> bool:
+        return self.is_set
+
+
+class Applier:
+    """An applier that reads for some calls of `is_reading`, and may then have failed."""
+
+    def __init__(self, reads: int = 0, error: Exception | None = None) -> None:
+        self._left, self._then = reads, error
+        self.error: Exception | None = None
+        self.calls: list[str] = []
+
+    @property
+    def is_reading(self) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            self.error = self._then
+        return self._left >= 0
+
+    def start(self, *, available_now: bool) -> None:
+        self.calls.append("start available" if available_now else "start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def replication(applier: Applier | None = None, seen: int = 0) -> Any:
+    """Return a run with this applier. `seen`: the LSN that its receiver has made durable."""
+    run: Any = LakeReplication.__new__(LakeReplication)
+    run._applier = applier or Applier()
+    run._supervise = lambda: run._applier.calls.append("supervise")
+    run._receiver = SimpleNamespace(
+        failed=threading.Event(),
+        progress=SimpleNamespace(seen_lsn=LSN(seen)),
+        asked=0,
+    )
+
+    def request_keepalive() -> None:
+        run._receiver.asked += 1
+        if run._receiver.asked == 3:
+            run._receiver.progress.seen_lsn = LSN(100)
+
+    run._receiver.request_keepalive = request_keepalive
+    run._stop = Stop()
+    return run
+
+
+def test_run_supervises_until_everything_available_is_applied():
+    run = replication(Applier(reads=2))
+    run._follow(available_now=True)
+    assert run._applier.calls == ["start available", "supervise", "supervise"]
+
+
+def test_run_that_is_asked_to_stop_waits_for_the_running_merges():
+    run = replication(Applier(reads=9))
+    run._stop.is_set = True
+    run._follow()
+    assert run._applier.calls == ["start", "stop"]
+
+
+def test_error_of_the_applier_is_raised():
+    run = replication(Applier(error=KeyError("of the applier")))
+    with pytest.raises(KeyError, match="of the applier"):
+        run._follow()
+    assert run._applier.calls == ["start"]
+
+
+def test_target_is_awaited_until_it_is_durable():
+    run = replication()
+    assert run._has_received(LSN(100))
+    assert run._receiver.asked == 3
+
+
+def test_target_is_not_awaited_when_the_receiver_failed_or_the_app_is_to_stop():
+    failed, stopped = replication(), replication()
+    failed._receiver.failed.set()
+    stopped._stop.is_set = True
+    assert not failed._has_received(LSN(100))
+    assert not stopped._has_received(LSN(100))
+    assert (failed._receiver.asked, stopped._receiver.asked) == (0, 0)
