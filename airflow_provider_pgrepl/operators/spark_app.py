@@ -54,7 +54,7 @@ from airflow_provider_pgrepl.spark_driver.follow import (
     RESULT_FILE,
     ApplicationFollower,
     End,
-    ForsakenError,
+    OrphanedTaskError,
     StoppedError,
 )
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
@@ -364,7 +364,7 @@ class SparkAppOperator(SparkSubmitOperator):
         )
         try:
             return self.execute_resumable(context)
-        except ForsakenError:
+        except OrphanedTaskError:
             raise AirflowException(FORSAKEN) from None
         except StoppedError:
             raise AirflowException("stopped on request, before an application was started") from None

@@ -301,7 +301,7 @@ class Adoption:
         """Launch a new application. Returns None if another process holds the lock of the directory."""
         try:
             with self.place.claim() as claim:
-                self._bury(claim.folder)
+                self._remove_ended(claim.folder)
                 self.order.write(claim.folder)
                 return replace(self.take_known(self.launch(claim)), is_new=True)
         except PlaceTakenError:
@@ -397,7 +397,7 @@ class Adoption:
             "end that task first: one task at a time replicates a pipeline, and one copies its tables",
         )
 
-    def _bury(self, own: Path) -> None:
+    def _remove_ended(self, own: Path) -> None:
         """Delete the folders of earlier applications. Log a warning for each that failed without a follower.
 
         :param own: the folder of the new application, which is kept

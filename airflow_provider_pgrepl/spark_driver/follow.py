@@ -24,7 +24,7 @@ class StoppedError(Exception):
     """The task was asked to stop while it waited for an application to end."""
 
 
-class ForsakenError(Exception):
+class OrphanedTaskError(Exception):
     """The parent of this process has died, so this process no longer acts for the task."""
 
 
@@ -73,7 +73,7 @@ class ApplicationFollower:
     def begin(self) -> str:
         """Adopt or launch the application, and return the handle by which a later try finds it.
 
-        Raises BusyError. Raises StoppedError or ForsakenError while it waits for another application.
+        Raises BusyError. Raises StoppedError or OrphanedTaskError while it waits for another application.
         """
         self._found = self._adoption.take(self._pause)
         self._pass_on_stop()
@@ -96,7 +96,7 @@ class ApplicationFollower:
     def follow(self, handle: object) -> End:
         """Forward the log and results of the application until it has ended or is handed over.
 
-        Raises ForsakenError. Raises BusyError if another task follows the application.
+        Raises OrphanedTaskError. Raises BusyError if another task follows the application.
         """
         if self._found is None:
             app = self._adoption.place.find(handle)
@@ -124,8 +124,8 @@ class ApplicationFollower:
     def _pause(self, seconds: float) -> None:
         if self.was_asked_to_stop:
             raise StoppedError
-        if self._is_forsaken:
-            raise ForsakenError
+        if self._is_orphaned:
+            raise OrphanedTaskError
         time.sleep(seconds)
 
     def _pass_on_stop(self) -> None:
@@ -139,7 +139,7 @@ class ApplicationFollower:
         the parent of this process has died.
         """
         found, self._found = self._found, None
-        if found is None or self._is_forsaken:
+        if found is None or self._is_orphaned:
             return
         found.app.stop()
         found.app.wait(self._adoption.stop_timeout_s + _KILL_WAIT_S)
@@ -157,8 +157,8 @@ class ApplicationFollower:
             self._look_at_result(app)
             if status is not AppState.RUNNING:
                 return self._concluded(app, status, log)
-            if self._is_forsaken:
-                raise ForsakenError
+            if self._is_orphaned:
+                raise OrphanedTaskError
             if time.monotonic() >= hand_over_at and not app.is_stopping:
                 return End(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
@@ -176,7 +176,7 @@ class ApplicationFollower:
             self._on_result(found)
 
     @property
-    def _is_forsaken(self) -> bool:
+    def _is_orphaned(self) -> bool:
         return os.getppid() != self._parent
 
 

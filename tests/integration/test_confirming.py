@@ -66,11 +66,11 @@ def test_received_lsn_is_not_confirmed_before_the_changelog_commit(
         target = received.source_lsn()
         assert held.begun.wait(120)
 
-        def told() -> bool:
+        def is_received_lsn_sent() -> bool:
             receiver.request_keepalive()
             return before < receiver.progress.received_lsn <= written_lsn(received)
 
-        wait_until(told, 120, "the server to know what was received")
+        wait_until(is_received_lsn_sent, 120, "the server to know what was received")
         assert received.slot().confirmed_flush_lsn <= received.durable_lsn == before
     finally:
         held.go.set()
@@ -103,11 +103,11 @@ def test_durable_lsn_is_not_confirmed_before_redelivered_transactions_are_compar
     receiver.start()
     try:
 
-        def told() -> bool:
+        def is_received_lsn_sent() -> bool:
             receiver.request_keepalive()
             return written_lsn(received) >= durable
 
-        wait_until(told, 120, "the server to know what was received before")
+        wait_until(is_received_lsn_sent, 120, "the server to know what was received before")
         assert received.slot().confirmed_flush_lsn == confirmed
     finally:
         compare.set()

@@ -181,7 +181,9 @@ def test_a_large_transaction_goes_into_parts_that_one_commit_adds(dsn, tmp_path)
     # The receiver holds less than a part of an open transaction, and the chunk that completed the part.
     assert held * 650 < part_bytes + (8 << 20) + (1 << 20)
     commits = ChangelogWriter(received.changelog).version - version
-    assert commits <= 4 + len({row["file"] for row in received.standings()}), "fence, data, keepalive, fence"
+    assert commits <= 4 + len({row["file"] for row in received.publication_statuses()}), (
+        "fence, data, keepalive, fence"
+    )
 
 
 class Held:

@@ -123,14 +123,14 @@ def assert_all_there(history: History, chance: random.Random) -> None:
             found = places_of(read(history.lake, relation, above, epoch))
             assert found == [place for place in wanted if place[0] == relation and place[1] > above]
         everything = in_order(history.uri, EventPosition.after_transaction(Epoch(epoch), LSN(0)))
-        assert without_standings(everything) == without_standings(wanted)
+        assert without_publication_status(everything) == without_publication_status(wanted)
         assert sorted(everything) == sorted(wanted)
         begin = chance.choice([(0, 0, 0), *sent])
         after = EventPosition(Epoch(epoch), LSN(begin[1]), begin[2])
         assert sorted(in_order(history.uri, after)) == sorted(p for p in wanted if p[1:] > begin[1:])
 
 
-def without_standings(places: list[Place]) -> list[Place]:
+def without_publication_status(places: list[Place]) -> list[Place]:
     """Return the places of changes alone: rows of publication status have no order among each other."""
     return [place for place in places if place[2] >= 0]
 

@@ -255,7 +255,7 @@ def drop_all_hours(replicated: InProcess) -> None:
 
 def test_a_folder_from_before_the_table_was_taken_anew_stops_it(replicated):
     kept = keep(replicated, T)
-    replicated.take_anew(T)
+    replicated.resnapshot(T)
     replicated.catch_up()
     put_back(kept)
     assert replicated.run("replicate", "--until", "caught-up") == 78

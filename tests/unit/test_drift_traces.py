@@ -44,7 +44,9 @@ def test_publication_altered_by_any_other_transaction_is_drift(field: str, says:
     """Numbers of transactions wrap around, so a later one may have a lower number."""
     now = replace(BEFORE, **{field: xmin})
     assert judged(BEFORE, now).reason == says
-    assert judge(BEFORE, RelationRecord.of_standing(7, now.standing), CHOICES).reason == says
+    assert (
+        judge(BEFORE, RelationRecord.of_publication_status(7, now.publication_status), CHOICES).reason == says
+    )
 
 
 def test_only_the_truncate_that_the_stream_sent_explains_another_file() -> None:

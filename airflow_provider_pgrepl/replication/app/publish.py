@@ -368,7 +368,7 @@ def _take(
     holder = progress_writer.holder()
     if after is not None:
         begin = begin_after(changelog, after)
-        taken = publisher_log.take(PublisherRecord(begin), holder, is_anew=True)
+        taken = publisher_log.take(PublisherRecord(begin), holder, is_new=True)
         record = replace(taken, position=begin, stopped={}, columns=None, place=settings.full_place)
         publisher_log.save(record)
         return record

@@ -56,7 +56,7 @@ def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = 
     if remains.record is None:
         _check_never_whole(complete, changelog, others)
     elif changelog.commits and give_up is None:
-        _check_untold(complete, remains)
+        _check_unconfirmed(complete, remains)
     for torn in found:
         torn.set_aside()
 
@@ -113,7 +113,7 @@ def _check_never_whole(evidence: Evidence, changelog: Torn, others: Collection[T
     )
 
 
-def _check_untold(evidence: Evidence, remains: Remains) -> None:
+def _check_unconfirmed(evidence: Evidence, remains: Remains) -> None:
     assert remains.record is not None
     slot, left = evidence.slots.get(remains.record.slot), remains.durable_lsn
     if slot is not None and left is not None and (slot.confirmed_flush_lsn or 0) <= left:

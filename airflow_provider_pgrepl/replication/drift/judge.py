@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.drift.matching import (
     place_columns,
 )
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
-from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 MADE_AGAIN = "the table was dropped and another made under its name"
@@ -48,24 +48,24 @@ def table_findings(recorded: Relation, received: RelationRecord, current: Relati
         yield DriftFinding("the table became another kind of relation")
     if message.replica_identity != recorded.replica_identity:
         yield DriftFinding("the replica identity changed", Remedy.UNDO)
-    yield from _publication_findings(recorded, current.standing)
+    yield from _publication_findings(recorded, current.publication_status)
 
 
-def standing_findings(recorded: Relation, standing: PublicationStanding) -> Iterator[DriftFinding]:
+def publication_status_findings(recorded: Relation, status: PublicationStatus) -> Iterator[DriftFinding]:
     """Yield the reasons why a table cannot continue whatever its present definition is: changes may be
     missing."""
-    if standing.oid == 0:
+    if status.oid == 0:
         yield DriftFinding("the table was dropped", Remedy.GONE)
-    elif standing.oid != recorded.oid:
+    elif status.oid != recorded.oid:
         yield DriftFinding(MADE_AGAIN)
-    elif standing.moved_to not in (None, recorded.table):
-        text = f"the table was renamed or moved to {standing.moved_to}, and another one has its name"
+    elif status.moved_to not in (None, recorded.table):
+        text = f"the table was renamed or moved to {status.moved_to}, and another one has its name"
         yield DriftFinding(text)
     else:
-        yield from _publication_findings(recorded, standing)
+        yield from _publication_findings(recorded, status)
 
 
-def _publication_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
+def _publication_findings(recorded: Relation, current: PublicationStatus) -> Iterator[DriftFinding]:
     if _differ(recorded.publication_oid, current.publication_oid):
         yield DriftFinding("the publication was dropped, or created again: changes between are missing")
     elif _differ(recorded.membership_oid, current.membership_oid):
@@ -151,8 +151,8 @@ def judge_catalog(recorded: Relation, current: Relation | None, choices: TableCh
 
 
 def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool) -> Verdict:
-    if received.standing is not None:
-        return _judge_standing(recorded, received.standing)
+    if received.publication_status is not None:
+        return _judge_publication_status(recorded, received.publication_status)
     current = received.catalog
     if current is None:
         findings = [DriftFinding("the table was dropped", Remedy.GONE)]
@@ -170,7 +170,7 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
         *columns.hidden_findings(places, received.hidden),
         *key_findings(recorded, received, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
-        *place_findings(recorded, current.standing),
+        *place_findings(recorded, current.publication_status),
         *file_findings(recorded, current, was_watched=received.watched),
     ]
     if findings:
@@ -186,10 +186,10 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
     return Verdict(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
 
 
-def _judge_standing(recorded: Relation, standing: PublicationStanding) -> Verdict:
-    findings = list(standing_findings(recorded, standing))
-    if standing.oid == recorded.oid and standing.persistence:
-        findings += place_findings(recorded, standing)
+def _judge_publication_status(recorded: Relation, status: PublicationStatus) -> Verdict:
+    findings = list(publication_status_findings(recorded, status))
+    if status.oid == recorded.oid and status.persistence:
+        findings += place_findings(recorded, status)
     if findings:
         return _unsafe(recorded, findings, was_sent=True)
     return Verdict(DriftKind.UNCHANGED, relation=recorded)

@@ -416,7 +416,7 @@ class ReconnectingReceiver:
         self._stopping = threading.Event()
         self._watching: threading.Thread | None = None
         self._pause_s = FIRST_PAUSE_S
-        self._unsent: int | None = None
+        self._cannot_send: int | None = None
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
@@ -496,9 +496,9 @@ class ReconnectingReceiver:
             return False
         unfinished = self._receiver.unfinished
         place = int(self.progress.durable_lsn) if unfinished is None else unfinished.commit_lsn
-        if self._unsent == place:
+        if self._cannot_send == place:
             return False
-        self._unsent = place
+        self._cannot_send = place
         log.warning("the server failed to send a transaction; trying once more")
         return True
 

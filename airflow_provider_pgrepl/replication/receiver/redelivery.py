@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     CHANGES,
     ROW_SCHEMA,
-    STANDING_ORDINAL,
+    STATUS_ORDINAL,
     letters,
 )
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_floor_lsn
@@ -80,7 +80,7 @@ class ResentCheck:
         known: dict[int, tuple[int, int]] = {}
         with_rows: set[int] = set()
         for piece in pieces:
-            of_source = pc.greater(piece["ordinal"], STANDING_ORDINAL)
+            of_source = pc.greater(piece["ordinal"], STATUS_ORDINAL)
             is_above = pc.and_(pc.equal(piece["epoch"], writer.epoch), pc.greater(piece["commit_lsn"], above))
             wanted = (
                 piece.filter(pc.and_(is_above, of_source))

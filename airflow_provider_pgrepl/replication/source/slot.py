@@ -187,7 +187,7 @@ def _lsn(text: str | None) -> LSN | None:
     return None if text is None else LSN.parse(text)
 
 
-def is_told_of_publications(server_version: int) -> bool:
+def notices_altered_publications(server_version: int) -> bool:
     """Return True if this server's walsenders notice an ALTER PUBLICATION in transactions begun before it."""
     return server_version >= _INVALIDATES_SINCE.get(server_version // 10000, 0)
 
@@ -197,7 +197,7 @@ def renew_walsender(connection: Connection, slot: str) -> bool:
 
     The reader of the slot connects again. Nothing is lost: the slot retains the changes not confirmed.
     """
-    if is_told_of_publications(connection.server_version):
+    if notices_altered_publications(connection.server_version):
         return False
     found = read_slot(connection, slot)
     if found is None or found.active_pid is None:

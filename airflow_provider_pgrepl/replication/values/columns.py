@@ -176,8 +176,8 @@ def partitioning(relation: Relation, choices: TableChoices) -> Partitioning | No
         )
     index = relation.columns.index(column)
     found = typed_column(column, relation.table, choices, index)
-    if unfit := _unfit(column, found.lake_type, by):
-        raise TableError(f"partition_by: {by}: {unfit}", _hint(relation))
+    if reason := _reason_against(column, found.lake_type, by):
+        raise TableError(f"partition_by: {by}: {reason}", _hint(relation))
     return Partitioning(found, by.unit)
 
 
@@ -199,7 +199,7 @@ def _missing(relation: Relation, choices: TableChoices, by: PartitionBy) -> str:
     return "which the table does not have"
 
 
-def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
+def _reason_against(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
     """Return the reason why a column cannot be the partition column, or ""."""
     base = column.pg_type.without_domain
     shown = one_line(column.type_name)

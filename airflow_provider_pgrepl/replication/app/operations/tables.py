@@ -131,13 +131,13 @@ class Continuation:
         table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
         point = self._points.last_of(record.table, self.epoch.epoch)
         app = app_id(self.pipeline.name, self.epoch.epoch)
-        standing = read_table_position(table, app, str(record.table), point)
-        if standing is None:
+        position = read_table_position(table, app, str(record.table), point)
+        if position is None:
             raise LakeTableError(f"{record.table}: {no_position(table)}", hint)
-        problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
+        problem = position.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
-        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
+        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, position.whole)
         received = self._index.find(record.relation.oid, app_version(table, RELATION_APP) or 0)
         return received.catalog if received and received.catalog else record.relation
 

@@ -72,7 +72,7 @@ _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
 """The limits of unacknowledged messages and of their bytes."""
 
 
-class UnfitEventError(Exception):
+class UnsendableEventError(Exception):
     """An event cannot be sent until a person fixes the cause. The text says why."""
 
 
@@ -128,9 +128,9 @@ class PlainMessages:
     async def of(self, event: Event) -> NatsMessage:
         place = subject(event, self._settings)
         if place == self.stream:
-            raise UnfitEventError("its subject has no words beside the stream's name: it has no route")
+            raise UnsendableEventError("its subject has no words beside the stream's name: it has no route")
         if len(place.encode()) > _LONGEST_SUBJECT:
-            raise UnfitEventError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
+            raise UnsendableEventError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
         return NatsMessage(place, event.body, self._headers(event), len(event.body), event.business is None)
 
     async def end(self) -> None:
@@ -165,11 +165,11 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     """Return the headers. Raises UnsendableError for those that NATS would change or interpret."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
-            raise UnfitEventError(
+            raise UnsendableEventError(
                 f"its header {name!r} has a name that NATS does not take, or takes for its own"
             )
         if value != value.strip() or any(sign in value for sign in "\r\n"):
-            raise UnfitEventError(f"its header {name} has line breaks, or white space at an end")
+            raise UnsendableEventError(f"its header {name} has line breaks, or white space at an end")
     return headers
 
 
@@ -393,7 +393,7 @@ class JetStreamLink:
         try:
             message = await self._messages.of(one.event)
             self._check_size(message)
-        except UnfitEventError as error:
+        except UnsendableEventError as error:
             self._settle(one, Refusal(one.event, str(error)))
             return
         self._tag += 1
@@ -406,13 +406,13 @@ class JetStreamLink:
 
     def _check_size(self, message: NatsMessage) -> None:
         if message.size > self._settings.max_event_bytes:
-            raise UnfitEventError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
+            raise UnsendableEventError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
         room = self._client.max_payload - len(message.payload)
         if room > self._client.max_payload // 2 and message.has_small_headers:
             return
         headers = sum(len(name) + len(value.encode()) + 4 for name, value in message.headers.items())
         if room < 18 + headers:
-            raise UnfitEventError(
+            raise UnsendableEventError(
                 f"the event has {message.size:,} bytes, more than the server's max_payload has room for"
             )
 

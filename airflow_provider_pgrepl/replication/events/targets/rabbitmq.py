@@ -151,7 +151,7 @@ def _cause(reason: Any) -> BaseException | None:
     return reason if isinstance(reason, BaseException) else None
 
 
-def unfit(event: Event, settings: PublisherSettings) -> str:
+def unsendable_reason(event: Event, settings: PublisherSettings) -> str:
     """Return the reason why an event can never be sent; an empty string if it can."""
     if len(event.body) > settings.max_event_bytes:
         return f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
@@ -294,7 +294,7 @@ class RabbitMQLink:
     def _send_waiting(self) -> None:
         while self._waiting and self._has_room(self._waiting[0].event):
             one = self._waiting[0]
-            reason = unfit(one.event, self._settings) or self._refused.pop(one.event.id, "")
+            reason = unsendable_reason(one.event, self._settings) or self._refused.pop(one.event.id, "")
             self._waiting.popleft()
             if reason:
                 one.settle(Refusal(one.event, reason))

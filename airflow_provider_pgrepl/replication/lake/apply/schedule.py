@@ -244,7 +244,7 @@ class TableSchedule:
         if begin != BEFORE_ALL and end.version <= self.newest:
             return
         if begin == BEFORE_ALL or begin != self.newest:
-            self._begin_anew()
+            self._forget_all()
         for item in items:
             if self._is_followed(item.relation_id):
                 waiting = self.waiting.setdefault(item.relation_id, WaitingChanges(self._limit))
@@ -408,7 +408,7 @@ class TableSchedule:
             return Turn(now)
         return self.pace(oid).turn(self._cadence(oid), waiting.first.since, waiting.bytes, now)
 
-    def _begin_anew(self) -> None:
+    def _forget_all(self) -> None:
         """Remove all states, waiting changes and batch ends, because a batch does not follow the last one.
         All tables then lag."""
         for oid in list(self.caught_up):

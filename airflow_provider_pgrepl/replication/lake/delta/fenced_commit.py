@@ -443,7 +443,7 @@ def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Commen
     Does nothing if they are set already. Logs a warning and does nothing if the table's protocol requires
     more of writers than this package supports. Raises what `fenced` does.
     """
-    fields = [_told_of(field, comments.columns.get(field.name)) for field in table.schema().fields]
+    fields = [_with_comment(field, comments.columns.get(field.name)) for field in table.schema().fields]
     is_told = (table.metadata().description or "") == comments.table
     if is_told and fields == table.schema().fields:
         return
@@ -461,7 +461,7 @@ def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Commen
     fenced(table, app, position, lambda: commit_actions(table, "SET COMMENTS", properties, [action]))
 
 
-def _told_of(field: Field, comment: str | None) -> Field:
+def _with_comment(field: Field, comment: str | None) -> Field:
     others = {key: value for key, value in field.metadata.items() if key != _COMMENT}
     wanted = {**others, _COMMENT: comment} if comment else others
     return field if wanted == field.metadata else Field(field.name, field.type, field.nullable, wanted)
