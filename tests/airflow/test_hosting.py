@@ -255,7 +255,7 @@ def test_a_log_that_nobody_reads_stays_within_bounds_and_what_is_lost_is_said(tm
         log.write(f"line {number}\n".encode())
     assert sum(path.stat().st_size for path in tmp_path.glob("log-*")) <= 5000
     read = texts(LocalApp(tmp_path), ended=True)
-    assert read[0] == "earlier lines were dropped while nobody read them"
+    assert read[0] == "earlier log lines were dropped before a task read them"
     assert read[-1] == "line 9999"
 
 

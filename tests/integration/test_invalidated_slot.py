@@ -93,5 +93,8 @@ def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path:
     assert slot.held_bytes(wal_lsn(connection)) == 0
     warnings = "\n".join(server_warnings(connection, received.pipeline.slot))
     connection.close()
-    assert "idle_replication_slot_timeout is 1s: the server invalidates a slot that nobody reads" in warnings
+    assert (
+        "idle_replication_slot_timeout is 1s: the server invalidates the slot if no walsender reads it"
+        in warnings
+    )
     assert "max_slot_wal_keep_size is 1GB" in warnings

@@ -88,7 +88,7 @@ MOVES: dict[str, tuple[str, dict[str, Move]]] = {
                     "delete from s.left_out_and_put_back",
                 ],
                 ["alter publication PUB add table s.left_out_and_put_back"],
-                "taken out of the publication and put back",
+                "removed from the publication and added again",
             ),
             "left_out": (
                 ["alter publication PUB drop table s.left_out", "delete from s.left_out"],

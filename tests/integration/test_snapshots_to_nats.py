@@ -273,7 +273,7 @@ def test_nobody_answers_for_what_is_not_published(published):
         odd = {"database": published.pipeline.name, "namespace": "public", "table": "\x00\ud800"}
         wal.put(snap, json.dumps(odd).encode(), reply="somebody")
         for table in ("t", "missing"):
-            with pytest.raises(TargetUnavailableError, match="nobody answered"):
+            with pytest.raises(TargetUnavailableError, match="no publisher answered"):
                 published.client(lambda creek, table=table: creek.snapshot("public", table, 3))
         # A row that is too large: the snapshot has a header, and no end.
         with pytest.raises(TargetUnavailableError, match="nothing more"):

@@ -162,7 +162,7 @@ def test_a_pattern_leaves_out_what_cannot_be_replicated_and_says_so(pg, dsn, run
     assert [str(found.table) for found in check_source(dsn, pipeline("public.*"))] == ["public.fine"]
     for table, reason in (
         ("cased", 'columns "a" and "A" differ only in case'),
-        ("keyless", "no usable key; one that is named in tables is told what it lacks"),
+        ("keyless", "no usable key; name such a table in `tables` to see what it lacks"),
         ("elsewhere", "is a foreign table"),
         ("root", "its partition public.leaf cannot be published: is a foreign table"),
         ("unlogged", "is an unlogged table"),

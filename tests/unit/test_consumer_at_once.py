@@ -43,7 +43,7 @@ class Taking(Consumer):
 
 def test_four_tables_are_asked_for_at_once_and_one_is_loaded_at_a_time():
     async def take() -> Taking:
-        taking = Taking({"b": TargetUnavailableError("nobody answered")})
+        taking = Taking({"b": TargetUnavailableError("no publisher answered")})
         await taking._load_missing()
         return taking
 

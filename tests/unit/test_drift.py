@@ -94,7 +94,7 @@ def test_the_same_shape_is_no_drift() -> None:
         (replace(RECORDED, replica_identity="f"), "the replica identity changed"),
         (
             replace(RECORDED, membership_oid=51),
-            "the table was taken out of the publication and put back: changes between are missing",
+            "the table was removed from the publication and added again: changes are missing",
         ),
         (replace(RECORDED, membership_oid=0), "the table was taken out of the publication"),
         (

@@ -156,7 +156,7 @@ def test_a_domain_whose_values_may_be_others_is_not_followed() -> None:
     assert judged(now(ID, EMAIL, PRICE, relfilenode=71)).reason == (
         "the table was rewritten when the type of column name changed from character varying(10) to"
         " public.email (a domain over varchar(10)), as it is for constraints of a domain and for a limit of"
-        " its base type; whether an expression (USING) changed values cannot be told"
+        " its base type; it cannot be determined whether an expression (USING) changed values"
     )
     cents = PgType(9003, name="cents", kind="d", parts=(("base", PgType(1700, 327686, "numeric")),))
     price = replace(PRICE, type_oid=9003, typmod=-1, type_name="public.cents", type_kind="d", type=cents)
@@ -315,8 +315,8 @@ def test_a_wider_type_does_not_explain_all_that_may_have_happened_to_partitions(
     wider = (replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE)
     after = replace(before, columns=wider, partitions=(replace(PART, relfilenode=702),))
     assert judged(after, before=before).reason == (
-        "the type of column id became wider, for which all partitions were rewritten: whether one was"
-        " truncated by itself as well cannot be told"
+        "the type of column id became wider, for which all partitions were rewritten: it cannot be"
+        " determined whether one of them was also truncated"
     )
     longer = (ID, replace(NAME, typmod=24, type_name="character varying(20)", xmin=12), PRICE)
     assert judged(replace(before, columns=longer), before=before).kind is DriftKind.SAFE
@@ -385,7 +385,7 @@ def test_ambiguous_column_history_is_unsafe() -> None:
     before = now(ID, NAME)
     late = read_late(now(ID, replace(NAME, name="nick", attnum=4)), ID, NAME)
     assert (
-        "which of them name was then cannot be told"
+        "it cannot be determined which of them name was then"
         in judge(before, late, PIPELINE.choices(before.table)).reason
     )
 

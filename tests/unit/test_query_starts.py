@@ -65,14 +65,14 @@ def test_query_is_started_again_when_its_python_process_was_late(late):
 
 def test_third_late_start_is_raised_as_missing_workers():
     run = replication(*[TOO_LATE] * 9)
-    with pytest.raises(SparkError, match="the streaming query: Spark could not start its Python workers"):
+    with pytest.raises(SparkError, match="query failed: Spark could not start its Python workers"):
         run._follow()
     assert len(run._applier.started) == 3
 
 
 def test_query_that_failed_otherwise_is_not_started_again():
     run = replication("a value of a row", None)
-    with pytest.raises(SparkError, match="the streaming query: Spark failed"):
+    with pytest.raises(SparkError, match="the streaming query failed: Spark failed"):
         run._follow()
     assert len(run._applier.started) == 1
 

@@ -154,7 +154,7 @@ def test_a_reader_does_not_take_another_version_for_the_points(tmp_path: Path, u
     points.append(point(95, 4, 41))
     assert consistent_arrow(str(tmp_path)).table(KEY).num_rows == 5, "no changelog says whose lake it is"
     new_changelog(tmp_path / "_pgrepl")
-    with pytest.raises(LakeError, match="put back"):
+    with pytest.raises(LakeError, match="restored from a copy"):
         consistent_arrow(str(tmp_path)).table(KEY)
     points.append(point(96, 4, 40))
     assert consistent_arrow(str(tmp_path)).table(KEY).num_rows == 5

@@ -113,7 +113,7 @@ class LakeReplication(Replication):
         if query.isActive:
             self._applier.stop(query)
         elif (failure := query.exception()) is not None and self._applier.error is None:
-            raise spark_error("the streaming query", text_of(failure))
+            raise spark_error("the streaming query failed", text_of(failure))
         if self._applier.error is not None:
             raise self._applier.error
         if self._receiver.failed.is_set():

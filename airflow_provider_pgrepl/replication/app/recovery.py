@@ -138,8 +138,8 @@ def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[T
     for record in records:
         if record.relation is not None and record.relation.oid not in known:
             log.warning(
-                "table %s is not in the index of relations: was its folder, _pgrepl/relations, put back or"
-                " deleted? What is recorded of the table is put there again",
+                "table %s is not in the index of relations: the folder _pgrepl/relations was"
+                " restored from a copy, or deleted. Adding the table's recorded relation again",
                 record.table,
             )
             index.add(epoch.epoch, RelationRecord.of_catalog(record.relation))

@@ -66,7 +66,9 @@ _PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds before tables are copied again under a new snapshot after they gave way to statements of the
 source. After the last pause they are marked errored. The count begins again when a table is finished."""
 
-_MENDED_HINT = f"mend it, then {errors.SNAPSHOT}: that copies errored tables again; or remove the table"
+_MENDED_HINT = (
+    f"fix the cause, then {errors.SNAPSHOT}, which copies errored tables again; or remove the table"
+)
 
 
 @dataclass(frozen=True)

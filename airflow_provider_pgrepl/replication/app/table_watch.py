@@ -200,7 +200,7 @@ class TableWatch:
         begin = min((one.through for one in self._tables.values()), default=self._progress.applied_lsn)
         tail, _ = self._followed.look(EventPosition.after_transaction(self._record.epoch, begin))
         if read_epoch_number(tail) > self._record.epoch:
-            raise FencedError(f"epoch {read_epoch_number(tail)} of the changelog began")
+            raise FencedError(f"epoch {read_epoch_number(tail)} of the changelog has begun")
         self._check_kept(read_floor_lsn(tail, self._record.epoch))
         for files in _portions(tail.files_above(begin)):
             self._take(definition_rows(self._uri, files))

@@ -107,7 +107,9 @@ class CreekColumn:
             return [b"\x00" if one is None else one for one in encoded]
         found = [one for one in encoded if one is not None]
         if len(found) < len(encoded):
-            raise Unholdable("a NULL in its key", "report it, with `pgrepl status`")
+            raise Unholdable(
+                "the value is NULL, and the column is in the key", "report it, with `pgrepl status`"
+            )
         return found
 
     def _branches(self, infinity: Schema) -> list[Schema]:

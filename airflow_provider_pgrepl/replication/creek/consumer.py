@@ -351,9 +351,9 @@ def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
     """Return "" if the stream is the one that was read and has all messages after `sequence`; otherwise the
     reason."""
     if bounds.made != kept.made or sequence > bounds.last:
-        return "it was made anew since it was read"
+        return "the stream was recreated since it was read"
     if sequence < bounds.first - 1:
-        return f"it begins with message {bounds.first} now, and {sequence} was the last that was read"
+        return f"the stream now begins with message {bounds.first}, and message {sequence} was read last"
     return ""
 
 

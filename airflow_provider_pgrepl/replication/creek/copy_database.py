@@ -226,9 +226,9 @@ def _refused(source: TableName, target: TableName, failed: psycopg2.Error) -> Ta
     where = ", ".join(name for name in names if name)
     return table_failed(
         source,
-        f"{target} does not take a change: {type(failed).__name__}{f' ({where})' if where else ''}",
-        "the server's log says more; mend the table and start the consumer again, or have the table taken"
-        f" whole: --resnapshot {target}",
+        f"{target} rejected a change: {type(failed).__name__}{f' ({where})' if where else ''}",
+        "read the log of the target's server, fix the table and start the consumer again; or copy"
+        f" the whole table again: --resnapshot {target}",
     )
 
 
@@ -272,7 +272,7 @@ def check_target(cursor: Any, whose: tuple[str, str], source: TableName, target:
         raise table_failed(
             source,
             f"{target} has rows that no consumer has written: nothing was changed",
-            f"name another target; or empty it (TRUNCATE {target}) if nobody needs its rows",
+            f"name another target; or empty it (TRUNCATE {target}) if its rows are not needed",
         )
     if has_rows and recorded is not None:
         _check_oid(source, target, recorded[0], oid)
@@ -294,9 +294,9 @@ def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) ->
         source,
         f"{target} is another table (oid {oid}) than the one that the consumer has filled (oid {recorded}),"
         " which was dropped or renamed: nothing was changed",
-        f"name another target, or rename that table. If nobody needs its rows, TRUNCATE {target} and take it"
-        f" whole: --resnapshot {target}. If the consumer filled it, as after a restore, set"
-        f" its target_oid in _pgrepl_consumer.tables to {oid}",
+        f"name another target, or rename that table. If its rows are not needed, TRUNCATE {target}"
+        f" and copy the whole table again: --resnapshot {target}. If the consumer filled it, as after"
+        f" a restore, set its target_oid in _pgrepl_consumer.tables to {oid}",
     )
 
 

@@ -64,7 +64,9 @@ class CreekMessages:
             try:
                 await self._streams.announce(event.envelope)
             except UnsendableSchemaError:
-                raise UnsendableEventError("its schema is larger than NATS takes") from None
+                raise UnsendableEventError(
+                    "the event's schema is larger than the largest message that NATS accepts"
+                ) from None
             self._announced = event.envelope
         last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
         sent_at = unique_long(time.time_ns() // 1_000)

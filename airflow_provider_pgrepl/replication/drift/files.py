@@ -104,7 +104,7 @@ def _rewritten(widened: str | None, part: Partition) -> DriftFinding:
         )
     return DriftFinding(
         f"the type of column {show_identifier(widened)} became wider, for which all partitions were"
-        " rewritten: whether one was truncated by itself as well cannot be told"
+        " rewritten: it cannot be determined whether one of them was also truncated"
     )
 
 

@@ -70,7 +70,7 @@ def _publication_findings(recorded: Relation, current: PublicationStatus) -> Ite
         yield DriftFinding("the publication was dropped, or created again: changes between are missing")
     elif _differ(recorded.membership_oid, current.membership_oid):
         if current.membership_oid:
-            text = "the table was taken out of the publication and put back: changes between are missing"
+            text = "the table was removed from the publication and added again: changes are missing"
             yield DriftFinding(text)
         else:
             yield DriftFinding("the table was taken out of the publication", Remedy.PUBLISH)

@@ -72,8 +72,8 @@ def place_columns(recorded: Relation, received: RelationRecord, current: Relatio
     if len(stories) > 1:
         names = ", ".join(sorted({p.shown for story in stories for p in story if _is_open(p, stories)}))
         raise UnclearLayoutError(
-            f"columns were dropped or added while the stream was behind, and which of them {names} was then"
-            " cannot be told"
+            "columns were dropped or added while the stream was behind, and it cannot be determined"
+            f" which of them {names} was then"
         )
     (story,) = stories
     _refuse_holes(recorded, current, [p.now for p in story if p.before is None and p.now is not None])

@@ -118,7 +118,8 @@ class KnownRelations:
         if version not in self._records:
             raise ChangelogError(
                 f"the relation {version} of a change is not in the relation index",
-                "look at the lake's folder _pgrepl/relations: it may have been deleted or put back",
+                "check the lake's folder _pgrepl/relations: it may have been deleted, or restored"
+                " from a copy",
             )
         return self._records[version]
 

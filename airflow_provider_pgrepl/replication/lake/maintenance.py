@@ -136,8 +136,8 @@ class Maintenance:
             with _failing_alone(_CHANGELOG, done):
                 self._maintain_changelog(reader_version, done, now)
         log.info(
-            "maintenance took away %d points, %d changelog files from its list, %d files, %d log entries;"
-            " it joined %d changelog files",
+            "maintenance deleted %d consistent points, %d changelog files from the file list, %d"
+            " files and %d log entries; it compacted %d changelog files",
             *(done.points, done.changelog_files, done.files, done.log_entries, done.joined_files),
         )
         return done

@@ -319,13 +319,13 @@ class Receiver:
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
             way_out = (
-                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} says what it"
-                " costs to go on without this transaction, and with --yes does so"
+                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} lists the tables that need a"
+                " resnapshot without this transaction, and with --yes skips it"
             )
         return UnsendableError(
-            f"the server cannot send {place}: {error.message}. It stands in the WAL as it is, whatever is"
-            " done to the row now, and ends the stream each time",
-            f"mend what writes such rows first; then {way_out}",
+            f"the server cannot send {place}: {error.message}. The transaction stays in the WAL,"
+            " whatever is done to the row now, and ends the stream each time",
+            f"first fix the application that writes such rows; then {way_out}",
         )
 
     def _hand_over(self, chunk: Chunk) -> None:

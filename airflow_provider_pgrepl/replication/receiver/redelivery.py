@@ -165,6 +165,6 @@ def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
 
 def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
-        f"the source was set back or replaced: the transaction at {LSN(lsn)} {what}",
+        f"the source was restored to an earlier state, or replaced: the transaction at {LSN(lsn)} {what}",
         errors.prove_source(),
     )

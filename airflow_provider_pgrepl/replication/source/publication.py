@@ -401,9 +401,9 @@ def _addition(connection: Connection, name: str, relation: Relation) -> tuple[st
 
 def _replaced(relation: Relation) -> SnapshotError:
     return SnapshotError(
-        f"{relation.table} is no longer the table that was selected (oid {relation.oid}): that one was"
-        " dropped or renamed meanwhile. Nothing is published",
-        "try again: the tables are selected anew",
+        f"{relation.table} is no longer the table that was selected (oid {relation.oid}): the"
+        " selected one was dropped or renamed in between. Nothing is published",
+        "run the command again, which selects the tables again",
     )
 
 

@@ -179,7 +179,7 @@ def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
             )
         except psycopg2.errors.ObjectInUse:
             raise BusyError(
-                f"slot {name} is read by somebody, and cannot be moved", "stop the replication app first"
+                f"slot {name} cannot be advanced while a walsender reads it", "stop the replication app first"
             ) from None
 
 
@@ -205,8 +205,8 @@ def renew_walsender(connection: Connection, slot: str) -> bool:
     with source_errors(f"ending the walsender of slot {slot}"):
         row(connection, "SELECT pg_catalog.pg_terminate_backend(%s)", (found.active_pid,))
     log.info(
-        "ended the walsender (pid %d) of slot %s: this server's version may not tell it of tables that were"
-        " added to its publication; whoever reads the slot connects again",
+        "ended the walsender (pid %d) of slot %s: walsenders of this server version may not notice"
+        " tables that were added to the publication; the receiver reconnects",
         found.active_pid,
         slot,
     )

@@ -207,7 +207,7 @@ def _reason_against(column: Column, lake_type: pa.DataType, by: PartitionBy) -> 
         if base.oid not in _DATED:
             return f"{shown} has no {by.unit}; date, timestamp and timestamp with time zone have"
         if not (pa.types.is_date32(lake_type) or pa.types.is_timestamp(lake_type)):
-            return f"the column's lake type is {lake_type}, of which no {by.unit} can be told"
+            return f"the column's lake type is {lake_type}, which has no {by.unit}"
         return ""
     if base.oid in _PLAIN or base.kind == "e":
         return ""
@@ -392,8 +392,8 @@ def history_problems(relation: Relation) -> Iterator[str]:
     """Yield the reasons why a table cannot have a history."""
     if not relation.key_columns:
         yield (
-            "history needs a key, by which the versions of a row are told from other rows: give the table a"
-            ' primary key, or set {"history": false} for it in per_table'
+            "history needs a key, which identifies the versions of a row: give the table a primary"
+            ' key, or set {"history": false} for it in per_table'
         )
     for column in relation.columns:
         if column.name.casefold().startswith(("_pgrepl_from_", "_pgrepl_to_")):

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 
 
-class Unholdable(Exception):  # noqa: N818 - a finding, turned into ValueRangeError by the room's API
+class Unholdable(Exception):  # noqa: N818 - a finding; callers raise ValueRangeError
     """The error that the lake type cannot hold a value. `reason`: the kind of value; `hint`: a remedy."""
 
     def __init__(self, reason: str, hint: str) -> None:

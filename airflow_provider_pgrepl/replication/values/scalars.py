@@ -129,7 +129,7 @@ class Decimal:
         if pc.any(odd).as_py():
             if not self.odd_is_null:
                 raise Unholdable(
-                    "NaN or infinity",
+                    "the value is NaN or infinity",
                     "set numeric_nan to null (not for columns of a key), and retry the table; or give the"
                     f" column lake type string in types, then {errors.RESNAPSHOT}",
                 )

@@ -104,7 +104,7 @@ class Temporal:
         if not pc.any(pc.is_in(texts, value_set=pa.array(_INFINITIES, texts.type))).as_py():
             return texts
         if self.infinity == "error":
-            raise Unholdable("infinity or -infinity", _INFINITE)
+            raise Unholdable("the value is infinity or -infinity", _INFINITE)
         for infinite, sentinel in zip(_INFINITIES, self.sentinels, strict=True):
             instead = pa.scalar(sentinel if self.infinity == "sentinel" else None, texts.type)
             texts = pc.if_else(pc.equal(texts, pa.scalar(infinite, texts.type)), instead, texts)
@@ -155,7 +155,7 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
     last_second, last_fraction = divmod(_MAX_MICROSECONDS, 1_000_000)
     beyond = (seconds > last_second) | ((seconds == last_second) & (fraction > last_fraction))
     if beyond.any():
-        raise Unholdable("a time after 294247-01-10 04:00:54.775807", _OUT_OF_RANGE)
+        raise Unholdable("the time is after 294247-01-10 04:00:54.775807", _OUT_OF_RANGE)
     return seconds * 1_000_000 + fraction
 
 

@@ -95,8 +95,8 @@ def _tables_to_resnapshot(settings: ConsumerSettings, given: list[str]) -> set[T
         raise ConfigError(f"--resnapshot: {error}") from None
     if unknown := sorted(map(str, found - known)):
         raise ConfigError(
-            f"--resnapshot: {', '.join(unknown)}: no such table of the copy",
-            f"name those that the file names as targets, or {_ALL}",
+            f"--resnapshot: {', '.join(unknown)}: the consumer's file names no such target table",
+            f"name target tables of the consumer's file, or {_ALL}",
         )
     return found
 

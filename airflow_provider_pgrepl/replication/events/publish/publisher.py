@@ -425,7 +425,7 @@ class Publisher:
             elif self._settings.transform_transaction:
                 raise TargetError(
                     f"the event {event.id} was refused: {refusal.reason}",
-                    "mend what is at fault, or set on_error to skip_and_record",
+                    "fix the cause that the message names, or set on_error to skip_and_record",
                 )
             else:
                 self._stop(event.relation_id, _before(event), refusal)

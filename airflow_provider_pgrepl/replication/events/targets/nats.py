@@ -128,9 +128,11 @@ class PlainMessages:
     async def of(self, event: Event) -> NatsMessage:
         place = subject(event, self._settings)
         if place == self.stream:
-            raise UnsendableEventError("its subject has no words beside the stream's name: it has no route")
+            raise UnsendableEventError(
+                "the event's subject is only the stream's name: the event has no route"
+            )
         if len(place.encode()) > _LONGEST_SUBJECT:
-            raise UnsendableEventError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
+            raise UnsendableEventError(f"the event's subject has more than {_LONGEST_SUBJECT:,} bytes")
         return NatsMessage(place, event.body, self._headers(event), len(event.body), event.business is None)
 
     async def end(self) -> None:
@@ -166,10 +168,12 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
             raise UnsendableEventError(
-                f"its header {name!r} has a name that NATS does not take, or takes for its own"
+                f"the event's header {name!r} has a name that NATS rejects or reserves"
             )
         if value != value.strip() or any(sign in value for sign in "\r\n"):
-            raise UnsendableEventError(f"its header {name} has line breaks, or white space at an end")
+            raise UnsendableEventError(
+                f"the event's header {name} has a line break, or begins or ends with white space"
+            )
     return headers
 
 
@@ -307,7 +311,7 @@ class JetStreamLink:
     def _run(self) -> None:
         try:
             self._runner.run(self._live())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, who waits must be told
+        except BaseException as error:  # noqa: BLE001 - waiting callers must get every error
             self._reasons.log_unknown("the connection to NATS ended", error)
             self._fail(self._reasons.error_of(error))
         with self._lock:

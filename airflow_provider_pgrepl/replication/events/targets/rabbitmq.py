@@ -242,7 +242,7 @@ class RabbitMQLink:
                 lambda *_: log.info("RabbitMQ takes messages again")
             )
             self._connection.ioloop.start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must be told
+        except Exception as error:  # noqa: BLE001 - waiting callers must get every error
             log_unexpected(log, "the connection to RabbitMQ ended", error)
             self._end(error)
 
@@ -404,7 +404,7 @@ class RabbitMQLink:
 
     def _blocked(self, _: Any, frame: Any) -> None:
         log.warning(
-            "RabbitMQ takes no messages just now (%s): they wait until it does",
+            "RabbitMQ temporarily accepts no messages (%s); waiting until it does",
             frame.method.reason or "no reason",
         )
 

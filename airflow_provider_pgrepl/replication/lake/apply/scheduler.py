@@ -236,7 +236,9 @@ class TableOutcomes:
         if result.error is not None:
             self._mark_errored(record, job.snapshot, result)
         elif result.has_gone_back:
-            log.warning("table %s has gone back to %s", job.work.relation.table, LSN(result.position))
+            log.warning(
+                "the lake table of %s was reverted to %s", job.work.relation.table, LSN(result.position)
+            )
         elif result.overtaken:
             log.warning("table %s: %s; trying again", job.work.relation.table, result.overtaken)
         else:
@@ -292,7 +294,7 @@ class TableOutcomes:
             log.error("table %s stopped by an unexpected %s", record.table, error.trace)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline, now, error, lsn):
-            log.info("table %s was changed by somebody else meanwhile", record.table)
+            log.info("another process changed the state of table %s at the same time", record.table)
 
 
 class MergeRounds:

@@ -86,8 +86,9 @@ class TableWorks:
 
     def _disown(self, table: TableName, position: TablePosition) -> None:
         log.warning(
-            "table %s has gone back: its lake table is at %s, version %d, and a consistent point saw it at"
-            " %s; was its folder put back, or did it lose commits? It is brought forward from the changelog",
+            "table %s was reverted: its lake table is at %s (version %d), but a consistent point"
+            " recorded it at %s. Its folder was restored from a copy or lost commits. Applying the"
+            " missing changes from the changelog",
             *(table, position.own, position.version, position.seen),
         )
         self._points.disown(table, self._record.epoch, position.own, position.version)

@@ -58,7 +58,7 @@ _DROPPED_AT_ONCE = ("rowTracking", "inCommitTimestamp", "domainMetadata")
 domainMetadata. Dropping any other feature leaves checkpointProtection behind, or is impossible."""
 _CONSTRAINT = "delta.constraints."
 log = logging.getLogger(__name__)
-_DAMAGE = {"Object at location": "one of its files is gone"}
+_DAMAGE = {"Object at location": "one of its files is gone"}  # prose: ignore - text of an error of delta-rs
 Result = TypeVar("Result")
 # Delta does not define the keys of a column's metadata (PROTOCOL.md of github.com/delta-io/delta). Spark
 # stores a column's comment under this key: org.apache.spark.sql.types.StructField.getComment.
@@ -325,9 +325,9 @@ def _repartition(
     """
     if not can_commit(table):
         raise LakeTableError(
-            f"{table.table_uri}: how it is partitioned cannot be changed, since its protocol demands more of"
-            " writers than this program does",
-            "move the table's folder away; the next snapshot makes it anew",
+            f"{table.table_uri}: its partitioning cannot be changed, because the table's protocol"
+            " requires features that this package cannot write",
+            "move the table's folder away; the next snapshot recreates it",
         )
     metadata = metadata_action(table, {}, Schema.from_arrow(schema), partition_columns(schema))
     gone = (removed(file) for file in live_files(table).values())

@@ -186,6 +186,6 @@ def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:
         return ValueRangeError(
             f'column "{one_line(column.name)}" of {relation.table} ({one_line(column.type_name)}) holds a'
             " text that is not UTF-8",
-            "mend the value at the source",
+            "fix the value at the source",
         )
     return SnapshotError(f"the copy of {relation.table} is not a CSV of its {len(relation.columns)} columns")

@@ -77,7 +77,7 @@ def hiding_values(work: Callable[[], Value]) -> Value:
     except PgReplError:
         raise
     except Exception as error:  # noqa: BLE001 - only its kind leaves the task
-        doing = "the changes cannot be laid over the lake table"
+        doing = "the changes cannot be applied on top of the lake table"
         log_unexpected(log, doing, error)
         failed = traced(LakeTableError(f"{doing}: {type(error).__name__}"), error)
     raise failed
