@@ -33,7 +33,7 @@ def run(folder: Path, scale: float) -> Figure:
         for table in _SMALL:
             workload.make_table(source, _ROWS, table)
         workload.make_table(source, rows, _LARGE)
-        pipeline = pipelines.make_pipeline(folder, "neighbours", *_SMALL, _LARGE)
+        pipeline = pipelines.make_pipeline(folder, "neighbors", *_SMALL, _LARGE)
         small = SteadyLoad(source.dsn, _SMALL_PER_S, inserts_and_updates(_SMALL, _ROWS))
         changes = random_updates(_LARGE, range(1, rows + 1))
         large = SteadyLoad(source.dsn, TRANSACTIONS_PER_S, changes)
