@@ -150,7 +150,7 @@ def test_debeziums_format_is_put_there_too(published):
 
 
 WRONG = {
-    "'order', 'x', 'paid', '{}', E'two\\nlines'": "its header tenant has line breaks",
+    "'order', 'x', 'paid', '{}', E'two\\nlines'": "the event's header tenant has a line break",
     "'order', 'x', 'paid', '{}', ' a'": "ends with white space",
     "repeat('r', 2000), 'x', 'paid', '{}', ''": "the event's subject has more than 1,024 bytes",
     "'order', 'x', 'paid', to_json(repeat('p', 200000)), ''": "more than the server's max_payload",

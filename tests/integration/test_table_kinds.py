@@ -241,7 +241,7 @@ def test_choices_for_tables_that_are_not_replicated_are_refused(pg, run):
         )
     assert caught.value.message == (
         "types: public.two; text_columns: public.two; exclude_columns: public.three; per_table:"
-        ' "Public".one not among the tables of the pipeline'
+        ' "Public".one is not among the tables of the pipeline'
     )
 
 

@@ -87,7 +87,7 @@ def is_torn(one: Received) -> bool:
 
 def test_torn_unconfirmed_commit_is_set_aside_and_received_again(torn: Received, caplog) -> None:
     settle(torn)
-    assert "Set aside: 1 commits" in caplog.text
+    assert "set aside 1 unconfirmed commits" in caplog.text
     assert [point.lsn for point in Points(torn.pipeline.lake_root).all()] == [1]
     torn.receive()
     assert [row["new"] for row in torn.changelog_rows("I")] == [["1"]]
@@ -196,7 +196,7 @@ def test_confirmed_commit_with_missing_file_is_not_set_aside(confirmed: Received
     file = max(Path(confirmed.changelog).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (Path(confirmed.changelog) / "_delta_log").iterdir())
     away = file.rename(tmp_path / "away")
-    with pytest.raises(LakeError, match=r"was confirmed .*Nothing was changed") as raised:
+    with pytest.raises(LakeError, match=r"has confirmed .*Nothing was changed") as raised:
         settle(confirmed)
     assert "--new-epoch" in raised.value.hint
     assert sorted(path.name for path in (Path(confirmed.changelog) / "_delta_log").iterdir()) == commits
@@ -229,10 +229,10 @@ def test_a_new_epoch_leads_out_of_it(confirmed: Received, caplog) -> None:
     # The newest says only that the receiver has ended.
     for file in sorted((Path(confirmed.changelog) / "_delta_log").glob("0*.json"))[-2:]:
         half(file)
-    with pytest.raises(LakeError, match="was confirmed"):
+    with pytest.raises(LakeError, match="has confirmed"):
         settle(confirmed)
     settle(confirmed, ())
-    assert "Set aside: 2 commits" in caplog.text
+    assert "set aside 2 unconfirmed commits" in caplog.text
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -246,7 +246,7 @@ def test_a_log_file_that_is_out_of_sight_takes_no_later_commit_away(
     away = log_file.rename(tmp_path / "away")
     before = log_names(confirmed)
     with pytest.raises(
-        LakeError, match=rf"commit {version} of the changelog.*was confirmed .*Nothing was changed"
+        LakeError, match=rf"commit {version} of the changelog.*has confirmed .*Nothing was changed"
     ):
         settle(confirmed)
     assert log_names(confirmed) == before

@@ -119,10 +119,10 @@ def _check_unconfirmed(evidence: Evidence, remains: Remains) -> None:
     if slot is not None and left is not None and (slot.confirmed_flush_lsn or 0) <= left:
         return
     name = f"the slot {remains.record.slot}"
-    told = f"{name} does not exist" if slot is None else f"{name} was told {slot.confirmed_flush_lsn}"
+    fact = "does not exist" if slot is None else f"has confirmed {slot.confirmed_flush_lsn}"
     raise LakeError(
         f"commit {remains.version + 1} of the changelog, or a file that it names, is not whole. Without it"
-        f" the changelog ends at {left}, but {told}. Nothing was changed",
+        f" the changelog ends at {left}, but {name} {fact}. Nothing was changed",
         f"{_LOOK}, and start again; if they are lost, {errors.NEW_EPOCH}",
     )
 
