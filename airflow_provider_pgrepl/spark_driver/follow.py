@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine
-from airflow_provider_pgrepl.spark_driver.claim import Adoption, InCharge
+from airflow_provider_pgrepl.spark_driver.claim import AppAttachment, AttachedApp
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp, LogTail
 
 RESULT_FILE = "result.json"
@@ -54,7 +54,7 @@ class ApplicationFollower:
 
     def __init__(
         self,
-        adoption: Adoption,
+        adoption: AppAttachment,
         poll_interval_s: float,
         hand_over_after_s: float | None = None,
         after_end: Callable[[], None] = lambda: None,
@@ -67,7 +67,7 @@ class ApplicationFollower:
         self._on_result = on_result
         self._result: dict[str, Any] | None = None
         self._parent = os.getppid()
-        self._found: InCharge | None = None
+        self._found: AttachedApp | None = None
         self.was_asked_to_stop = False
 
     def begin(self) -> str:

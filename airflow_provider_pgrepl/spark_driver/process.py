@@ -352,7 +352,7 @@ class LocalApp:
             time.sleep(_POLL_S)
         return self.status()
 
-    def take_charge(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
+    def lock_follower(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
         """Take the follower lock of the application for the follower `who`.
 
         Waits up to `timeout_s` seconds. Returns the lock, or None if another process still holds it. A

@@ -465,7 +465,7 @@ def test_helper_makes_one_snapshot_after_another_and_is_replaced_where_it_ended(
     never = threading.Event()
     for table in ("a", "b", "last", "c"):
         snapshots.send(TableName("public", table), "subject", never)
-    for table, said in (("fails", "exit code 75"), ("crashes", "exit code 9")):
+    for table, said in (("fails", "exited with code 75"), ("crashes", "exited with code 9")):
         with pytest.raises(TargetError, match=said):
             snapshots.send(TableName("public", table), "subject", never)
     snapshots.send(TableName("public", "d"), "subject", never)

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog import maintenance
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
+from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
 from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog, ordered_rows
@@ -163,7 +163,7 @@ def test_every_reader_gets_the_same_rows(seed: int, monkeypatch: pytest.MonkeyPa
 def join(history: History, chance: random.Random, hour: int | None = None) -> int:
     until = history.hour - chance.randrange(1, 3) if hour is None else hour
     most = chance.choice((1, 1 << 30))
-    return join_closed_hours(history.lake, after_hour(until), most).files
+    return compact_closed_hours(history.lake, after_hour(until), most).files
 
 
 def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(maintenance, "replace_files", kill)
         try:
-            join_closed_hours(history.lake, after_hour(history.hour))
+            compact_closed_hours(history.lake, after_hour(history.hour))
         except Killed:
             return
 

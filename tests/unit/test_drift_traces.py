@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
@@ -28,7 +28,7 @@ BEFORE = Relation(
 PART = Partition(71, TableName("public", "goods_1"), 700)
 
 
-def judged(before: Relation, now: Relation) -> Verdict:
+def judged(before: Relation, now: Relation) -> DriftResult:
     return judge(before, RelationRecord.of_catalog(now), CHOICES)
 
 

@@ -35,7 +35,7 @@ _LOOK = "see that the lake's storage shows all its files (a mount, a copy that i
 log = logging.getLogger(__name__)
 
 
-def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
+def set_aside_torn_commits(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
     """Set aside the commits that a crash has torn. The caller holds the replication lock.
 
     `evidence` may lack the changelog's. Raises LakeError, LakeUnavailableError, SourceError, and
@@ -64,7 +64,7 @@ def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = 
 def settle_idle_lake(
     store: Store, evidence: Evidence, dsn: str, give_up: Collection[str] | None = None
 ) -> None:
-    """Do the same as `settle_lake`, for a caller that does not hold the replication lock.
+    """Do the same as `set_aside_torn_commits`, for a caller that does not hold the replication lock.
 
     Does nothing while a replication app holds the lock: that app has done it itself.
     """
@@ -74,7 +74,7 @@ def settle_idle_lake(
     with suppress(BusyError):
         store.lock(name, "replicate")
         try:
-            settle_lake(evidence, dsn, give_up)
+            set_aside_torn_commits(evidence, dsn, give_up)
         finally:
             store.unlock(name, "replicate")
 
@@ -127,7 +127,7 @@ def _check_unconfirmed(evidence: Evidence, remains: Remains) -> None:
     )
 
 
-def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:
+def index_recorded_tables(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:
     """Add every recorded table that the index of relations lacks.
 
     Call it before receiving starts: the receiver checks the publication status of indexed tables only, so

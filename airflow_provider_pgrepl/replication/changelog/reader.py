@@ -80,7 +80,7 @@ class KeptFile:
         return self.rows.take(pa.array(self.order[first:last]))
 
 
-class KeptFiles:
+class FileCache:
     """A cache of the most recently used files, by path, up to `most_bytes` bytes of rows.
 
     A file never changes, and no two files have the same path. Safe for concurrent threads.
@@ -112,7 +112,7 @@ class KeptFiles:
         return file
 
 
-_kept = KeptFiles(_KEPT_BYTES)
+_kept = FileCache(_KEPT_BYTES)
 
 
 class AppTransactions(Protocol):

@@ -113,7 +113,7 @@ def key_findings(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DriftResult:
     """The result of a comparison: the changes, as sentences, and the remedy.
 
     `relation`: the relation of the lake table from here on, including the dropped columns that it keeps and
@@ -132,16 +132,16 @@ class Verdict:
         return "; ".join(self.changes)
 
 
-def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> Verdict:
+def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> DriftResult:
     """Compare a received relation with the one that the lake table was built for.
 
-    `Verdict.relation` has its columns in the order of the message, which is the order of values in rows. It
-    equals the catalog's relation if that agrees, and no dropped columns are kept and none are left out.
+    `DriftResult.relation` has its columns in the order of the message, which is the order of values in rows.
+    It equals the catalog's relation if that agrees, and no dropped columns are kept and none are left out.
     """
     return _judge(recorded, received, choices, was_sent=True)
 
 
-def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> Verdict:
+def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> DriftResult:
     """Compare the present catalog, without regard to the stream. `current` None: the table no longer
     exists."""
     received = RelationRecord.of_catalog(current if current is not None else recorded)
@@ -150,7 +150,9 @@ def judge_catalog(recorded: Relation, current: Relation | None, choices: TableCh
     return _judge(recorded, received, choices, was_sent=False)
 
 
-def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool) -> Verdict:
+def _judge(
+    recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool
+) -> DriftResult:
     if received.publication_status is not None:
         return _judge_publication_status(recorded, received.publication_status)
     current = received.catalog
@@ -183,24 +185,24 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
         findings = list(lake_findings(recorded, relation, choices))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
-    return Verdict(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
+    return DriftResult(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
 
 
-def _judge_publication_status(recorded: Relation, status: PublicationStatus) -> Verdict:
+def _judge_publication_status(recorded: Relation, status: PublicationStatus) -> DriftResult:
     findings = list(publication_status_findings(recorded, status))
     if status.oid == recorded.oid and status.persistence:
         findings += place_findings(recorded, status)
     if findings:
         return _unsafe(recorded, findings, was_sent=True)
-    return Verdict(DriftKind.UNCHANGED, relation=recorded)
+    return DriftResult(DriftKind.UNCHANGED, relation=recorded)
 
 
-def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: bool) -> Verdict:
+def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: bool) -> DriftResult:
     findings = list(findings)
     changes = tuple(dict.fromkeys(finding.text for finding in findings))
     hardest = _hardest(findings)
     hint, remedy = hardest.hint(recorded.table, was_sent=was_sent), hardest.way_out(was_sent=was_sent)
-    return Verdict(DriftKind.UNSAFE, changes, hint, remedy=remedy)
+    return DriftResult(DriftKind.UNSAFE, changes, hint, remedy=remedy)
 
 
 def _hardest(findings: list[DriftFinding]) -> DriftFinding:

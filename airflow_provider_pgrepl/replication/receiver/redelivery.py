@@ -28,7 +28,7 @@ _NOWHERE = LSN(0)
 _COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "op"]
 
 
-class ResentCheck:
+class RedeliveryFilter:
     """A filter for transactions above the slot's confirmed LSN that the changelog holds, or held.
 
     Retention may have deleted transactions up to `floor_lsn`: those are dropped without a comparison.
@@ -66,7 +66,7 @@ class ResentCheck:
         self._over = False
 
     @classmethod
-    def load(cls, uri: str, writer: ChangelogWriter, confirmed_lsn: LSN) -> ResentCheck:
+    def load(cls, uri: str, writer: ChangelogWriter, confirmed_lsn: LSN) -> RedeliveryFilter:
         """Read the commit LSN, xid and commit time of the transactions that the server may send again."""
         if confirmed_lsn >= writer.durable_lsn:
             return cls(writer.durable_lsn, {}, is_passed=True)

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy, TableChoices
-from airflow_provider_pgrepl.replication.values.parser import Parser, Unholdable
+from airflow_provider_pgrepl.replication.values.parser import Parser, UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
 CHANGE_IT = "change partition_by of the table in per_table, or take it out"
@@ -81,7 +81,7 @@ class TypedColumn:
             return _concatenate([self.parse(chunk) for chunk in texts.chunks], self.lake_type)
         try:
             return self.parser.parse(texts)
-        except Unholdable as unholdable:
+        except UnsupportedValue as unholdable:
             reason, hint = unholdable.reason, unholdable.hint
         raise ValueRangeError(
             f'column "{one_line(self.name)}" of {self.table} ({one_line(self.column.type_name)}) holds a'

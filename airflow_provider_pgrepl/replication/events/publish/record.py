@@ -402,7 +402,7 @@ def _is_wanted(oid: int, table: StoppedTable, selection: TableSelection) -> bool
     return not names or selection.has(oid, names)
 
 
-class KeptRecord:
+class PublisherState:
     """The record of one run.
 
     Saving raises FencedError after another publisher has begun, LakeUnavailableError.

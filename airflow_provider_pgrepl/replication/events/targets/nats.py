@@ -24,9 +24,9 @@ from nats.js.errors import NotFoundError
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event, Sent
 from airflow_provider_pgrepl.replication.events.targets.base import (
-    OnTheWay,
     Refusal,
     Sending,
+    UnacknowledgedEvent,
     certificate_refused,
 )
 from airflow_provider_pgrepl.replication.events.targets.routing import (
@@ -244,7 +244,7 @@ def is_too_large(error: dict[str, Any]) -> bool:
 
 
 class _OnTheWire(NamedTuple):
-    one: OnTheWay
+    one: UnacknowledgedEvent
     subject: str
     size: int
     sent_at: float
@@ -260,7 +260,7 @@ class JetStreamLink:
         self._servers, self._settings, self._sent = servers, settings, sent
         self._reasons = JetStreamReasons(servers)
         self._messages = messages
-        self._waiting: deque[OnTheWay] = deque()
+        self._waiting: deque[UnacknowledgedEvent] = deque()
         self._on_the_way: dict[str, _OnTheWire] = {}
         self._sendings: dict[int, Sending] = {}
         self._bytes = self._tag = 0
@@ -384,7 +384,7 @@ class JetStreamLink:
     # --- sending ---
 
     def _take(self, sending: Sending) -> None:
-        self._waiting += (OnTheWay(sending, index) for index in range(len(sending.events)))
+        self._waiting += (UnacknowledgedEvent(sending, index) for index in range(len(sending.events)))
         self._wake.set()
 
     async def _send_waiting(self) -> None:
@@ -393,7 +393,7 @@ class JetStreamLink:
                 return
             await self._publish(self._waiting.popleft())
 
-    async def _publish(self, one: OnTheWay) -> None:
+    async def _publish(self, one: UnacknowledgedEvent) -> None:
         try:
             message = await self._messages.of(one.event)
             self._check_size(message)
@@ -440,7 +440,7 @@ class JetStreamLink:
         if self._waiting and len(self._on_the_way) < _WINDOW // 2:
             self._wake.set()
 
-    def _settle(self, one: OnTheWay, refusal: Refusal | None = None) -> None:
+    def _settle(self, one: UnacknowledgedEvent, refusal: Refusal | None = None) -> None:
         if refusal is None:
             event = one.event
             self._sent.counts[event.op, event.table] += 1

@@ -24,9 +24,9 @@ from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnava
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.targets.base import (
     Linked,
-    OnTheWay,
     Refusal,
     Sending,
+    UnacknowledgedEvent,
     certificate_refused,
 )
 from airflow_provider_pgrepl.replication.events.targets.routing import (
@@ -188,8 +188,8 @@ class RabbitMQLink:
         self._reasons = RabbitMQReasons(parameters)
         self._refused, self._suspects = refused, suspects
         self._handed_over: list[Sending] = []
-        self._waiting: deque[OnTheWay] = deque()
-        self._on_the_way: dict[int, OnTheWay] = {}
+        self._waiting: deque[UnacknowledgedEvent] = deque()
+        self._on_the_way: dict[int, UnacknowledgedEvent] = {}
         self._bytes = self._tag = 0
         self._returned: set[str] = set()
         self._ready = threading.Event()
@@ -282,7 +282,7 @@ class RabbitMQLink:
         with self._lock:
             taken, self._handed_over = self._handed_over, []
         for sending in taken:
-            self._waiting += (OnTheWay(sending, index) for index in range(len(sending.events)))
+            self._waiting += (UnacknowledgedEvent(sending, index) for index in range(len(sending.events)))
         self._pump()
 
     def _pump(self) -> None:
@@ -311,7 +311,7 @@ class RabbitMQLink:
             return not self._on_the_way
         return len(self._on_the_way) < _WINDOW and self._bytes < _WINDOW_BYTES
 
-    def _publish(self, one: OnTheWay) -> None:
+    def _publish(self, one: UnacknowledgedEvent) -> None:
         event = one.event
         self._tag += 1
         self._on_the_way[self._tag] = one
@@ -350,7 +350,7 @@ class RabbitMQLink:
             self._settle(self._on_the_way.pop(number))
         self._pump()
 
-    def _settle(self, one: OnTheWay) -> None:
+    def _settle(self, one: UnacknowledgedEvent) -> None:
         self._bytes -= len(one.event.body)
         self._suspects.discard(one.event.id)
         refusal = None

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResu
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
 from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeLanes
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeSlots
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -330,7 +330,7 @@ class MergeRounds:
         self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)
         self._points = PointWriter(points, record.epoch, self._schedule, progress, pipeline.points_every_s)
         self._runner = ShareRunner(spark, self._on_ended)
-        self._lanes = MergeLanes(self._runner.slots, jobs_at_once(pipeline.lake_root))
+        self._lanes = MergeSlots(self._runner.slots, jobs_at_once(pipeline.lake_root))
         self._next_report = 0.0
         self.has_news = False
 

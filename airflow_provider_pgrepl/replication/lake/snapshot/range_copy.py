@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import (
     data_files,
     delete_uncommitted,
 )
-from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, read_csv
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -73,7 +73,7 @@ def write_range(
         with closing(batches):
             return write_files(batches, relation, choices, lake_root, position, exported_at)
 
-    with suppress(OddValueError):
+    with suppress(CsvTypeError):
         return attempt(as_text=False)
     return attempt(as_text=True)
 
