@@ -135,8 +135,12 @@ class PgReplError(Exception):
     `message`: the problem. `hint`: the next step, as an instruction. `remedy`: the next step as a value for
     programs, if they need it. `trace`: classes and frames of the unexpected exception that this error
     replaces, or "" (`trace.traced`).
+
+    The docstring of a class (what happened), its `advice` (what to do, in Markdown), `scope` and `retry` are
+    its row of docs/reference/errors.md: `python -m tests.support.errors_page` writes it.
     """
 
+    advice = ""
     trace = ""
     retry = Retry.NEVER
     scope = Scope.PIPELINE
@@ -152,80 +156,136 @@ class PgReplError(Exception):
 
 
 class ConfigError(PgReplError, ValueError):
-    """The pipeline file or an argument is wrong."""
+    """The pipeline file, an argument or the connection string is wrong. The message names the field."""
+
+    advice = "correct the field"
 
 
 class SourceError(PgReplError):
-    """An error of the source database."""
+    """PostgreSQL rejected a statement or command. The base class of the source's errors below."""
+
+    advice = "read PostgreSQL's message and SQLSTATE, and correct the cause on the server"
 
 
 class SourceConnectionError(SourceError):
-    """The source cannot be reached, or rejected the login."""
+    """The source cannot be reached, rejected the login, or the connection was lost."""
 
+    advice = "check the network and the connection (`conn_id`, or `PGREPL_DSN`); Airflow retries the task"
     retry = Retry.TIMED
 
 
 class ServerSettingError(SourceError):
-    """The server is not set up for logical replication, or has no free slot or walsender."""
+    """The server is not set up for logical replication, has no free slot or WAL sender, or is too old."""
+
+    advice = "change the server's setting as the hint says"
 
 
 class PrivilegeError(SourceError):
     """The role lacks a right. The message lists the missing rights."""
 
+    advice = "run the GRANT in the message"
+
 
 class TableError(SourceError):
-    """A table cannot be replicated."""
+    """A table is missing, is not a table, or has no usable key.
 
+    If the snapshot app selects its tables, nothing is created.
+    """
+
+    advice = "correct the table or its name, or remove it from the pipeline's tables"
     scope = Scope.TABLE
 
 
 class SlotError(SourceError):
-    """The slot is missing, was invalidated or moved, or belongs to another program or database."""
+    """The slot is missing, was invalidated or advanced, or belongs to another program or database.
+
+    Changes may be missing.
+    """
+
+    advice = "check the connection. If the source is the right one, begin a new epoch"
 
 
 class BusyError(SourceError):
-    """Another process holds the slot, the pipeline's lock or a lock on a table."""
+    """Another process holds the slot, the pipeline's lock or a lock on a table. The message names it."""
 
+    advice = "wait until that process has ended, or stop it"
     retry = Retry.TIMED
 
 
 class PublicationError(SourceError):
-    """The publication is missing, was recreated, is another program's, or would publish `_pgrepl` tables."""
+    """The publication is missing, was recreated, belongs to another program, or would publish `_pgrepl`
+    tables.
+    """
+
+    advice = (
+        "begin a new epoch, or set `publication` to another name. If a publication `FOR ALL TABLES` would"
+        " send [the package's tables](source-statements.md#subscribers-of-a-publication-for-all-tables) to"
+        " other subscribers, use the statement in the hint"
+    )
 
 
 class SnapshotError(SourceError):
-    """The exported snapshot cannot be used. A retry exports a new one."""
+    """DDL or a timeout made the exported snapshot unusable for the copy.
 
+    Nothing was committed. A retry exports a new one.
+    """
+
+    advice = "run the command again"
     retry = Retry.TIMED
 
 
 class TableSnapshotError(SnapshotError):
-    """The exported snapshot cannot be used for one table, which another statement locks or has altered."""
+    """The exported snapshot cannot be used for one table, which another statement locks or has altered.
 
+    The copy is repeated under a new snapshot. After five tries, the table is errored.
+    """
+
+    advice = (
+        "wait until the statement has ended, then resnapshot the table: `pgrepl snapshot FILE.json --tables"
+        " NAME`"
+    )
     scope = Scope.TABLE
 
 
 class RewoundError(SourceError):
-    """The source is another server, or was restored to an earlier state."""
+    """The source is another server, or was restored to an earlier state: the lake may have changes that the
+    source lacks.
+    """
+
+    advice = "check the connection. If the source is the right one, begin a new epoch"
 
 
 class UnsendableError(SourceError):
-    """The server fails to send a transaction. The transaction is in the WAL, so every retry fails again."""
+    """The server fails to send a transaction: text that cannot be converted to UTF-8, a value of more than 1
+    GB as text, or an internal error ([types](types.md#what-the-server-cannot-send)). Earlier transactions
+    are durable. The transaction is in the WAL, so every retry fails again.
+    """
+
+    advice = "[skip](skipping.md) the transaction"
 
 
 class WireError(PgReplError):
-    """Received bytes are not valid pgoutput."""
+    """Received bytes are not valid pgoutput, or text that is not UTF-8."""
+
+    advice = "check that no proxy changes the connection's data; otherwise report a bug"
 
 
 class ValueRangeError(PgReplError):
     """A lake type cannot hold a value. The message has column and type, never the value."""
 
+    advice = (
+        "follow the hint: change the column's setting or its lake type, then retry or resnapshot the table"
+    )
     scope = Scope.TABLE
 
 
 class DriftError(PgReplError):
-    """The table's definition is no longer the recorded one."""
+    """The table's definition changed in a way that the lake table cannot follow."""
 
+    advice = (
+        "resnapshot the table: `pgrepl snapshot FILE.json --tables NAME`, or use the remedy in the hint"
+        " ([drift](drift.md))"
+    )
     scope = Scope.TABLE
 
     def __init__(self, message: str, hint: str = "", remedy: Remedy | None = Remedy.RESNAPSHOT) -> None:
@@ -233,104 +293,176 @@ class DriftError(PgReplError):
 
 
 class IdentityError(PgReplError):
-    """Changes of the table do not identify the row that was changed."""
+    """An UPDATE or DELETE does not identify the row that it changed."""
 
+    advice = "give the table a primary key or `REPLICA IDENTITY FULL`, then resnapshot it"
     scope = Scope.TABLE
 
 
 class TruncatedError(PgReplError):
-    """The table was truncated, and its `truncate` setting is `error`."""
+    """The table was truncated, and its `truncate` setting is `error`.
 
+    The lake has all changes before the TRUNCATE.
+    """
+
+    advice = (
+        "resnapshot the table. With `truncate` set to `apply` or `ignore` it continues without a resnapshot"
+        " ([policies](policies.md#truncate))"
+    )
     scope = Scope.TABLE
 
 
 class GapError(PgReplError):
-    """Changes of the table are missing: a transaction was skipped that may have changed it."""
+    """Changes of the table are missing: a [skipped](skipping.md) transaction may have changed it."""
 
+    advice = "resnapshot the table: `pgrepl snapshot FILE.json --tables NAME`"
     scope = Scope.TABLE
 
 
 class ChangelogError(PgReplError):
-    """The changelog is missing, has a newer layout, or lacks required data."""
+    """The changelog is missing, has a newer layout, belongs to another pipeline, or lacks required data."""
+
+    advice = "follow the hint; for a newer layout, install the version of this package that wrote it"
 
 
 class NoChangelogError(ChangelogError):
-    """There is no changelog: no epoch has begun."""
+    """There is no changelog: no snapshot has begun the first epoch."""
+
+    advice = "run `pgrepl snapshot FILE.json`"
 
 
 class ChangelogFileGoneError(ChangelogError):
-    """A listed changelog file no longer exists: its hour was dropped or compacted, or the file is lost."""
+    """A changelog file was deleted after it was listed and before it was read, because its hour was dropped
+    or compacted; or the file is lost.
+    """
 
+    advice = (
+        "run the command again, which lists the files again. If the error persists, restore the file, or"
+        " resnapshot the lagging tables"
+    )
     retry = Retry.TIMED
 
 
 class FencedError(PgReplError):
-    """Another process replaced this one, which must end at once."""
+    """Another process replaced this one, which ends at once."""
 
+    advice = "nothing, if the other process is wanted; otherwise stop it"
     retry = Retry.TIMED
 
 
 class StateError(PgReplError):
-    """The `_pgrepl` schema cannot be used."""
+    """The `_pgrepl` schema cannot be used, a change of state is not allowed, or the schema has no record of
+    a pipeline that has a lake.
+    """
+
+    advice = (
+        "name the right state database, restore the schema, or begin a new epoch"
+        " ([below](#another-source-lake-or-state))"
+    )
 
 
 class LakeError(PgReplError):
-    """The lake cannot be reached, or belongs to another pipeline."""
+    """The lake cannot be used, belongs to another pipeline, or is missing although tables were copied into
+    it.
+    """
+
+    advice = "mount the lake, or correct `lake` in the pipeline file"
 
 
 class LakeUnavailableError(LakeError):
     """The lake's storage, or a catalog of its tables, is temporarily full or unreachable."""
 
+    advice = "wait, or free space; then run the command again"
     retry = Retry.TIMED
 
 
 class LakeTableError(LakeError):
-    """One lake table is not as this pipeline left it."""
+    """A lake table is not in the state in which this pipeline left it, or has [a
+    property](lake-layout.md#settings-of-other-programs) of another program with which it cannot be
+    written.
+    """
 
+    advice = (
+        "resnapshot the table: `pgrepl snapshot FILE.json --tables NAME`. For a property, run the statement"
+        " in the hint, which removes it"
+    )
     scope = Scope.TABLE
 
 
 class LakeChangedError(LakeTableError):
-    """Another program has written a lake table: its version or its columns are not this pipeline's."""
+    """Another program wrote the lake table, changed its columns, or restored an older copy of it."""
+
+    advice = (
+        "stop the other program, then resnapshot the table: `pgrepl snapshot FILE.json --tables NAME`. The"
+        " resnapshot replaces the rows that the other program wrote. If you need them, first copy the table"
+        " out of the lake; the hint names the versions"
+    )
 
 
 class OvertakenError(LakeTableError):
-    """Another program committed to a lake table at the same time, and did not change the position."""
+    """Another program, such as an OPTIMIZE, committed to the lake table while a change was applied.
 
+    It did not change the position.
+    """
+
+    advice = "nothing: the app applies the change again automatically"
     retry = Retry.TIMED
 
 
 class TargetError(PgReplError):
-    """A broker rejects a publisher's login, its rights, its exchange or an event."""
+    """A broker rejects the login, the rights, the exchange or an event of a [publisher](publishers.md), or
+    its URI cannot be parsed. The lake is not affected.
+    """
+
+    advice = "correct the publisher's settings or the broker's rights"
 
 
 class MessageError(TargetError):
-    """A broker delivers a message that is not creek's, or that does not match its schema."""
+    """A broker delivers a message to a [client of creek's wire](../how-to/publish-to-nats.md) that is not in
+    that format, or does not match its schema. The message names the subject.
+    """
+
+    advice = "check that only publishers of this format write to the subject"
 
 
 class TargetUnavailableError(TargetError):
-    """A broker is unreachable, or temporarily accepts no events."""
+    """A broker is unreachable, full or blocked.
 
+    A running publisher waits for it, and its changes stay in the changelog.
+    """
+
+    advice = "repair the broker"
     retry = Retry.TIMED
 
 
 class TransformError(PgReplError):
-    """A transform of a publisher fails, or returns something that cannot be sent."""
+    """A transform of a publisher fails, or returns something that cannot be sent.
 
+    The table's events stop there.
+    """
+
+    advice = "fix the transform, then start the publisher again"
     scope = Scope.TABLE
 
 
 class SparkError(PgReplError):
-    """Spark failed. No table caused the failure, and nothing in the lake has changed."""
+    """Spark failed to run the work, for example because its Python workers did not start on a busy host.
 
+    No table caused the failure, and nothing in the lake has changed.
+    """
+
+    advice = "run the command again"
     retry = Retry.TIMED
 
 
 class ToolError(PgReplError):
     """A required program is missing, or a library is older than the first supported version.
 
-    Required are Java, Spark and jars, and on executors this package.
+    Required are Java, Spark and jars, and on [executors](../how-to/run-on-a-cluster.md) the driver's
+    packages ([deltalake](lake-layout.md#merge-on-read)).
     """
+
+    advice = "follow the hint"
 
 
 def resnapshot(table: object) -> str:

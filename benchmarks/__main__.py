@@ -45,7 +45,7 @@ LONG = (
     "scattered",
     "scattered_uuid",
     "recent",
-    "neighbours",
+    "neighbors",
     "catch_up",
     "by_hand",
     "cluster",

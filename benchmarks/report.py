@@ -35,7 +35,7 @@ def replace_between(begin: str, end: str, lines: str) -> None:
 
 
 def _render(figures: list[Figure], machine: dict[str, str]) -> str:
-    lines = ["| work | measured | beside | ratio | wanted | |", "|---|---|---|---|---|---|"]
+    lines = ["| work | measured | compared with | ratio | wanted | |", "|---|---|---|---|---|---|"]
     for figure in figures:
         cells = (figure.work, figure.measured, figure.peer, figure.ratio, figure.limit, figure.verdict)
         lines.append("| " + " | ".join(cell or "–" for cell in cells) + " |")

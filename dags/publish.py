@@ -1,6 +1,6 @@
 """pgrepl_publish: send every change to a broker, always; begins again by itself when it has ended.
 
-The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file;
+The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, or pipeline.json in the folder of this file;
 PGREPL_PUBLISHER says which of its `publishers` is meant, else it is `events`. Once, as in CI:
 `airflow dags test pgrepl_publish -c '{"mode": "caught_up"}'`
 """
@@ -44,7 +44,8 @@ with DAG(
         publisher=os.environ.get("PGREPL_PUBLISHER", "events"),
         mode="{{ params.mode }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
-        # Without end: what no retry can mend fails at once, and a restart of Airflow costs one.
+        # Practically unlimited: errors that a retry cannot fix fail at once, and each restart of Airflow
+        # uses up one retry.
         retries=10_000,
         retry_delay=timedelta(seconds=30),
         # Once a day the run succeeds, and the next one adopts the application: tries and log begin again.

@@ -1,7 +1,7 @@
 """pgrepl_replicate: keep the lake current, always; begins again by itself when it has ended.
 
-The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file. Run
-pgrepl_snapshot first. To bring the lake up to date once, as in CI:
+The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, or pipeline.json in the folder of this file.
+Run pgrepl_snapshot first. To bring the lake up to date once, as in CI:
 `airflow dags test pgrepl_replicate -c '{"mode": "caught_up"}'`
 """
 
@@ -43,7 +43,8 @@ with DAG(
         pipeline=PIPELINE_FILE,
         mode="{{ params.mode }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
-        # Without end: what no retry can mend fails at once, and a restart of Airflow costs one.
+        # Practically unlimited: errors that a retry cannot fix fail at once, and each restart of Airflow
+        # uses up one retry.
         retries=10_000,
         retry_delay=timedelta(seconds=30),
         # Once a day the run succeeds, and the next one adopts the application: tries and log begin again.

@@ -1,6 +1,6 @@
 """pgrepl_snapshot: copy the tables of a pipeline into the lake; run by hand, also to resnapshot tables.
 
-The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file.
+The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, or pipeline.json in the folder of this file.
 """
 
 from __future__ import annotations

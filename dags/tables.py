@@ -25,10 +25,10 @@ PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_n
 COMMON = {"pipeline": PIPELINE_FILE, "tables": PICKED_TABLES}
 ACTIONS = {
     "add": "Add: copy them, and keep them current",
-    "pause": "Pause: let them stand still",
-    "resume": "Resume: have paused ones catch up",
-    "retry": "Retry: have errored tables catch up",
-    "maintain": "Maintain: join their small files, delete what nobody needs",
+    "pause": "Pause: keep their changes in the changelog without applying them",
+    "resume": "Resume: apply the changes of paused tables",
+    "retry": "Retry: continue errored tables from the changelog",
+    "maintain": "Maintain: compact their small files, and delete unreferenced files",
     "remove": "Remove: the lake tables stay",
 }
 

@@ -199,7 +199,7 @@ def _owner() -> pwd.struct_passwd | None:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise RuntimeError("running as root, and there is neither a user postgres nor nobody for PostgreSQL")
+    raise RuntimeError("running as root, and this host has no user that could run PostgreSQL")
 
 
 def as_owner() -> dict[str, Any]:

@@ -78,4 +78,6 @@ class PgPublishOperator(SparkAppOperator):
 
     def ended_well(self) -> None:
         if self.mode == "continuous":
-            raise AirflowException("the application was stopped by somebody else; publishing is to go on")
+            raise AirflowException(
+                "another process stopped the application of a continuous publisher; a retry starts it again"
+            )

@@ -79,4 +79,6 @@ class PgReplicationOperator(SparkAppOperator):
 
     def ended_well(self) -> None:
         if self.mode == "continuous":
-            raise AirflowException("the application was stopped by somebody else; replication is to go on")
+            raise AirflowException(
+                "another process stopped the application of a continuous replication; a retry starts it again"
+            )

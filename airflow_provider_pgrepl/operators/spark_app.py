@@ -49,12 +49,12 @@ from airflow_provider_pgrepl.replication.runtime.spark_submit import quiet_loggi
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import replaced_by
 from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
-from airflow_provider_pgrepl.spark_driver.claim import Adoption, Claim, Order, Pause, RunDirectory
+from airflow_provider_pgrepl.spark_driver.claim import AppAttachment, Claim, Order, Pause, RunDirectory
 from airflow_provider_pgrepl.spark_driver.follow import (
     RESULT_FILE,
     ApplicationFollower,
     End,
-    ForsakenError,
+    OrphanedTaskError,
     StoppedError,
 )
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
@@ -344,7 +344,7 @@ class SparkAppOperator(SparkSubmitOperator):
             [] if self._hook is None else self._hook._build_spark_common_args(),
             {**secrets, **{name: str(value) for name, value in (self.env_vars or {}).items()}},
         )
-        adoption = Adoption(
+        adoption = AppAttachment(
             place=RunDirectory(run_folder(), self.place_name, self._resolved),
             order=order,
             may_replace=self.may_replace,
@@ -364,7 +364,7 @@ class SparkAppOperator(SparkSubmitOperator):
         )
         try:
             return self.execute_resumable(context)
-        except ForsakenError:
+        except OrphanedTaskError:
             raise AirflowException(FORSAKEN) from None
         except StoppedError:
             raise AirflowException("stopped on request, before an application was started") from None

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.operators.failures import translated
 from airflow_provider_pgrepl.replication.app.access import Access
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.app.operations.tables import Retried
+    from airflow_provider_pgrepl.replication.app.operations.tables import RetryResult
 
 
 class TablesOperator(BaseOperator):
@@ -118,7 +118,7 @@ class PgRetryTablesOperator(TablesOperator):
         return result
 
 
-def _why(tried: Retried) -> str:
+def _why(tried: RetryResult) -> str:
     """Return the error that keeps a table errored, without the table's name at its start."""
     return str(tried.refused).removeprefix(f"{tried.table}: ")
 

@@ -53,7 +53,7 @@ Pause = Callable[[float], None]
 """Waits for the given number of seconds. Raises the exception that ends the waiting task."""
 
 
-class PlaceTakenError(Exception):
+class AppRunningError(Exception):
     """An application of this directory is running or is being started."""
 
 
@@ -130,11 +130,11 @@ class RunDirectory:
         """Lock the directory and create a folder in it for a new application.
 
         The lock guarantees that no earlier application of this directory is running. If the block launches
-        nothing, the folder is deleted. Raises PlaceTakenError if another process holds the lock.
+        nothing, the folder is deleted. Raises AppRunningError if another process holds the lock.
         """
         lock = LockedFile.take(self.folder / _LOCK)
         if lock is None:
-            raise PlaceTakenError
+            raise AppRunningError
         try:
             folder = private_folder(self.folder / f"pgrepl-{secrets.token_hex(16)}")
             try:
@@ -212,7 +212,7 @@ Launch = Callable[[Claim], LocalApp]
 
 
 @dataclass(frozen=True)
-class InCharge:
+class AttachedApp:
     """An application, and its follower lock, which this process holds."""
 
     app: LocalApp
@@ -221,7 +221,7 @@ class InCharge:
 
 
 @dataclass(frozen=True)
-class Adoption:
+class AppAttachment:
     """The adoption of a running application by a task, or the launch of a new one.
 
     :param may_replace: if True, a running application that has other parameters and no follower is stopped
@@ -244,7 +244,7 @@ class Adoption:
     say: Say
     await_turn: Callable[[Pause], None] = lambda _: None
 
-    def take(self, pause: Pause = time.sleep) -> InCharge:
+    def take(self, pause: Pause = time.sleep) -> AttachedApp:
         """Adopt the running application, or launch one.
 
         :raises BusyError: if another task follows an application that may be replaced; if an application that
@@ -290,31 +290,31 @@ class Adoption:
             " name",
         )
 
-    def take_known(self, app: LocalApp) -> InCharge:
+    def take_known(self, app: LocalApp) -> AttachedApp:
         """Take the follower lock of `app`. Raises BusyError if another task still holds it after 15 s."""
-        charge = app.take_charge(self.who, _CHARGE_WAIT_S)
+        charge = app.lock_follower(self.who, _CHARGE_WAIT_S)
         if charge is None:
             raise self._followed(app)
-        return InCharge(app, charge, is_new=False)
+        return AttachedApp(app, charge, is_new=False)
 
-    def _launch(self) -> InCharge | None:
+    def _launch(self) -> AttachedApp | None:
         """Launch a new application. Returns None if another process holds the lock of the directory."""
         try:
             with self.place.claim() as claim:
-                self._bury(claim.folder)
+                self._remove_ended(claim.folder)
                 self.order.write(claim.folder)
                 return replace(self.take_known(self.launch(claim)), is_new=True)
-        except PlaceTakenError:
+        except AppRunningError:
             return None
 
-    def _take_running(self, app: LocalApp, pause: Pause) -> InCharge | None:
+    def _take_running(self, app: LocalApp, pause: Pause) -> AttachedApp | None:
         """Return the running application if this task can follow it, or None once it has ended."""
         try:
             return self._take(app, pause)
         except FileNotFoundError:
             return None  # the application has ended, and its task has deleted the folder
 
-    def _take(self, app: LocalApp, pause: Pause) -> InCharge | None:
+    def _take(self, app: LocalApp, pause: Pause) -> AttachedApp | None:
         if app.is_stopping:
             self._see_it_end(app)
             return None
@@ -322,16 +322,18 @@ class Adoption:
         if different and not (self.may_replace or self.is_fresh):
             self._await(app, pause, lambda: None)
             return None
-        charge = app.take_charge(self.who, _CHARGE_WAIT_S)
+        charge = app.lock_follower(self.who, _CHARGE_WAIT_S)
         if charge is None and not self.may_replace:
-            charge = self._await(app, pause, lambda: app.take_charge(self.who))
+            charge = self._await(app, pause, lambda: app.lock_follower(self.who))
             if charge is None:
                 return None
         if charge is None:
             raise self._followed(app)
         return self._adopt_or_replace(app, charge, different)
 
-    def _adopt_or_replace(self, app: LocalApp, charge: LockedFile, different: list[str]) -> InCharge | None:
+    def _adopt_or_replace(
+        self, app: LocalApp, charge: LockedFile, different: list[str]
+    ) -> AttachedApp | None:
         """Adopt the application, or stop it for a new one and return None once it has ended.
 
         :param different: the parameters that differ from those of this task
@@ -344,7 +346,7 @@ class Adoption:
         if not different and not self.is_fresh:
             where = "" if self._is_of_place(app) else f" in {app.folder}"
             self.say(logging.INFO, f"Adopting the application that runs{where} as process {app.pid}")
-            return InCharge(app, charge, is_new=False)
+            return AttachedApp(app, charge, is_new=False)
         others = f", started with other values of {', '.join(different)}," if different else ""
         self.say(logging.WARNING, f"The application that runs{others} is stopped for a new one")
         app.stop()
@@ -397,7 +399,7 @@ class Adoption:
             "end that task first: one task at a time replicates a pipeline, and one copies its tables",
         )
 
-    def _bury(self, own: Path) -> None:
+    def _remove_ended(self, own: Path) -> None:
         """Delete the folders of earlier applications. Log a warning for each that failed without a follower.
 
         :param own: the folder of the new application, which is kept

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine
-from airflow_provider_pgrepl.spark_driver.claim import Adoption, InCharge
+from airflow_provider_pgrepl.spark_driver.claim import AppAttachment, AttachedApp
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp, LogTail
 
 RESULT_FILE = "result.json"
@@ -24,7 +24,7 @@ class StoppedError(Exception):
     """The task was asked to stop while it waited for an application to end."""
 
 
-class ForsakenError(Exception):
+class OrphanedTaskError(Exception):
     """The parent of this process has died, so this process no longer acts for the task."""
 
 
@@ -54,7 +54,7 @@ class ApplicationFollower:
 
     def __init__(
         self,
-        adoption: Adoption,
+        adoption: AppAttachment,
         poll_interval_s: float,
         hand_over_after_s: float | None = None,
         after_end: Callable[[], None] = lambda: None,
@@ -67,13 +67,13 @@ class ApplicationFollower:
         self._on_result = on_result
         self._result: dict[str, Any] | None = None
         self._parent = os.getppid()
-        self._found: InCharge | None = None
+        self._found: AttachedApp | None = None
         self.was_asked_to_stop = False
 
     def begin(self) -> str:
         """Adopt or launch the application, and return the handle by which a later try finds it.
 
-        Raises BusyError. Raises StoppedError or ForsakenError while it waits for another application.
+        Raises BusyError. Raises StoppedError or OrphanedTaskError while it waits for another application.
         """
         self._found = self._adoption.take(self._pause)
         self._pass_on_stop()
@@ -96,7 +96,7 @@ class ApplicationFollower:
     def follow(self, handle: object) -> End:
         """Forward the log and results of the application until it has ended or is handed over.
 
-        Raises ForsakenError. Raises BusyError if another task follows the application.
+        Raises OrphanedTaskError. Raises BusyError if another task follows the application.
         """
         if self._found is None:
             app = self._adoption.place.find(handle)
@@ -124,8 +124,8 @@ class ApplicationFollower:
     def _pause(self, seconds: float) -> None:
         if self.was_asked_to_stop:
             raise StoppedError
-        if self._is_forsaken:
-            raise ForsakenError
+        if self._is_orphaned:
+            raise OrphanedTaskError
         time.sleep(seconds)
 
     def _pass_on_stop(self) -> None:
@@ -139,7 +139,7 @@ class ApplicationFollower:
         the parent of this process has died.
         """
         found, self._found = self._found, None
-        if found is None or self._is_forsaken:
+        if found is None or self._is_orphaned:
             return
         found.app.stop()
         found.app.wait(self._adoption.stop_timeout_s + _KILL_WAIT_S)
@@ -157,8 +157,8 @@ class ApplicationFollower:
             self._look_at_result(app)
             if status is not AppState.RUNNING:
                 return self._concluded(app, status, log)
-            if self._is_forsaken:
-                raise ForsakenError
+            if self._is_orphaned:
+                raise OrphanedTaskError
             if time.monotonic() >= hand_over_at and not app.is_stopping:
                 return End(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
@@ -176,7 +176,7 @@ class ApplicationFollower:
             self._on_result(found)
 
     @property
-    def _is_forsaken(self) -> bool:
+    def _is_orphaned(self) -> bool:
         return os.getppid() != self._parent
 
 

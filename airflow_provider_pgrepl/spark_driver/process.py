@@ -235,7 +235,7 @@ class LogTail:
         oldest = min((int(path.name.rpartition("-")[2]) for path in self._folder.glob("log-*")), default=0)
         if oldest > self._number:
             self._number, self._offset = oldest, 0
-            yield parse("earlier lines were dropped while nobody read them")
+            yield parse("earlier log lines were dropped before a task read them")
 
     def _segment(self, number: int) -> Path:
         return self._folder / supervisor.LOG_PATTERN.format(number)
@@ -352,7 +352,7 @@ class LocalApp:
             time.sleep(_POLL_S)
         return self.status()
 
-    def take_charge(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
+    def lock_follower(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
         """Take the follower lock of the application for the follower `who`.
 
         Waits up to `timeout_s` seconds. Returns the lock, or None if another process still holds it. A

@@ -19,11 +19,11 @@ from airflow_provider_pgrepl.errors import BusyError, ConfigError
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import process, supervisor
 from airflow_provider_pgrepl.spark_driver.claim import (
-    Adoption,
+    AppAttachment,
+    AppRunningError,
+    AttachedApp,
     Claim,
-    InCharge,
     Order,
-    PlaceTakenError,
     RunDirectory,
 )
 from airflow_provider_pgrepl.spark_driver.follow import ApplicationFollower, StoppedError
@@ -255,7 +255,7 @@ def test_a_log_that_nobody_reads_stays_within_bounds_and_what_is_lost_is_said(tm
         log.write(f"line {number}\n".encode())
     assert sum(path.stat().st_size for path in tmp_path.glob("log-*")) <= 5000
     read = texts(LocalApp(tmp_path), ended=True)
-    assert read[0] == "earlier lines were dropped while nobody read them"
+    assert read[0] == "earlier log lines were dropped before a task read them"
     assert read[-1] == "line 9999"
 
 
@@ -276,7 +276,7 @@ class Task:
         self, place: RunDirectory, launcher: Launcher, order: Order | None = None, **how: Any
     ) -> None:
         self.said: list[tuple[int, str]] = []
-        self.adoption = Adoption(
+        self.adoption = AppAttachment(
             place=place,
             order=order or Order(SHOP, STAND_IN),
             may_replace=how.pop("may_replace", True),
@@ -289,7 +289,7 @@ class Task:
         )
         self.following = ApplicationFollower(self.adoption, 0.05, **how)
 
-    def take(self) -> InCharge:
+    def take(self) -> AttachedApp:
         return self.adoption.take()
 
 
@@ -305,7 +305,7 @@ def test_a_new_task_adopts_the_application_that_nobody_follows(place: RunDirecto
 
 
 def test_two_tasks_that_begin_at_once_start_one_application(place: RunDirectory, journal: Journal) -> None:
-    with place.claim() as claim, pytest.raises(PlaceTakenError), place.claim():
+    with place.claim() as claim, pytest.raises(AppRunningError), place.claim():
         pass
     assert not claim.folder.exists(), "nothing was launched"
 
@@ -472,15 +472,15 @@ def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_ad
     gate = tmp_path / "gate"
     first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
     journal.wait_for("started")
-    take_charge = LocalApp.take_charge
+    lock_follower = LocalApp.lock_follower
 
     def ended_meanwhile(app: LocalApp, who: str, timeout_s: float = 0.0) -> LockedFile | None:
         if app == first.app:
             app.stop()
             first.charge.release()
-        return take_charge(app, who, timeout_s)
+        return lock_follower(app, who, timeout_s)
 
-    monkeypatch.setattr(LocalApp, "take_charge", ended_meanwhile)
+    monkeypatch.setattr(LocalApp, "lock_follower", ended_meanwhile)
     said: list[str] = []
 
     def open_when_waited_for(_: int, text: str) -> None:

@@ -68,7 +68,7 @@ def test_retry_operator_names_still_errored_table_once(
     from airflow_provider_pgrepl.replication.app.operations import tables
 
     name = TableName("public", "a")
-    refused = tables.Retried(name, DriftError("public.a: the table was dropped", "remove it"))
+    refused = tables.RetryResult(name, DriftError("public.a: the table was dropped", "remove it"))
     monkeypatch.setattr(tables, "retry_tables", lambda *_: (refused,))
     with pytest.raises(AirflowFailException) as caught:
         PgRetryTablesOperator(task_id="t", pipeline=shop.pipeline.to_json()).execute(Said().context)

@@ -180,7 +180,9 @@ def test_broker_that_lacks_memory_or_disk_holds_publisher_which_can_be_stopped(r
     with changing(received), room_again(broker), publishing(received):
         published_more(received, 20)
         broker.control(*shortage)
-        wait_until(lambda: "takes no messages just now" in received.log_tail(), what="the broker to block")
+        wait_until(
+            lambda: "temporarily accepts no messages" in received.log_tail(), what="the broker to block"
+        )
     finish(received)
     assert_all_arrived(received, queue.take())
 

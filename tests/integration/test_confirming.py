@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
+from airflow_provider_pgrepl.replication.receiver.redelivery import RedeliveryFilter
 from airflow_provider_pgrepl.replication.source.connection import rows
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
@@ -66,11 +66,11 @@ def test_received_lsn_is_not_confirmed_before_the_changelog_commit(
         target = received.source_lsn()
         assert held.begun.wait(120)
 
-        def told() -> bool:
+        def is_received_lsn_sent() -> bool:
             receiver.request_keepalive()
             return before < receiver.progress.received_lsn <= written_lsn(received)
 
-        wait_until(told, 120, "the server to know what was received")
+        wait_until(is_received_lsn_sent, 120, "the server to know what was received")
         assert received.slot().confirmed_flush_lsn <= received.durable_lsn == before
     finally:
         held.go.set()
@@ -92,22 +92,22 @@ def test_durable_lsn_is_not_confirmed_before_redelivered_transactions_are_compar
     confirmed, durable = received.slot().confirmed_flush_lsn, received.durable_lsn
     assert confirmed is not None
     assert confirmed < durable
-    compare, drop = threading.Event(), ResentCheck.drop
+    compare, drop = threading.Event(), RedeliveryFilter.drop
 
-    def held(check: ResentCheck, *arguments: Any) -> Any:
+    def held(check: RedeliveryFilter, *arguments: Any) -> Any:
         assert compare.wait(120)
         return drop(check, *arguments)
 
-    monkeypatch.setattr(ResentCheck, "drop", held)
+    monkeypatch.setattr(RedeliveryFilter, "drop", held)
     receiver = Receiver(dsn, received.pipeline)
     receiver.start()
     try:
 
-        def told() -> bool:
+        def is_received_lsn_sent() -> bool:
             receiver.request_keepalive()
             return written_lsn(received) >= durable
 
-        wait_until(told, 120, "the server to know what was received before")
+        wait_until(is_received_lsn_sent, 120, "the server to know what was received before")
         assert received.slot().confirmed_flush_lsn == confirmed
     finally:
         compare.set()

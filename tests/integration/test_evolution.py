@@ -414,7 +414,7 @@ def test_rows_of_somebody_else_stop_the_table(altered, dsn):
     execute(dsn, "insert into t values (4, 'z', 30)")
     result = altered.follow()
     assert result.error_kind == "LakeChangedError"
-    assert "version 2 of the lake table was written by somebody else (WRITE)" in result.error
+    assert "version 2 of the lake table was not written by this pipeline (operation WRITE)" in result.error
 
 
 def test_maintenance_of_somebody_else_does_no_harm(altered, dsn):

@@ -48,15 +48,15 @@ def test_slot_is_kept_in_use_while_tables_are_copied(
     received.begin()
     with closing_connection(dsn) as looking, looking.cursor() as cursor:
 
-        def standing() -> tuple[bool, float, str]:
+        def slot_state() -> tuple[bool, float, str]:
             cursor.execute("checkpoint")
             cursor.execute(STANDING)
             return cursor.fetchone()
 
         def copy(_: object) -> Copied:
-            _, began, confirmed = standing()
-            wait_until(lambda: standing()[1] > began + 3, what="three times the timeout to pass")
-            assert standing()[0::2] == (False, confirmed)
+            _, began, confirmed = slot_state()
+            wait_until(lambda: slot_state()[1] > began + 3, what="three times the timeout to pass")
+            assert slot_state()[0::2] == (False, confirmed)
             return Copied()
 
         monkeypatch.setattr(SnapshotCopy, "__init__", lambda *_: None)
@@ -93,5 +93,8 @@ def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path:
     assert slot.held_bytes(wal_lsn(connection)) == 0
     warnings = "\n".join(server_warnings(connection, received.pipeline.slot))
     connection.close()
-    assert "idle_replication_slot_timeout is 1s: the server invalidates a slot that nobody reads" in warnings
+    assert (
+        "idle_replication_slot_timeout is 1s: the server invalidates the slot if no walsender reads it"
+        in warnings
+    )
     assert "max_slot_wal_keep_size is 1GB" in warnings

@@ -150,12 +150,12 @@ def test_debeziums_format_is_put_there_too(published):
 
 
 WRONG = {
-    "'order', 'x', 'paid', '{}', E'two\\nlines'": "its header tenant has line breaks",
-    "'order', 'x', 'paid', '{}', ' a'": "white space at an end",
-    "repeat('r', 2000), 'x', 'paid', '{}', ''": "its subject has more than 1,024 bytes",
+    "'order', 'x', 'paid', '{}', E'two\\nlines'": "the event's header tenant has a line break",
+    "'order', 'x', 'paid', '{}', ' a'": "ends with white space",
+    "repeat('r', 2000), 'x', 'paid', '{}', ''": "the event's subject has more than 1,024 bytes",
     "'order', 'x', 'paid', to_json(repeat('p', 200000)), ''": "more than the server's max_payload",
     "'order', 'x', 'paid', '{}', repeat('h', 200000)": "more than the server's max_payload",
-    "'.', 'x', '.', '{}', ''": "it has no route",
+    "'.', 'x', '.', '{}', ''": "the event has no route",
 }
 """Values of an outbox's row, and why its event cannot be sent."""
 

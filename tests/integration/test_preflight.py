@@ -157,7 +157,7 @@ def test_a_slot_of_somebody_else_is_refused(server, pg, dsn, run):
     run("create table t (a int primary key)")
     name = f"s_{uuid.uuid4().hex[:10]}"
     run(f"select pg_create_physical_replication_slot('{name}')")
-    with pytest.raises(SlotError, match="somebody else's: plugin None, database None"):
+    with pytest.raises(SlotError, match="belongs to another program: plugin None, database None"):
         check_source(dsn, pipeline(slot=name))
     run(f"select pg_drop_replication_slot('{name}')")
     create_slot(server.dsn(), name, timeout_s=30).close()

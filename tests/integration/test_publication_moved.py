@@ -66,7 +66,7 @@ class Watched(Landed):
         return self.results()[table]
 
     def announced(self) -> int:
-        return len(self.standings())
+        return len(self.publication_statuses())
 
 
 # Changes of each table that are undone again, and the table's error; all other tables are left alone.
@@ -88,7 +88,7 @@ MOVES: dict[str, tuple[str, dict[str, Move]]] = {
                     "delete from s.left_out_and_put_back",
                 ],
                 ["alter publication PUB add table s.left_out_and_put_back"],
-                "taken out of the publication and put back",
+                "removed from the publication and added again",
             ),
             "left_out": (
                 ["alter publication PUB drop table s.left_out", "delete from s.left_out"],
@@ -270,11 +270,11 @@ def test_a_copy_that_is_newer_than_what_was_received_is_told_too(source: str, tm
         wait_until_seen(receiver, watched.source_lsn())
         wait_until(lambda: receiver.progress.durable_lsn > place + 100 or receiver.request_keepalive())
 
-        def is_told_again() -> bool:
-            told = [row for row in watched.standings() if row["relation_id"] == of_t.oid]
+        def is_announced_again() -> bool:
+            told = [row for row in watched.publication_statuses() if row["relation_id"] == of_t.oid]
             return told[-1]["commit_lsn"] > place
 
-        wait_until(lambda: is_told_again() or _write(watched), what="the second announcement")
+        wait_until(lambda: is_announced_again() or _write(watched), what="the second announcement")
     result = watched.result("t")
     assert result.error is not None
     assert "the publication was altered" in result.error
@@ -338,8 +338,8 @@ def test_restarted_receiver_does_not_record_publication_change_again(source: str
         watched.execute("insert into s.u values (100, 'x')")
         wait_until_seen(receiver, watched.source_lsn())
     watched.receive()
-    said = watched.standings()
+    said = watched.publication_statuses()
     watched.receive()
     watched.receive()
     assert said
-    assert watched.standings() == said
+    assert watched.publication_statuses() == said

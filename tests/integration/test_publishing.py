@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_json as to_json_text
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
@@ -453,7 +453,7 @@ def test_a_place_right_before_what_comes_next_is_not_beyond_the_changelog(publis
     execute(dsn, "insert into t values (1, 'v')")
     published.receive()
     durable = published.durable_lsn
-    before, amid = (EventPosition(Epoch(1), durable, ordinal) for ordinal in (STANDING_ORDINAL, 0))
+    before, amid = (EventPosition(Epoch(1), durable, ordinal) for ordinal in (STATUS_ORDINAL, 0))
 
     class NeverSet:
         def wait(self, _: float) -> bool:

@@ -120,7 +120,7 @@ class Drifting(Received):
         )
         self.copied[table.name] = relation
         self.errors.pop(table.name, None)
-        table.begin_anew()
+        table.forget_ddl()
 
     def _partition(self, relation: Relation) -> None:
         """Set the table's `partition_by` to a random column that can be used, or to none."""
@@ -203,10 +203,10 @@ class Drifting(Received):
         relation = record.catalog
         check_partitions(self.lake_path(table.sql), relation, self.pipeline.choices(relation.table))
 
-    def take_anew_what_stopped(self) -> None:
+    def resnapshot_stopped_tables(self) -> None:
         stopped = [table for table in self.tables if table.name in self.errors]
         for table in stopped:
-            execute(self.dsn, *table.mended())
+            execute(self.dsn, *table.fixing_statements())
             with self.source() as source:
                 found = find_relation(source, TableName.parse(table.sql), self.pipeline.publication)
                 assert found is not None
@@ -233,6 +233,6 @@ def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path, h
     drifting = Drifting(seed, dsn, tmp_path, has_trigger=has_trigger)
     drifting.run(steps=40)
     drifting.assert_equal_or_stopped()
-    drifting.take_anew_what_stopped()
+    drifting.resnapshot_stopped_tables()
     drifting.shifting.take_steps(10, quietly=True)
     drifting.assert_equal_or_stopped()

@@ -273,7 +273,7 @@ def test_nobody_answers_for_what_is_not_published(published):
         odd = {"database": published.pipeline.name, "namespace": "public", "table": "\x00\ud800"}
         wal.put(snap, json.dumps(odd).encode(), reply="somebody")
         for table in ("t", "missing"):
-            with pytest.raises(TargetUnavailableError, match="nobody answered"):
+            with pytest.raises(TargetUnavailableError, match="no publisher answered"):
                 published.client(lambda creek, table=table: creek.snapshot("public", table, 3))
         # A row that is too large: the snapshot has a header, and no end.
         with pytest.raises(TargetUnavailableError, match="nothing more"):
@@ -465,7 +465,7 @@ def test_helper_makes_one_snapshot_after_another_and_is_replaced_where_it_ended(
     never = threading.Event()
     for table in ("a", "b", "last", "c"):
         snapshots.send(TableName("public", table), "subject", never)
-    for table, said in (("fails", "exit code 75"), ("crashes", "exit code 9")):
+    for table, said in (("fails", "exited with code 75"), ("crashes", "exited with code 9")):
         with pytest.raises(TargetError, match=said):
             snapshots.send(TableName("public", table), "subject", never)
     snapshots.send(TableName("public", "d"), "subject", never)

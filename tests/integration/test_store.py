@@ -379,18 +379,18 @@ def test_a_lock_goes_with_its_connection(dsn, store):
             continue
 
 
-def stranger(dsn, pg):
+def unprivileged(dsn, pg):
     """A connection of a role that may do nothing but connect."""
     with pg.cursor() as cursor:
-        cursor.execute("drop role if exists stranger; create role stranger login")
-    connection = psycopg2.connect(dsn.replace("user=postgres", "user=stranger"))
+        cursor.execute("drop role if exists unprivileged; create role unprivileged login")
+    connection = psycopg2.connect(dsn.replace("user=postgres", "user=unprivileged"))
     connection.autocommit = True
     return connection
 
 
 def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, store):
     """Any role may take advisory locks of any number, which must not block the store's locks."""
-    other = stranger(dsn, pg)
+    other = unprivileged(dsn, pg)
     digest = hashlib.blake2b(b"pgrepl replicate shop", digest_size=8).digest()
     with other.cursor() as cursor:
         for key in (int.from_bytes(digest) >> 1, 0x7067726570, 0x706772657071):
@@ -404,7 +404,7 @@ def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, store):
         fresh.migrate()
     other.close()
     with pg.cursor() as cursor:
-        cursor.execute("drop role stranger")
+        cursor.execute("drop role unprivileged")
 
 
 def test_a_lock_of_a_session_that_is_gone_holds_nobody(pg, dsn, store):

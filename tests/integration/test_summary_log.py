@@ -22,7 +22,7 @@ from tests.support.recorded import Recorded
 from tests.support.replicated import wait_until
 
 
-class Told:
+class ReportedPipeline:
     """A recorded pipeline with a slot, of which two threads would say how far they are."""
 
     def __init__(self, dsn: str, pg: psycopg2.extensions.connection, **how: float) -> None:
@@ -52,65 +52,65 @@ class Told:
 
 
 @pytest.fixture
-def told(dsn, pg, monkeypatch):
+def reported(dsn, pg, monkeypatch):
     # In most tests nothing answers.
     monkeypatch.setattr(summary, "_ANSWER_S", 0.2)
-    made = Told(dsn, pg)
+    made = ReportedPipeline(dsn, pg)
     yield made
     drop_slot(pg, made.slot)
 
 
-def test_states_changes_lag_and_wal_held_are_read(told):
-    told.apply_all(age_s=7.0)
-    told.shop.set_state("public.b", TableState.ERRORED, reason="a reason", hint="a hint")
-    told.pg.cursor().execute("insert into a select generate_series(1, 10000)")
-    told.received.changes, told.applied.changes = 10_000, 3
-    found = told.log.read()
+def test_states_changes_lag_and_wal_held_are_read(reported):
+    reported.apply_all(age_s=7.0)
+    reported.shop.set_state("public.b", TableState.ERRORED, reason="a reason", hint="a hint")
+    reported.pg.cursor().execute("insert into a select generate_series(1, 10000)")
+    reported.received.changes, reported.applied.changes = 10_000, 3
+    found = reported.log.read()
     assert found.states == {TableState.STREAMING: 1, TableState.ERRORED: 1}
     assert found.errored == ("public.b",)
     assert (found.changes, found.applied) == (10_000, 3)
     assert found.lag_s == pytest.approx(7.0, abs=5.0)
     assert found.lag_bytes > 500_000
     assert found.held_bytes >= found.lag_bytes
-    assert told.log.read().changes == 0, "counted since the last time"
+    assert reported.log.read().changes == 0, "counted since the last time"
 
 
-def test_an_idle_source_is_not_said_to_be_hours_behind(told):
-    before = told.log.read()
+def test_an_idle_source_is_not_said_to_be_hours_behind(reported):
+    before = reported.log.read()
     assert (before.lag_s, before.lag_bytes) == (None, None), "nothing is applied yet"
-    told.apply_all(age_s=36_000.0)
-    found = told.log.read()
+    reported.apply_all(age_s=36_000.0)
+    found = reported.log.read()
     assert found.lag_s < 60
     assert found.lag_bytes < 100_000
 
 
-def test_an_idle_pipeline_is_as_late_as_its_answer_though_other_databases_write_wal(told):
+def test_an_idle_pipeline_is_as_late_as_its_answer_though_other_databases_write_wal(reported):
     """The server's own writes, and the records of this pipeline, move the WAL and make no point."""
-    told.apply_all(age_s=36_000.0)
-    told.applied.caught_up, told.applied.version = True, 7
-    told.received.changelog_version = 7
+    reported.apply_all(age_s=36_000.0)
+    reported.applied.caught_up, reported.applied.version = True, 7
+    reported.received.changelog_version = 7
 
     def answer() -> None:
-        told.received.seen_lsn = wal_lsn(told.pg)
+        reported.received.seen_lsn = wal_lsn(reported.pg)
 
-    told.answer = answer
-    told.pg.cursor().execute("insert into a values (1)")
-    found = told.log.read()
+    reported.answer = answer
+    reported.pg.cursor().execute("insert into a values (1)")
+    found = reported.log.read()
     assert found.lag_s < 5
-    told.received.changelog_version = 8
-    told.pg.cursor().execute("insert into a values (2)")
-    assert told.log.read().lag_s > 5, "something was received that is not in the lake"
+    reported.received.changelog_version = 8
+    reported.pg.cursor().execute("insert into a values (2)")
+    assert reported.log.read().lag_s > 5, "something was received that is not in the lake"
 
 
-def test_lines_are_logged_and_what_cannot_be_read_is_said_and_stops_nothing(told, pg, caplog):
-    told.log._interval_s = 0.05
+def test_lines_are_logged_and_what_cannot_be_read_is_said_and_stops_nothing(reported, pg, caplog):
+    reported.log._interval_s = 0.05
     with caplog.at_level(logging.INFO, "airflow_provider_pgrepl"):
-        told.log.start()
+        reported.log.start()
         try:
             wait_until(lambda: "2 tables: 2 streaming; 0 changes received" in caplog.text)
             pg.cursor().execute("drop schema _pgrepl cascade")
             wait_until(lambda: "no summary: " in caplog.text)
         finally:
-            told.log.stop()
+            reported.log.stop()
     with pytest.raises(StateError):
-        told.log.read()
+        reported.log.read()

@@ -162,7 +162,7 @@ def test_a_pattern_leaves_out_what_cannot_be_replicated_and_says_so(pg, dsn, run
     assert [str(found.table) for found in check_source(dsn, pipeline("public.*"))] == ["public.fine"]
     for table, reason in (
         ("cased", 'columns "a" and "A" differ only in case'),
-        ("keyless", "no usable key; one that is named in tables is told what it lacks"),
+        ("keyless", "no usable key; name such a table in `tables` to see what it lacks"),
         ("elsewhere", "is a foreign table"),
         ("root", "its partition public.leaf cannot be published: is a foreign table"),
         ("unlogged", "is an unlogged table"),
@@ -241,7 +241,7 @@ def test_choices_for_tables_that_are_not_replicated_are_refused(pg, run):
         )
     assert caught.value.message == (
         "types: public.two; text_columns: public.two; exclude_columns: public.three; per_table:"
-        ' "Public".one not among the tables of the pipeline'
+        ' "Public".one is not among the tables of the pipeline'
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.replication.app import table_watch
 from airflow_provider_pgrepl.replication.app.table_watch import TableWatch
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
@@ -57,7 +57,7 @@ def test_publication_status_row_does_not_hide_skipped_transaction(kept, watch):
     standing = {
         "epoch": 1,
         "commit_lsn": lsn,
-        "ordinal": STANDING_ORDINAL,
+        "ordinal": STATUS_ORDINAL,
         "relation_id": relation.oid,
         "relation_version": relation.version,
         "op": "R",

@@ -54,13 +54,13 @@ def torn(dsn, tmp_path, monkeypatch) -> Received:
     for lsn in (1, 2):
         points.append(ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": 0}))
     execute(dsn, "insert into t values (1)")
-    told = one.slot().confirmed_flush_lsn
+    confirmed = one.slot().confirmed_flush_lsn
     monkeypatch.setattr(
         "airflow_provider_pgrepl.replication.receiver.receiver.Receiver._send_status", lambda *_: None
     )
     one.receive()
     monkeypatch.undo()
-    assert one.slot().confirmed_flush_lsn == told
+    assert one.slot().confirmed_flush_lsn == confirmed
     forget_end(one)
     half(newest(one.changelog))
     half(newest(f"{one.pipeline.lake_root}/_pgrepl/consistent_points"))
@@ -87,7 +87,7 @@ def is_torn(one: Received) -> bool:
 
 def test_torn_unconfirmed_commit_is_set_aside_and_received_again(torn: Received, caplog) -> None:
     settle(torn)
-    assert "Set aside: 1 commits" in caplog.text
+    assert "set aside 1 unconfirmed commits" in caplog.text
     assert [point.lsn for point in Points(torn.pipeline.lake_root).all()] == [1]
     torn.receive()
     assert [row["new"] for row in torn.changelog_rows("I")] == [["1"]]
@@ -174,7 +174,7 @@ def test_a_state_that_is_another_one_sets_nothing_aside(torn: Received, elsewher
 
 
 @pytest.fixture
-def told(dsn, tmp_path) -> Received:
+def confirmed(dsn, tmp_path) -> Received:
     """A pipeline whose last changelog commit was confirmed to the slot."""
     execute(dsn, "create table t (id int primary key)")
     one = begun(dsn, tmp_path)
@@ -191,77 +191,77 @@ def settle(one: Received, give_up: tuple[str, ...] | None = None) -> None:
         settle_idle_lake(store, evidence, one.dsn, give_up)
 
 
-def test_confirmed_commit_with_missing_file_is_not_set_aside(told: Received, tmp_path: Path) -> None:
+def test_confirmed_commit_with_missing_file_is_not_set_aside(confirmed: Received, tmp_path: Path) -> None:
     """A network file system may show a file late, or a copy may be under way."""
-    file = max(Path(told.changelog).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
-    commits = sorted(path.name for path in (Path(told.changelog) / "_delta_log").iterdir())
+    file = max(Path(confirmed.changelog).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    commits = sorted(path.name for path in (Path(confirmed.changelog) / "_delta_log").iterdir())
     away = file.rename(tmp_path / "away")
-    with pytest.raises(LakeError, match=r"was told .*Nothing was changed") as raised:
-        settle(told)
+    with pytest.raises(LakeError, match=r"has confirmed .*Nothing was changed") as raised:
+        settle(confirmed)
     assert "--new-epoch" in raised.value.hint
-    assert sorted(path.name for path in (Path(told.changelog) / "_delta_log").iterdir()) == commits
+    assert sorted(path.name for path in (Path(confirmed.changelog) / "_delta_log").iterdir()) == commits
     away.rename(file)
-    settle(told)
-    execute(told.dsn, "insert into t values (2)")
-    told.receive()
-    assert [row["new"] for row in told.changelog_rows("I")] == [["1"], ["2"]]
+    settle(confirmed)
+    execute(confirmed.dsn, "insert into t values (2)")
+    confirmed.receive()
+    assert [row["new"] for row in confirmed.changelog_rows("I")] == [["1"], ["2"]]
 
 
 @pytest.mark.parametrize("table", ["consistent_points", "relations"])
 def test_points_and_relations_stay_where_they_are_though_a_file_is_out_of_sight(
-    told: Received, tmp_path: Path, table: str
+    confirmed: Received, tmp_path: Path, table: str
 ) -> None:
     """Points were reported to readers, and what a relation was called decides which columns are hidden."""
-    Points(told.pipeline.lake_root).append(ConsistentPoint(1, 1, datetime.now(UTC), {"public.t": 0}))
-    folder = Path(told.pipeline.lake_root) / "_pgrepl" / table
+    Points(confirmed.pipeline.lake_root).append(ConsistentPoint(1, 1, datetime.now(UTC), {"public.t": 0}))
+    folder = Path(confirmed.pipeline.lake_root) / "_pgrepl" / table
     file = max(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (folder / "_delta_log").iterdir())
     away = file.rename(tmp_path / "away")
     for give_up in (None, ()):
         with pytest.raises(LakeError, match=f"{file.name}, which is not there. Nothing was changed"):
-            settle(told, give_up)
+            settle(confirmed, give_up)
     assert sorted(path.name for path in (folder / "_delta_log").iterdir()) == commits
     away.rename(file)
-    settle(told)
+    settle(confirmed)
 
 
-def test_a_new_epoch_leads_out_of_it(told: Received, caplog) -> None:
+def test_a_new_epoch_leads_out_of_it(confirmed: Received, caplog) -> None:
     # The newest says only that the receiver has ended.
-    for file in sorted((Path(told.changelog) / "_delta_log").glob("0*.json"))[-2:]:
+    for file in sorted((Path(confirmed.changelog) / "_delta_log").glob("0*.json"))[-2:]:
         half(file)
-    with pytest.raises(LakeError, match="was told"):
-        settle(told)
-    settle(told, ())
-    assert "Set aside: 2 commits" in caplog.text
+    with pytest.raises(LakeError, match="has confirmed"):
+        settle(confirmed)
+    settle(confirmed, ())
+    assert "set aside 2 unconfirmed commits" in caplog.text
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_log_file_that_is_out_of_sight_takes_no_later_commit_away(
-    told: Received, tmp_path: Path, version: int
+    confirmed: Received, tmp_path: Path, version: int
 ) -> None:
     """The commit right before those that would go says nothing then of what was durable."""
-    execute(told.dsn, "insert into t values (2)")
-    told.receive()
-    log_file = newest(told.changelog).with_name(f"{version:020d}.json")
+    execute(confirmed.dsn, "insert into t values (2)")
+    confirmed.receive()
+    log_file = newest(confirmed.changelog).with_name(f"{version:020d}.json")
     away = log_file.rename(tmp_path / "away")
-    before = log_names(told)
+    before = log_names(confirmed)
     with pytest.raises(
-        LakeError, match=rf"commit {version} of the changelog.*was told .*Nothing was changed"
+        LakeError, match=rf"commit {version} of the changelog.*has confirmed .*Nothing was changed"
     ):
-        settle(told)
-    assert log_names(told) == before
+        settle(confirmed)
+    assert log_names(confirmed) == before
     away.rename(log_file)
-    settle(told)
+    settle(confirmed)
 
 
-def test_without_its_slot_nobody_knows_what_was_told(told: Received) -> None:
-    half(newest(told.changelog))
-    execute(told.dsn, f"select pg_drop_replication_slot('{told.pipeline.slot}')")
+def test_without_its_slot_nobody_knows_what_was_told(confirmed: Received) -> None:
+    half(newest(confirmed.changelog))
+    execute(confirmed.dsn, f"select pg_drop_replication_slot('{confirmed.pipeline.slot}')")
     with pytest.raises(LakeError, match=r"does not exist\. Nothing was changed"):
-        settle(told)
-    assert is_torn(told)
-    settle(told, ())
-    assert not is_torn(told)
+        settle(confirmed)
+    assert is_torn(confirmed)
+    settle(confirmed, ())
+    assert not is_torn(confirmed)
 
 
 def test_a_changelog_of_which_nothing_can_be_read_stays_unless_it_was_never_whole(torn: Received) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog import maintenance
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
+from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
 from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog, ordered_rows
@@ -123,14 +123,14 @@ def assert_all_there(history: History, chance: random.Random) -> None:
             found = places_of(read(history.lake, relation, above, epoch))
             assert found == [place for place in wanted if place[0] == relation and place[1] > above]
         everything = in_order(history.uri, EventPosition.after_transaction(Epoch(epoch), LSN(0)))
-        assert without_standings(everything) == without_standings(wanted)
+        assert without_publication_status(everything) == without_publication_status(wanted)
         assert sorted(everything) == sorted(wanted)
         begin = chance.choice([(0, 0, 0), *sent])
         after = EventPosition(Epoch(epoch), LSN(begin[1]), begin[2])
         assert sorted(in_order(history.uri, after)) == sorted(p for p in wanted if p[1:] > begin[1:])
 
 
-def without_standings(places: list[Place]) -> list[Place]:
+def without_publication_status(places: list[Place]) -> list[Place]:
     """Return the places of changes alone: rows of publication status have no order among each other."""
     return [place for place in places if place[2] >= 0]
 
@@ -163,7 +163,7 @@ def test_every_reader_gets_the_same_rows(seed: int, monkeypatch: pytest.MonkeyPa
 def join(history: History, chance: random.Random, hour: int | None = None) -> int:
     until = history.hour - chance.randrange(1, 3) if hour is None else hour
     most = chance.choice((1, 1 << 30))
-    return join_closed_hours(history.lake, after_hour(until), most).files
+    return compact_closed_hours(history.lake, after_hour(until), most).files
 
 
 def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def join_killed(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(maintenance, "replace_files", kill)
         try:
-            join_closed_hours(history.lake, after_hour(history.hour))
+            compact_closed_hours(history.lake, after_hour(history.hour))
         except Killed:
             return
 

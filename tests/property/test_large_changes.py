@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import strategies
-from tests.property.test_policies import counted, expected, histories, pipeline_of, told_apart
+from tests.property.test_policies import counted, distinguished, expected, histories, pipeline_of
 from tests.support.changes import column, relation, table_of
 from tests.support.examples import examples
 from tests.support.model import Change
@@ -88,8 +88,8 @@ def test_rows_equal_the_model_however_large_changes_are_parted(
         names = ", ".join(f'"{name}"' for name in schema.names)
         found = QueryBuilder().register("t", open_table(uri)).execute(f"select {names} from t").read_all()
     model = expected(changes, of, *policy)
-    told = told_apart(counted(pa.table(found)), changes, of, policy[0])
-    assert told == told_apart(model, changes, of, policy[0])
+    told = distinguished(counted(pa.table(found)), changes, of, policy[0])
+    assert told == distinguished(model, changes, of, policy[0])
 
 
 @pytest.mark.parametrize("merge", ["rewrite", "merge_on_read"])

@@ -96,6 +96,6 @@ def test_files_that_cannot_be_put_in_order_give_nothing(tmp_path: Path) -> None:
         writer = ChangelogWriter(uri)
         part = writer.write_part(rows_of(places))
         writer.append([part], durable_lsn=LSN(120), first_lsn=LSN(100), last_lsn=LSN(110), last_commit_us=110)
-    with pytest.raises(ChangelogError, match="in an order that cannot be told"):
+    with pytest.raises(ChangelogError, match="in an order that cannot be determined"):
         beginning = EventPosition.after_transaction(Epoch(1), LSN(0))
         next(ordered_rows(uri, files_after(uri, beginning), beginning))

@@ -82,7 +82,7 @@ def expected(changes: list[Change], of: Relation, deletes: str, truncate: str) -
     return Counter(model.rows())
 
 
-def told_apart(
+def distinguished(
     rows: Counter[tuple[object, ...]], changes: list[Change], of: Relation, deletes: str
 ) -> Counter[tuple[object, ...]]:
     """Return rows as far as the stream distinguishes them, without LSNs under FULL.
@@ -190,7 +190,9 @@ def test_rows_after_changes_equal_the_model_whatever_the_policy_and_the_cuts(
         lake = put(lake, batch, of, policy)
     found = ((*row, gone, lsn) if policy[0] == "soft" else (*row, lsn) for row, gone, lsn in lake.values())
     model = expected(changes, of, *policy)
-    assert told_apart(Counter(found), changes, of, policy[0]) == told_apart(model, changes, of, policy[0])
+    assert distinguished(Counter(found), changes, of, policy[0]) == distinguished(
+        model, changes, of, policy[0]
+    )
 
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
@@ -213,7 +215,7 @@ def test_lake_table_equals_the_model_whatever_the_policy_and_the_slices(
     changes, cuts, of = example
     found = counted(merged(changes, cuts, of, slice_bytes, policy, merges, by))
     model = expected(changes, of, *policy)
-    assert told_apart(found, changes, of, policy[0]) == told_apart(model, changes, of, policy[0])
+    assert distinguished(found, changes, of, policy[0]) == distinguished(model, changes, of, policy[0])
 
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
@@ -226,4 +228,4 @@ def test_lake_table_without_key_equals_the_model_whatever_the_slices(
     policy = ("hard", truncate)
     found = counted(merged(changes, cuts, of, slice_bytes, policy, merges, by))
     model = expected(changes, of, *policy)
-    assert told_apart(found, changes, of, policy[0]) == told_apart(model, changes, of, policy[0])
+    assert distinguished(found, changes, of, policy[0]) == distinguished(model, changes, of, policy[0])

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ValueRangeError
-from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, read_csv
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -167,7 +167,7 @@ def test_infinities_become_what_the_pipeline_chose_and_all_else_stays(source, ty
                 by_parse(relation, chosen, texts)
             with pytest.raises(ValueRangeError, match="infinity"):
                 by_csv(source, relation, chosen, as_text=True)
-            with pytest.raises(OddValueError):
+            with pytest.raises(CsvTypeError):
                 by_csv(source, relation, chosen, as_text=False)
             return
         expected = [instead.get(text, text) for (text,) in texts]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
-from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, whole_rows
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, whole_rows
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values.temporal import days_since_epoch
@@ -34,7 +34,7 @@ def _check(
     ways = [by_parse(relation, PIPELINE, texts), by_csv(source, relation, PIPELINE, as_text=True)]
     try:
         ways.append(by_csv(source, relation, PIPELINE, as_text=False))
-    except OddValueError:
+    except CsvTypeError:
         assert any(_is_odd(text) for row in texts for text in row)
     for table in ways:
         for index, case in enumerate(cases):

@@ -126,7 +126,7 @@ def test_a_changed_table_stops_alone_and_a_new_snapshot_mends_it(replicated, dsn
     assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) in ([1, 2, 3, 10], [1, 2, 3])
 
     execute(dsn, "insert into t(id) values (12)")
-    replicated.take_anew("public.t")
+    replicated.resnapshot("public.t")
     execute(dsn, "update t set id = 13 where id = 12")
     replicated.catch_up()
     assert str(replicated.states()["public.t"].state) == "streaming"

@@ -56,7 +56,7 @@ def assert_refused_until_a_new_epoch(
         ("select pg_drop_replication_slot('{slot}')", "there is no replication slot", ""),
         (
             "select pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
-            "somebody else moved it",
+            "another program advanced",
             "",
         ),
         # It is not the pipeline's any more, which drops none but its own.

@@ -33,7 +33,7 @@ def replicated(spark, dsn: str, tmp_path: Path) -> InProcess:
         "comment on table orders is 'What was bought'",
         "comment on column orders.id is 'A number'",
         f"comment on column orders.\"a'b\" is '{ODD.replace(chr(39), chr(39) * 2)}'",
-        "comment on column orders.hidden is 'told to nobody'",
+        "comment on column orders.hidden is 'readable by no role'",
         "create table plain (id int primary key)",
     )
     found = InProcess(spark, dsn, tmp_path, (TABLE, "public.plain"), exclude_columns=(f"{TABLE}.hidden",))
@@ -41,7 +41,7 @@ def replicated(spark, dsn: str, tmp_path: Path) -> InProcess:
     return found
 
 
-def told(replicated: InProcess, table: str = TABLE) -> tuple[str, dict[str, str]]:
+def comments_of(replicated: InProcess, table: str = TABLE) -> tuple[str, dict[str, str]]:
     lake = open_delta(replicated.lake_path(table))
     columns = {
         field.name: field.metadata["comment"] for field in lake.schema().fields if "comment" in field.metadata
@@ -50,9 +50,9 @@ def told(replicated: InProcess, table: str = TABLE) -> tuple[str, dict[str, str]
 
 
 def test_a_snapshot_brings_them_and_commits_nothing_where_there_are_none(replicated):
-    assert told(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
-    assert "told to nobody" not in str(open_delta(replicated.lake_path(TABLE)).schema().to_json())
-    assert told(replicated, "public.plain") == ("", {})
+    assert comments_of(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
+    assert "readable by no role" not in str(open_delta(replicated.lake_path(TABLE)).schema().to_json())
+    assert comments_of(replicated, "public.plain") == ("", {})
     assert open_delta(replicated.lake_path("public.plain")).version() == 0
     replicated.assert_equal("public.plain")
 
@@ -68,7 +68,7 @@ def test_they_stay_when_the_table_evolves_and_its_files_are_written_anew(replica
     )
     replicated.catch_up()
     assert sorted(pa.table(replicated.lake_rows(TABLE)).column("more").to_pylist()) == [5, 5, 6]
-    assert told(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
+    assert comments_of(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
 
 
 def test_a_resnapshot_takes_them_as_they_are_by_then(replicated, dsn):
@@ -78,8 +78,8 @@ def test_a_resnapshot_takes_them_as_they_are_by_then(replicated, dsn):
         "comment on column orders.id is null",
         f"comment on column orders.state is '{'x' * (MOST_CHARACTERS + 1)}'",
     )
-    replicated.take_anew(TABLE)
-    assert told(replicated) == ("", {"a'b": ODD, "state": "x" * (MOST_CHARACTERS - 1) + "…"})
+    replicated.resnapshot(TABLE)
+    assert comments_of(replicated) == ("", {"a'b": ODD, "state": "x" * (MOST_CHARACTERS - 1) + "…"})
     execute(dsn, "update orders set state = 'sent'")
     replicated.catch_up()
     assert pa.table(replicated.lake_rows(TABLE)).column("state").to_pylist() == ["sent"]

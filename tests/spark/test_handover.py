@@ -33,7 +33,7 @@ def test_under_traffic_nothing_is_lost_doubled_or_torn(spark, dsn, tmp_path, see
         replicated.snapshot()
         with replicated.replicating() as running:
             writing.wait_for_more(50)
-            replicated.take_anew("public.savings")
+            replicated.resnapshot("public.savings")
             replicated.wait_for_points(3, *TABLES)
             running.wait_for(replicated.source_lsn())
             writing.stop()

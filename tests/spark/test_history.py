@@ -152,7 +152,7 @@ def test_a_table_taken_anew_ends_what_it_held_once_though_a_snapshot_died(watche
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshot_copy, "commit_snapshot", die)
         assert watched.replicated.run("snapshot", "--tables", str(T)) != 0
-    watched.replicated.take_anew(str(T))
+    watched.replicated.resnapshot(str(T))
     watched.look()
     execute(watched.dsn, "alter table t add w int", "update t set v = 'with w', w = 7 where id = 3")
     watched.replicated.snapshot("--new-epoch")
@@ -178,7 +178,7 @@ def test_a_history_that_was_moved_away_begins_anew_under_replication_that_goes_o
 
         update("a", "b", "c")
         Path(history_uri(watched.replicated.pipeline.lake_root, T)).rename(tmp_path / "kept")
-        watched.replicated.take_anew(str(T))
+        watched.replicated.resnapshot(str(T))
         update("d", "e", "f")
         assert watched.replicated.states()[str(T)].state.value == "streaming"
     assert {row["v"] for row in watched.ended()} == {"c", "d", "e"}

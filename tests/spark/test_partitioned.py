@@ -137,7 +137,7 @@ def test_another_choice_takes_effect_with_a_resnapshot_and_a_lost_column_stops_i
     )
     assert open_table(replicated.lake_path("public.one")).metadata().partition_columns == []
     before = as_of(spark, replicated.pipeline).lsn
-    replicated.take_anew("public.one")
+    replicated.resnapshot("public.one")
     execute(dsn, "update one set p = 'c' where id = 2")
     replicated.catch_up()
     by_arrow = arrow_as_of(replicated.pipeline, "public.one", lsn=before)
@@ -162,7 +162,7 @@ def test_another_choice_takes_effect_with_a_resnapshot_and_a_lost_column_stops_i
     assert replicated.run("snapshot", "--tables", "public.one") != 0
     assert "partition_by names column p, which the table does not have" in replicated.log_tail()
     replicated.configure(per_table={"public.one": {"partition_by": "q"}})
-    replicated.take_anew("public.one")
+    replicated.resnapshot("public.one")
     replicated.catch_up()
     one = replicated.states()["public.one"]
     found = check_partitions(

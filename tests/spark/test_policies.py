@@ -104,6 +104,6 @@ def test_each_tables_policy_decides_what_deletes_and_truncates_do(spark, dsn, tm
     assert guarded.state is TableState.ERRORED
     assert "truncate is set to error" in guarded.reason
     assert guarded.lsn is not None
-    replicated.take_anew("public.guarded")
+    replicated.resnapshot("public.guarded")
     replicated.catch_up()
     replicated.assert_equal("public.guarded", "public.emptied")

@@ -134,7 +134,7 @@ def test_a_folder_that_was_put_back_is_brought_forward_again(replicated, changed
         execute(replicated.dsn, f"insert into t values ({new}, 'after')", "delete from u where id = 1")
     replicated.catch_up()
     assert_whole(replicated, T, U)
-    assert "gone back" in replicated.log_tail()
+    assert "reverted" in replicated.log_tail()
     change(replicated, 1)
     assert_whole(replicated, T, U)
 
@@ -255,7 +255,7 @@ def drop_all_hours(replicated: InProcess) -> None:
 
 def test_a_folder_from_before_the_table_was_taken_anew_stops_it(replicated):
     kept = keep(replicated, T)
-    replicated.take_anew(T)
+    replicated.resnapshot(T)
     replicated.catch_up()
     put_back(kept)
     assert replicated.run("replicate", "--until", "caught-up") == 78

@@ -117,17 +117,17 @@ class Ordeal:
                 ends.append(lambda owner=owner, name=name, after=after: self._break(owner, name, after=after))
         self.chance.choice(ends)()
         if self.chance.random() < 0.2:
-            self._take_anew()
+            self._resnapshot()
 
-    def _take_anew(self) -> None:
+    def _resnapshot(self) -> None:
         self.workload.allow(100)
-        self.replicated.take_anew(self.chance.choice(self.names))
+        self.replicated.resnapshot(self.chance.choice(self.names))
 
     def _stop(self) -> None:
         with self._replicating() as running:
             self.workload.wait_for_more(self.chance.randint(10, 150))
             if self.chance.random() < 0.3:
-                self._take_anew()
+                self._resnapshot()
             running.wait_for(self.replicated.source_lsn())
 
     def _lose_the_source(self) -> None:

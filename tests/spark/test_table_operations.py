@@ -177,7 +177,7 @@ def test_late_error_for_replaced_copy_does_not_stop_resnapshotted_table(spark, d
         wait_for_state(replicated, "public.t", "streaming")
         before = replicated.states()["public.t"]
         # As in a batch that began before, and whose commit the snapshot's came before.
-        replicated.take_anew("public.t")
+        replicated.resnapshot("public.t")
         for stops, kind in ((True, "FencedError"), (False, "LakeTableError")):
             result = TableResult(before.relation.oid, error="written", error_kind=kind, stops_pipeline=stops)
             with running.applier.held():

@@ -157,7 +157,7 @@ def test_a_publication_that_left_deletes_out_for_a_while_is_not_caught_up_with(d
     assert replicated.run("replicate", "--until", "caught-up") == process.WILL_NOT_HELP
     states = replicated.states()
     assert {str(record.state) for record in states.values()} == {"errored"}
-    replicated.take_anew("public.t,public.u")
+    replicated.resnapshot("public.t,public.u")
     execute(dsn, "insert into t values (1)")
     replicated.catch_up()
     replicated.assert_equal("public.t", "public.u")

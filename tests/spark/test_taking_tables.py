@@ -107,7 +107,7 @@ def test_tables_that_are_added_and_taken_anew_under_traffic_equal_the_source(rep
         with traffic(replicated.dsn, "a", "b", "c", '"D ""x"'):
             replicated.wait_for_points(1, "public.a", "public.b")
             assert replicated.run("snapshot", "--add", 'public.c,public."D ""x"') == 0, replicated.log_tail()
-            replicated.take_anew("public.b")
+            replicated.resnapshot("public.b")
             replicated.wait_for_points(2, "public.a", "public.b", "public.c")
         running.wait_for(replicated.source_lsn())
     assert {record.membership for record in replicated.states().values()} == {"configured", "added"}
@@ -527,7 +527,7 @@ def test_concurrent_snapshot_exits_75_and_names_running_command(replicated):
 def test_a_table_taken_anew_has_the_columns_and_choices_of_now(replicated):
     replicated.snapshot()
     execute(replicated.dsn, "alter table b drop column v, add n numeric(5,2) default 1.5, add t date")
-    replicated.take_anew("public.b")
+    replicated.resnapshot("public.b")
     replicated.catch_up()
     replicated.assert_equal("public.a", "public.b")
     record = replicated.states()["public.b"]

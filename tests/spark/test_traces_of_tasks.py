@@ -64,7 +64,7 @@ def test_error_of_the_streaming_query_names_classes_and_frames(spark, caplog):
 
     query = spark.readStream.format("rate").load().writeStream.foreachBatch(fail).start()
     with (
-        pytest.raises(SparkError, match="the streaming query: Spark failed with KeyError"),
+        pytest.raises(SparkError, match="the streaming query failed: Spark failed with KeyError"),
         spark_errors("the streaming query"),
     ):
         query.awaitTermination(120)

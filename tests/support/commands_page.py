@@ -1,4 +1,4 @@
-"""docs/reference/commands.md, made of the commands themselves: `python -m tests.support.commands_page`."""
+"""Writes docs/reference/commands.md from the commands: `python -m tests.support.commands_page`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from airflow_provider_pgrepl.cli.commands import COMMANDS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md"
 _HEAD = """# Commands
 
-`pgrepl COMMAND FILE.json …` runs, looks at and mends a pipeline without Airflow, as does
-`python -m airflow_provider_pgrepl`. The connection string of the source is taken from `PGREPL_DSN`, that of
-the state from `PGREPL_STATE_DSN`, else the source's. Exit codes: 0 done, 75 trying again may help, 78 it will
-not, or `--yes` is missing ([exit codes](exit-codes.md)).
+`pgrepl COMMAND FILE.json …` runs, inspects and repairs a pipeline without Airflow, and so does
+`python -m airflow_provider_pgrepl`. The source's connection string is read from `PGREPL_DSN`. The state
+database's is read from `PGREPL_STATE_DSN`, and is the source's if that variable is unset. Exit codes: 0 done,
+75 a retry may help, 78 a retry does not help, or `--yes` is missing ([exit codes](exit-codes.md)).
 
-This page is made of the commands themselves: `.venv/bin/python -m tests.support.commands_page`.
+This page is generated from the commands: `.venv/bin/python -m tests.support.commands_page`.
 """
 
 

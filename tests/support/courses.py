@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge_catalog
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -58,7 +58,7 @@ class Courses(Handed):
         for course in self.schemas:
             self.execute(course, *statements)
 
-    def look(self, course: Hashable, *, had_rows: bool = False) -> Verdict:
+    def look(self, course: Hashable, *, had_rows: bool = False) -> DriftResult:
         """Compare the recorded relation of a course with the catalog, and return the verdict."""
         relation = self.relations[course]
         with self.source() as source:

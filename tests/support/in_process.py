@@ -155,7 +155,7 @@ class InProcess(Received):
         with Store(self.dsn, "look at states") as store:
             return {str(name): record for name, record in store.read_tables(self.pipeline.name).items()}
 
-    def take_anew(self, table: str) -> None:
+    def resnapshot(self, table: str) -> None:
         assert self.run("snapshot", "--tables", table) == 0, self.log_tail()
 
     def position(self, table: str) -> LSN | None:

@@ -173,7 +173,7 @@ class Shifting:
             if following is Following.NEVER or self.following is Following.SURELY:
                 self.following = following
 
-    def mended(self) -> list[str]:
+    def fixing_statements(self) -> list[str]:
         """Return the statements after which the table can be resnapshotted."""
         return []
 
@@ -181,7 +181,7 @@ class Shifting:
         """Return the makers of the DDL statements to choose from."""
         return SAFE if safely else UNSAFE
 
-    def begin_anew(self) -> None:
+    def forget_ddl(self) -> None:
         """Forget earlier DDL, because the lake table was resnapshotted."""
         self.following = Following.SURELY
         self.marks = set()
@@ -415,7 +415,7 @@ def _rename_label(table: Shifting, cursor: Any) -> Made:
     return _N, [f"alter type {table.mood} rename value 'sad' to 'sad{table.new_name()}'"]
 
 
-def make_anew(table: Shifting, cursor: Any) -> Made:
+def recreate(table: Shifting, cursor: Any) -> Made:
     return _N, [
         f"create table {table.sql}_new (like {table.sql} including all)",
         f"drop table {table.sql}",
@@ -453,6 +453,6 @@ UNSAFE = [
     _add_by_chance,
     _other_identity,
     _rename_label,
-    make_anew,
+    recreate,
     _leave_the_publication,
 ]

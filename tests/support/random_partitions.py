@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.random_ddl import SAFE, UNSAFE, Following, Made, Make, Shifting, make_anew, widen
+from tests.support.random_ddl import SAFE, UNSAFE, Following, Made, Make, Shifting, recreate, widen
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Partitioned(Shifting):
     def alter(self, cursor: Any, *, safely: bool) -> None:
         super().alter(cursor, safely=safely and self.chance.random() < 0.5)
 
-    def mended(self) -> list[str]:
+    def fixing_statements(self) -> list[str]:
         leaves = [f"{self.sql}_{leaf}" for leaf in ("low", "high_1", "high_2")]
         logged = [f"alter table {leaf} set logged" for leaf in leaves]
         if not any("replica identity full" in text for text in self.said):
@@ -43,7 +43,7 @@ class Partitioned(Shifting):
     def makes(self, *, safely: bool) -> Sequence[Make]:
         if safely:
             return [*SAFE, _new_partition]
-        return [make for make in UNSAFE if make is not make_anew] + _BEHIND_ITS_BACK
+        return [make for make in UNSAFE if make is not recreate] + _BEHIND_ITS_BACK
 
     def _truncate(self, cursor: Any) -> None:
         super()._truncate(cursor)

@@ -10,7 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import UnsendableError
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL, EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    STATUS_ORDINAL,
+    EpochRecord,
+    changelog_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     live_files,
@@ -122,12 +126,12 @@ class Received(Replicated):
     def changelog_rows(self, *ops: str) -> list[dict[str, Any]]:
         """Return the changes of the present epoch, in order, of `ops` or all, with the file of each."""
         return [
-            row for row in self._rows() if row["ordinal"] != STANDING_ORDINAL and row["op"] in (ops or _OPS)
+            row for row in self._rows() if row["ordinal"] != STATUS_ORDINAL and row["op"] in (ops or _OPS)
         ]
 
-    def standings(self) -> list[dict[str, Any]]:
+    def publication_statuses(self) -> list[dict[str, Any]]:
         """Return the changelog rows in which the receiver recorded the publication's status."""
-        return [row for row in self._rows() if row["ordinal"] == STANDING_ORDINAL]
+        return [row for row in self._rows() if row["ordinal"] == STATUS_ORDINAL]
 
     def _rows(self) -> list[dict[str, Any]]:
         pieces = []

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.kafka import messages_of
-from airflow_provider_pgrepl.replication.events.targets.rabbitmq import unfit
+from airflow_provider_pgrepl.replication.events.targets.rabbitmq import unsendable_reason
 from airflow_provider_pgrepl.replication.events.targets.routing import routing_key, topic
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -346,9 +346,9 @@ def test_event_with_too_long_type_or_routing_key_is_reported_as_unsendable():
     rows = rows_of(change("I", OUTBOX, ["e1", "order", "17", "x" * 256, "{}"]))
     (event,) = made(rows, "rabbitmq", outbox={"table": "public.outbox"}, route="{route}")
     settings = settings_of("rabbitmq", route="{route}")
-    assert "type or header is longer than the 255 bytes" in unfit(event, settings)
-    assert "routing key is longer" in unfit(event, settings_of("rabbitmq"))
-    assert unfit(replace(event, business=None), settings) == ""
+    assert "type or header is longer than the 255 bytes" in unsendable_reason(event, settings)
+    assert "routing key is longer" in unsendable_reason(event, settings_of("rabbitmq"))
+    assert unsendable_reason(replace(event, business=None), settings) == ""
 
 
 # --- messages of Kafka ---

@@ -18,8 +18,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import RECEIVER_APP, c
 from airflow_provider_pgrepl.replication.changelog.maintenance import (
     Dropped,
     Joined,
+    compact_closed_hours,
     drop_expired,
-    join_closed_hours,
 )
 from airflow_provider_pgrepl.replication.changelog.reader import (
     Commit,
@@ -58,9 +58,9 @@ def test_an_hour_that_is_over_becomes_one_file_in_one_commit(lake: str) -> None:
         writer.land((7, lsn, 0), (8, lsn, 1), (7, lsn, 2))
     writer.land((7, 300, 0), hour=1)
     before = [read(lake, relation, above) for relation in (7, 8) for above in (0, 135, 190)]
-    assert join_closed_hours(lake, after_hour(0) - timedelta(seconds=1)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0) - timedelta(seconds=1)) == Joined()
     version = open_changelog(changelog_uri(lake)).version()
-    assert join_closed_hours(lake, after_hour(0)) == Joined(10, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(10, 1)
     assert held(lake) == {"04T00": [(100, 190)], "04T01": [(300, 300)]}
     assert open_changelog(changelog_uri(lake)).version() == version + 1
     assert [read(lake, relation, above) for relation in (7, 8) for above in (0, 135, 190)] == before
@@ -70,11 +70,11 @@ def test_compacted_hour_is_not_compacted_again_until_files_are_added(lake: str) 
     writer = writer_of(lake)
     for lsn in range(100, 200, 10):
         writer.land((7, lsn, 0))
-    assert join_closed_hours(lake, after_hour(0)) == Joined(10, 1)
-    assert join_closed_hours(lake, after_hour(9)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(10, 1)
+    assert compact_closed_hours(lake, after_hour(9)) == Joined()
     # Parts of a long transaction are written in an hour that is over when it ends.
     writer.land((7, 200, 0), hour=0)
-    assert join_closed_hours(lake, after_hour(9)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(9)) == Joined(2, 1)
 
 
 def test_a_joined_file_is_as_the_receiver_writes_them(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_joined_file_is_as_the_receiver_writes_them(lake: str, monkeypatch: py
     writer = writer_of(lake)
     for lsn in range(100, 200, 10):
         writer.land((9, lsn, 0), (7, lsn, 1), (1, lsn, 2) if lsn == 150 else (7, lsn, 2))
-    join_closed_hours(lake, after_hour(0))
+    compact_closed_hours(lake, after_hour(0))
     (file,) = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))
     path = f"{changelog_uri(lake)}/{file.path}"
     rows = pq.read_table(path, partitioning=None)
@@ -108,7 +108,7 @@ def test_compaction_commit_lists_no_files_for_followers(lake: str) -> None:
     writer = writer_of(lake)
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
-    join_closed_hours(lake, after_hour(0))
+    compact_closed_hours(lake, after_hour(0))
     commit = newest(lake)
     assert (commit.record, commit.files) == (None, ())
 
@@ -130,11 +130,11 @@ def test_files_that_overlap_are_joined_together_or_not_at_all(
     writer.land((7, 150, 0))
     before = read(lake, 7)
     monkeypatch.setattr(maintenance, "_JOINED_BYTES", 3 * size)
-    assert join_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
     assert held(lake) == {"04T00": [(100, 100), (110, 130), (120, 120), (120, 120), (140, 150)]}
-    assert join_closed_hours(lake, after_hour(0)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == Joined()
     monkeypatch.setattr(maintenance, "_JOINED_BYTES", 1 << 20)
-    join_closed_hours(lake, after_hour(0))
+    compact_closed_hours(lake, after_hour(0))
     assert held(lake) == {"04T00": [(100, 150)]}
     assert read(lake, 7) == before
 
@@ -149,7 +149,7 @@ def test_a_joined_file_spans_no_file_of_another_hour(lake: str) -> None:
     writer.land((7, 170, 1), hour=3)
     writer.land((7, 180, 0), hour=3)
     before = read(lake, 7)
-    assert join_closed_hours(lake, after_hour(3)) == Joined(6, 3)
+    assert compact_closed_hours(lake, after_hour(3)) == Joined(6, 3)
     assert held(lake) == {
         "04T00": [(100, 110), (130, 140)],
         "04T01": [(120, 120)],
@@ -167,7 +167,7 @@ def test_epochs_never_share_a_file(lake: str) -> None:
     writer = writer_of(lake)
     writer.land((7, 100, 0), epoch=2)
     writer.land((7, 150, 0), epoch=2)
-    assert join_closed_hours(lake, after_hour(0)) == Joined(4, 2)
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(4, 2)
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 200]
     assert read(lake, 7, epoch=2)["commit_lsn"].to_pylist() == [100, 150]
 
@@ -178,7 +178,7 @@ def test_compaction_keeps_write_order_among_rows_at_same_position(lake: str) -> 
     for text in ("first", "second", "third"):
         writer.append_between(rows_at((7, writer.durable_lsn, -2), text=text))
     writer.land((7, writer.durable_lsn, 0))
-    join_closed_hours(lake, after_hour(0))
+    compact_closed_hours(lake, after_hour(0))
     assert [new[2] for new in read(lake, 7)["new"].to_pylist()] == ["first", "second", "third", ""]
 
 
@@ -190,7 +190,7 @@ def test_files_that_are_large_enough_stay(lake: str, monkeypatch: pytest.MonkeyP
         at = LSN(100 + 10 * place)
         rows = rows.set_column(1, "commit_lsn", pa.array([at], pa.int64()))
         writer.append([writer.write_part(rows)], durable_lsn=at, first_lsn=at, last_lsn=at, last_commit_us=0)
-    assert join_closed_hours(lake, after_hour(0)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == Joined()
 
 
 def test_a_run_ends_when_it_has_joined_so_much_and_the_next_goes_on(
@@ -204,15 +204,15 @@ def test_a_run_ends_when_it_has_joined_so_much_and_the_next_goes_on(
     size = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))[0].value_bytes
     monkeypatch.setattr(maintenance, "_JOINED_BYTES", 3 * size)
     a_file = maintenance._LEAST_BYTES
-    assert join_closed_hours(lake, after_hour(2), most_bytes=1) == Joined(3, 1)
-    assert join_closed_hours(lake, after_hour(2), most_bytes=4 * a_file) == Joined(6, 2)
+    assert compact_closed_hours(lake, after_hour(2), most_bytes=1) == Joined(3, 1)
+    assert compact_closed_hours(lake, after_hour(2), most_bytes=4 * a_file) == Joined(6, 2)
     assert list(held(lake).values()) == [
         [(1_100, 1_120), (1_130, 1_150)],
         [(2_100, 2_120), *singles(2_130)],
         singles(3_100, 6),
     ]
-    assert join_closed_hours(lake, after_hour(2)) == Joined(9, 3)
-    assert join_closed_hours(lake, after_hour(2)) == Joined()
+    assert compact_closed_hours(lake, after_hour(2)) == Joined(9, 3)
+    assert compact_closed_hours(lake, after_hour(2)) == Joined()
     assert read(lake, 7) == before
 
 
@@ -228,9 +228,9 @@ def test_a_receiver_writes_on_and_is_fenced_as_before(lake: str) -> None:
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
     part = writer.write_part(rows_at((7, 120, 0)))
-    assert join_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
     writer.append([part], durable_lsn=LSN(121), first_lsn=LSN(120), last_lsn=LSN(120), last_commit_us=0)
-    assert join_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
     writer.record_keepalive(LSN(130))
     assert open_changelog(changelog_uri(lake)).transaction_version(RECEIVER_APP) == writer.sequence
     assert ChangelogWriter(changelog_uri(lake), after=writer.sequence).durable_lsn == 130
@@ -255,7 +255,7 @@ def test_a_receiver_may_commit_while_files_are_joined(lake: str, monkeypatch: py
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
     before_its_commit(monkeypatch, lambda: writer.land((7, 120, 0)))
-    assert join_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
     writer.land((7, 130, 0))
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110, 120, 130]
 
@@ -267,11 +267,11 @@ def test_concurrent_compaction_with_same_files_is_rejected(
     writer = writer_of(lake)
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
-    before_its_commit(monkeypatch, lambda: join_closed_hours(lake, after_hour(0)))
+    before_its_commit(monkeypatch, lambda: compact_closed_hours(lake, after_hour(0)))
     with pytest.raises(ChangelogError, match="being changed by another process"):
-        join_closed_hours(lake, after_hour(0))
+        compact_closed_hours(lake, after_hour(0))
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110]
-    assert join_closed_hours(lake, after_hour(0)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == Joined()
 
 
 def test_hours_that_are_dropped_meanwhile_do_not_come_back(
@@ -282,7 +282,7 @@ def test_hours_that_are_dropped_meanwhile_do_not_come_back(
         writer.land((7, lsn, 0))
     before_its_commit(monkeypatch, lambda: drop_expired(lake, 1, {1: 500}, after_hour(3)))
     with pytest.raises(ChangelogError, match="being changed by another process"):
-        join_closed_hours(lake, after_hour(0))
+        compact_closed_hours(lake, after_hour(0))
     assert held(lake) == {}
     assert read_floor_lsn(open_changelog(changelog_uri(lake)), Epoch(1)) == 110
 
@@ -296,12 +296,12 @@ def test_a_run_ends_when_another_has_changed_the_list(lake: str, monkeypatch: py
     def commit(*arguments: Any, **named: Any) -> bool:
         monkeypatch.setattr(maintenance, "replace_files", replace_files)
         replaced = replace_files(*arguments, **named)
-        join_closed_hours(lake, after_hour(1))
+        compact_closed_hours(lake, after_hour(1))
         arguments[0].update_incremental()
         return replaced and False
 
     monkeypatch.setattr(maintenance, "replace_files", commit)
-    assert join_closed_hours(lake, after_hour(1)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(1)) == Joined(2, 1)
     assert held(lake) == {"04T00": [(100, 110)], "04T01": [(1_100, 1_110)]}
 
 
@@ -313,7 +313,7 @@ def test_joined_hours_are_dropped_as_others_are(lake: str) -> None:
     for hour in range(2):
         for lsn in (100, 110):
             writer.land((7, 1_000 * hour + lsn, 0), hour=hour)
-    join_closed_hours(lake, after_hour(1))
+    compact_closed_hours(lake, after_hour(1))
     assert drop_expired(lake, 1, {1: 109}, after_hour(5)) == Dropped()
     assert drop_expired(lake, 1, {1: 1_100}, after_hour(5)).hours == ("2026-05-04T00",)
     assert read_floor_lsn(open_changelog(changelog_uri(lake)), Epoch(1)) == 110
@@ -350,7 +350,7 @@ def test_killed_compaction_keeps_rows_and_maintenance_deletes_orphan_file(
 
     before_its_commit(monkeypatch, killed)
     with pytest.raises(Killed):
-        join_closed_hours(lake, after_hour(0))
+        compact_closed_hours(lake, after_hour(0))
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110]
     assert len(parquet_files(Path(changelog_uri(lake)))) == 3
     done = eager(Path(lake)).run(after_hour(8_000), reader_version=1_000)
@@ -378,7 +378,7 @@ def test_a_storage_that_is_full_is_left_with_nothing_more(lake: str, monkeypatch
     with pytest.raises(
         LakeUnavailableError, match="of 2026-05-04T01 in the changelog cannot be joined: the storage is full"
     ):
-        join_closed_hours(lake, after_hour(1))
+        compact_closed_hours(lake, after_hour(1))
     assert next(iter(held(lake).values())) == [(1_100, 1_110), (1_120, 1_130)], "what was committed stays"
     assert len(parquet_files(Path(changelog_uri(lake))) - before) == 2
 
@@ -391,7 +391,7 @@ def test_a_lost_file_keeps_no_other_from_being_joined(lake: str, caplog: pytest.
     files = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))
     Path(changelog_uri(lake), files[0].path).unlink()
     Path(changelog_uri(lake), files[3].path).write_bytes(b"PAR1 not")
-    assert join_closed_hours(lake, after_hour(2)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(2)) == Joined(2, 1)
     assert [len(found) for found in held(lake).values()] == [2, 2, 1]
     assert "2 files of 2026-05-04T00 in the changelog stay" in caplog.text
 
@@ -403,13 +403,13 @@ def test_files_of_a_stranger_fail_it_alone(lake: str) -> None:
     log.write_text(log.read_text().replace("2026-05-04T00/", "part-"))
     log.write_text(log.read_text().replace(".parquet", "-c000.parquet"))
     with pytest.raises(ChangelogError, match="cannot be listed: ValueError"):
-        join_closed_hours(lake, after_hour(0))
+        compact_closed_hours(lake, after_hour(0))
 
 
 def test_a_lake_without_a_changelog_is_nothing_to_do(tmp_path: Path) -> None:
-    assert join_closed_hours(str(tmp_path), BEGAN) == Joined()
+    assert compact_closed_hours(str(tmp_path), BEGAN) == Joined()
     new_lake(tmp_path)
-    assert join_closed_hours(str(tmp_path), BEGAN) == Joined()
+    assert compact_closed_hours(str(tmp_path), BEGAN) == Joined()
 
 
 def test_changelog_rows_survive_power_cut_before_and_after_compaction_commit(
@@ -424,7 +424,7 @@ def test_changelog_rows_survive_power_cut_before_and_after_compaction_commit(
     before = read(lake, 7)
     at_commit: list[pa.Table] = []
     before_its_commit(monkeypatch, lambda: at_commit.append(read(str(disk.cut_to(tmp_path / "before")), 7)))
-    join_closed_hours(lake, after_hour(0))
+    compact_closed_hours(lake, after_hour(0))
     left = str(disk.cut_to(tmp_path / "after"))
     assert at_commit == [before]
     assert held(left) == {"04T00": [(100, 110)]}

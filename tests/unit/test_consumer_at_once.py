@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import FencedError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.creek.consumer import Consumer
-from airflow_provider_pgrepl.replication.creek.copy_database import KeptTable
+from airflow_provider_pgrepl.replication.creek.copy_database import ConsumerTableState
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 NAMES = [TableName("public", name) for name in "abcdefgh"]
@@ -33,7 +33,7 @@ class Taking(Consumer):
             raise self.fails[source.name]
         return source
 
-    async def _load(self, source: TableName, snapshot: Any) -> KeptTable:
+    async def _load(self, source: TableName, snapshot: Any) -> ConsumerTableState:
         self.loading += 1
         assert self.loading == 1, "the connection has one transaction"
         await asyncio.sleep(0)
@@ -43,7 +43,7 @@ class Taking(Consumer):
 
 def test_four_tables_are_asked_for_at_once_and_one_is_loaded_at_a_time():
     async def take() -> Taking:
-        taking = Taking({"b": TargetUnavailableError("nobody answered")})
+        taking = Taking({"b": TargetUnavailableError("no publisher answered")})
         await taking._load_missing()
         return taking
 

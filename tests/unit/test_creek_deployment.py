@@ -47,7 +47,9 @@ def test_settings_of_the_publisher_can_be_said_and_no_null_is_sent_for_what_is_n
     given = {**GIVEN, "PGREPL_PUBLISHER_OPTIONS": options, "PGREPL_PIPELINE_OPTIONS": WITH_LAKE}
     publisher = Deployment.of(given).pipeline([ORDERS]).publisher("creek")
     assert (publisher.wire, publisher.on_error, publisher.unchanged) == ("v1", "skip_and_record", "fill")
-    with pytest.raises(ConfigError, match="PGREPL_PUBLISHER_OPTIONS: namespace: given by creek's variables"):
+    with pytest.raises(
+        ConfigError, match="PGREPL_PUBLISHER_OPTIONS: namespace: creek's own variables set this already"
+    ):
         Deployment.of({**GIVEN, "PGREPL_PUBLISHER_OPTIONS": '{"namespace": "X"}'})
 
 
@@ -98,7 +100,7 @@ def test_the_endpoint_of_metrics_is_left_out_with_port_0():
         ({"PG_TABLES": "orders"}, "PG_TABLES: 'orders' is not a schema-qualified"),
         ({"PGREPL_PIPELINE_OPTIONS": "{"}, "PGREPL_PIPELINE_OPTIONS: is not JSON"),
         ({"PGREPL_PIPELINE_OPTIONS": "[]"}, "PGREPL_PIPELINE_OPTIONS: must be an object"),
-        ({"PGREPL_PIPELINE_OPTIONS": '{"lake": "/x"}'}, "lake: given by creek's variables"),
+        ({"PGREPL_PIPELINE_OPTIONS": '{"lake": "/x"}'}, "lake: creek's own variables set this already"),
         ({"PROMETHEUS_PORT": "x"}, "metrics"),
         ({"PGREPL_PIPELINE_OPTIONS": '{"nonsense": 1}'}, "unknown key 'nonsense'"),
         ({"NATS_NAMESPACE": "a.b"}, "namespace"),

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
-from airflow_provider_pgrepl.replication.values.parser import Unholdable
+from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 
@@ -149,7 +149,7 @@ def test_moments_together_are_written_as_each_alone(counts: list[int | None], pr
     ],
 )
 def test_debezium_encoder_rejects_unrepresentable_value(encode, text):
-    with pytest.raises(Unholdable):
+    with pytest.raises(UnsupportedValue):
         encode(pa.array([text]))
 
 

@@ -68,7 +68,7 @@ SITES: dict[Site, str] = {
     ("replication/app/copy_states.py", "_restore", "remove_table"): "just made",
     (_CLAIM, "_drop_former", "drop_publication"): "publication",
     ("replication/app/source_problems.py", "protect_source", "drop_tables"): "publication",
-    ("replication/app/recovery.py", "settle_lake", "set_aside"): "changelog",
+    ("replication/app/recovery.py", "set_aside_torn_commits", "set_aside"): "changelog",
     ("replication/changelog/maintenance.py", "_join_hour", "replace_files"): "fence",
     ("replication/changelog/writer.py", "write", "delete_files"): "just made",
     ("replication/changelog/writer.py", "discard", "delete_files"): "just made",

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import (
     Column,
     PgType,
-    PublicationStanding,
+    PublicationStatus,
     Relation,
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -94,7 +94,7 @@ def test_the_same_shape_is_no_drift() -> None:
         (replace(RECORDED, replica_identity="f"), "the replica identity changed"),
         (
             replace(RECORDED, membership_oid=51),
-            "the table was taken out of the publication and put back: changes between are missing",
+            "the table was removed from the publication and added again: changes are missing",
         ),
         (replace(RECORDED, membership_oid=0), "the table was taken out of the publication"),
         (
@@ -124,22 +124,20 @@ def test_a_table_that_is_gone_is_drift() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standing", "says"),
+    ("status", "says"),
     [
-        (RECORDED.standing, None),
-        (PublicationStanding(0), "the table was dropped"),
-        (PublicationStanding(9), "the table was dropped and another made under its name"),
-        (PublicationStanding(7, 5, 0, 0, 0), "the table was taken out of the publication"),
+        (RECORDED.publication_status, None),
+        (PublicationStatus(0), "the table was dropped"),
+        (PublicationStatus(9), "the table was dropped and another made under its name"),
+        (PublicationStatus(7, 5, 0, 0, 0), "the table was taken out of the publication"),
         (
-            PublicationStanding(7, 6, 0, 50, 11),
+            PublicationStatus(7, 6, 0, 50, 11),
             "the publication was dropped, or created again: changes between are missing",
         ),
     ],
 )
-def test_changed_publication_status_is_reported_as_drift(
-    standing: PublicationStanding, says: str | None
-) -> None:
-    record = RelationRecord.of_standing(7, standing)
+def test_changed_publication_status_is_reported_as_drift(status: PublicationStatus, says: str | None) -> None:
+    record = RelationRecord.of_publication_status(7, status)
     assert RelationRecord.from_json(record.to_json()) == record
     assert find_drift(RECORDED, record) == says
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -38,7 +38,7 @@ def now(*columns: Column, natts: int = 3, **other: object) -> Relation:
     return replace(BEFORE, columns=columns, natts=max(natts, *(c.attnum for c in columns)), **other)
 
 
-def judged(relation: Relation, pipeline: Pipeline = PIPELINE, before: Relation = BEFORE) -> Verdict:
+def judged(relation: Relation, pipeline: Pipeline = PIPELINE, before: Relation = BEFORE) -> DriftResult:
     return judge(before, RelationRecord.of_catalog(relation), pipeline.choices(before.table))
 
 
@@ -48,7 +48,7 @@ def with_policy(on_drift: str) -> Pipeline:
 
 def test_an_added_column_is_followed_with_what_older_rows_have_in_it() -> None:
     relation = now(ID, NAME, PRICE, replace(SINCE, missing="2026-01-01"))
-    assert judged(relation) == Verdict(DriftKind.SAFE, ("column since was added",), relation=relation)
+    assert judged(relation) == DriftResult(DriftKind.SAFE, ("column since was added",), relation=relation)
 
 
 def test_a_dropped_column_is_kept() -> None:
@@ -57,7 +57,7 @@ def test_a_dropped_column_is_kept() -> None:
     assert (verdict.kind, verdict.changes) == (DriftKind.SAFE, ("column name was dropped",))
     assert verdict.relation == replace(relation, dropped=(NAME,))
     again = judged(relation, before=verdict.relation)
-    assert again == Verdict(DriftKind.UNCHANGED, relation=verdict.relation)
+    assert again == DriftResult(DriftKind.UNCHANGED, relation=verdict.relation)
 
 
 @pytest.mark.parametrize("natts", [4, 5])
@@ -82,7 +82,7 @@ def test_a_wider_type_is_followed(before: Column, after: Column, relfilenode: in
     columns = [after if column is before else column for column in BEFORE.columns]
     relation = now(*columns, relfilenode=relfilenode)
     change = f"the type of column {before.name} changed from {before.type_name} to {after.type_name}"
-    assert judged(relation) == Verdict(DriftKind.SAFE, (change,), relation=relation)
+    assert judged(relation) == DriftResult(DriftKind.SAFE, (change,), relation=relation)
     assert judged(relation, with_policy("error")).reason == change
 
 
@@ -141,7 +141,7 @@ def test_a_domain_and_what_it_is_made_of_replace_each_other() -> None:
     ):
         relation = now(ID, after, PRICE)
         verdict = judged(relation, before=now(ID, before, PRICE))
-        assert verdict == Verdict(
+        assert verdict == DriftResult(
             DriftKind.SAFE, (f"the type of column name changed {change}",), relation=relation
         )
 
@@ -156,7 +156,7 @@ def test_a_domain_whose_values_may_be_others_is_not_followed() -> None:
     assert judged(now(ID, EMAIL, PRICE, relfilenode=71)).reason == (
         "the table was rewritten when the type of column name changed from character varying(10) to"
         " public.email (a domain over varchar(10)), as it is for constraints of a domain and for a limit of"
-        " its base type; whether an expression (USING) changed values cannot be told"
+        " its base type; it cannot be determined whether an expression (USING) changed values"
     )
     cents = PgType(9003, name="cents", kind="d", parts=(("base", PgType(1700, 327686, "numeric")),))
     price = replace(PRICE, type_oid=9003, typmod=-1, type_name="public.cents", type_kind="d", type=cents)
@@ -201,7 +201,7 @@ def test_with_error_every_other_column_stops_the_table_and_nothing_else_does() -
         assert verdict.kind is DriftKind.UNSAFE
         assert verdict.hint.startswith("set on_drift to evolve for it, then retry the table")
     relation = now(replace(ID, not_null=False), NAME, PRICE, relfilenode=71)
-    assert judged(relation, with_policy("error")) == Verdict(DriftKind.UNCHANGED, relation=relation)
+    assert judged(relation, with_policy("error")) == DriftResult(DriftKind.UNCHANGED, relation=relation)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_possibly_value_changing_ddl_is_not_followed_and_names_reason(relation: 
 def test_a_column_that_came_and_went_unseen_is_harmless_and_remembered() -> None:
     """The rows of a later message may be of that column, when the catalog has moved on: its attnum stays."""
     verdict = judged(now(ID, NAME, PRICE, natts=4))
-    assert verdict == Verdict(DriftKind.UNCHANGED, relation=BEFORE)
+    assert verdict == DriftResult(DriftKind.UNCHANGED, relation=BEFORE)
     assert verdict.relation is not None
     later = judged(now(ID, NAME, PRICE, replace(SINCE, attnum=5)), before=verdict.relation)
     assert later.kind is DriftKind.UNSAFE
@@ -270,7 +270,7 @@ def test_labels_of_enums_may_come_but_not_change() -> None:
         return now(ID, Column("mood", 2, 9000, -1, "public.mood", "e", type=pg_type))
 
     more = of(replace(MOOD, labels=(*MOOD.labels, (3, "happy"))))
-    assert judged(more, before=of(MOOD)) == Verdict(DriftKind.UNCHANGED, relation=more)
+    assert judged(more, before=of(MOOD)) == DriftResult(DriftKind.UNCHANGED, relation=more)
     renamed = of(replace(MOOD, labels=((1, "sad"), (2, "fine"))))
     verdict = judge_catalog(of(MOOD), renamed, TableChoices())
     assert verdict.reason == "an enum label of column mood (public.mood) was renamed"
@@ -315,8 +315,8 @@ def test_a_wider_type_does_not_explain_all_that_may_have_happened_to_partitions(
     wider = (replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE)
     after = replace(before, columns=wider, partitions=(replace(PART, relfilenode=702),))
     assert judged(after, before=before).reason == (
-        "the type of column id became wider, for which all partitions were rewritten: whether one was"
-        " truncated by itself as well cannot be told"
+        "the type of column id became wider, for which all partitions were rewritten: it cannot be"
+        " determined whether one of them was also truncated"
     )
     longer = (ID, replace(NAME, typmod=24, type_name="character varying(20)", xmin=12), PRICE)
     assert judged(replace(before, columns=longer), before=before).kind is DriftKind.SAFE
@@ -361,7 +361,7 @@ def test_catalog_change_not_yet_in_stream_is_deferred() -> None:
     catalog = now(wider, NAME, replace(PRICE, xmin=20), replace(SINCE, missing="x"))
     verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE.choices(BEFORE.table))
     seen = replace(BEFORE, columns=(ID, NAME, replace(PRICE, xmin=20)))
-    assert verdict == Verdict(DriftKind.UNCHANGED, relation=seen)
+    assert verdict == DriftResult(DriftKind.UNCHANGED, relation=seen)
 
 
 def test_partially_streamed_ddl_is_followed_step_by_step() -> None:
@@ -385,7 +385,7 @@ def test_ambiguous_column_history_is_unsafe() -> None:
     before = now(ID, NAME)
     late = read_late(now(ID, replace(NAME, name="nick", attnum=4)), ID, NAME)
     assert (
-        "which of them name was then cannot be told"
+        "it cannot be determined which of them name was then"
         in judge(before, late, PIPELINE.choices(before.table)).reason
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
@@ -28,7 +28,7 @@ BEFORE = Relation(
 PART = Partition(71, TableName("public", "goods_1"), 700)
 
 
-def judged(before: Relation, now: Relation) -> Verdict:
+def judged(before: Relation, now: Relation) -> DriftResult:
     return judge(before, RelationRecord.of_catalog(now), CHOICES)
 
 
@@ -44,7 +44,9 @@ def test_publication_altered_by_any_other_transaction_is_drift(field: str, says:
     """Numbers of transactions wrap around, so a later one may have a lower number."""
     now = replace(BEFORE, **{field: xmin})
     assert judged(BEFORE, now).reason == says
-    assert judge(BEFORE, RelationRecord.of_standing(7, now.standing), CHOICES).reason == says
+    assert (
+        judge(BEFORE, RelationRecord.of_publication_status(7, now.publication_status), CHOICES).reason == says
+    )
 
 
 def test_only_the_truncate_that_the_stream_sent_explains_another_file() -> None:

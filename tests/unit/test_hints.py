@@ -6,6 +6,7 @@ import argparse
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.__main__ import _parser
 from airflow_provider_pgrepl.cli.applications import split
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.targets import TARGETS
 from tests.support.hint_texts import PACKAGE, VALUE, texts_of_code, texts_of_reference
 
 TEXTS = (*texts_of_code(), *texts_of_reference())
@@ -27,6 +29,7 @@ COMMAND = re.compile(r"(?<![\w-])pgrepl [a-z][a-z-]*(?: (?:'[^']*'|\"[^\"]*\"|[^
 ARGUMENT = re.compile(r"-.*|.*[/.…\d].*|[A-Z]+|try")
 """Words after a command that are its arguments and not part of the sentence: options, names, paths."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+EXTRA = re.compile(r"airflow-provider-pgrepl\[([^\]]+)\]")
 OF_OTHERS = frozenset(
     {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
     | {"--ulimit", "--schema", "--schema-only", "--exclude-schema"}
@@ -115,3 +118,12 @@ def test_operators_of_texts_are_there_with_their_arguments() -> None:
     for _, text in TEXTS:
         for operator, argument in re.findall(r"\b(Pg\w+Operator) with (\w+)=", text):
             assert f"{argument}:" in classes[operator]
+
+
+def test_extras_that_texts_install_are_declared() -> None:
+    declared = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    named = {name for _, text in TEXTS for name in EXTRA.findall(text)}
+    assert {"spark", "nats"} <= named
+    of_target = "{settings.target}"
+    assert of_target in named, "publish names the extra of its target"
+    assert (named - {of_target}) | set(TARGETS) <= declared["optional-dependencies"].keys()

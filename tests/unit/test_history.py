@@ -212,7 +212,7 @@ def test_a_history_that_was_off_meanwhile_is_noticed(lake: Lake) -> None:
         app_id("p", Epoch(1)),
         lake.pipeline.slice_bytes,
     )
-    with pytest.raises(LakeTableError, match="history was off"):
+    with pytest.raises(LakeTableError, match="history was turned off"):
         lake.apply(update(120, "1", "c"))
 
 

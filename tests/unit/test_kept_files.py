@@ -1,4 +1,4 @@
-"""KeptFiles: small files of the changelog, as they were read."""
+"""FileCache: small files of the changelog, as they were read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.changelog.reader import KeptFile, KeptFiles
+from airflow_provider_pgrepl.replication.changelog.reader import FileCache, KeptFile
 from tests.support.examples import examples
 
 
@@ -23,7 +23,7 @@ def test_a_relation_finds_its_rows_in_their_order(relations: list[int], wanted: 
 
 def test_full_file_cache_evicts_least_recently_read_file() -> None:
     size = rows([1, 2]).nbytes
-    files = KeptFiles(most_bytes=2 * size)
+    files = FileCache(most_bytes=2 * size)
     files.keep("a", rows([1, 2]))
     files.keep("b", rows([1, 2]))
     assert files.get("a") is not None
@@ -31,4 +31,4 @@ def test_full_file_cache_evicts_least_recently_read_file() -> None:
     assert [path for path in "abc" if files.get(path)] == ["a", "c"]
     files.keep("c", rows([1, 2]))
     assert [path for path in "abc" if files.get(path)] == ["a", "c"]
-    assert KeptFiles(0).keep("larger than all", rows([1])).rows_of(1).num_rows == 1
+    assert FileCache(0).keep("larger than all", rows([1])).rows_of(1).num_rows == 1

@@ -254,7 +254,7 @@ def test_rows_of_another_program_are_named_before_a_snapshot_replaces_them(
         write_deltalake(root.uri, pa.table({"id": pa.array([7], pa.int64())}), mode="append")
     with pytest.raises(LakeChangedError) as caught:
         check_writers(open_table(root.uri), TableName("public", "t"), 1)
-    assert "version 2 of the lake table was written by somebody else" in caught.value.message
+    assert "version 2 of the lake table was not written by this pipeline" in caught.value.message
     for text in ("(versions 1, 2)", "copy the table out of the lake", "version 2 can be read until"):
         assert text in caught.value.hint
     root.snapshot(20)

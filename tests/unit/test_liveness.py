@@ -45,7 +45,7 @@ def test_a_silent_stream_is_asked_for_a_word_once_and_then_taken_for_lost(clock:
     assert liveness.must_ask()
     assert not liveness.must_ask()
     clock.now += 0.21
-    with pytest.raises(SourceConnectionError, match="has been silent for"):
+    with pytest.raises(SourceConnectionError, match="sent nothing for"):
         liveness.must_ask()
 
 

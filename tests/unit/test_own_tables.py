@@ -290,7 +290,7 @@ def test_publisher_out_of_sight_is_not_begun_anew_unless_it_is_said_where(lake: 
     with pytest.raises(LakeError, match="another table"):
         PublisherLog(lake, "events").take(begin, "me")
     shutil.rmtree(publisher_uri(lake, "events"))
-    PublisherLog(lake, "events").take(begin, "me", is_anew=True)
+    PublisherLog(lake, "events").take(begin, "me", is_new=True)
     PublisherLog(lake, "events").take(begin, "me")
     hide(publisher_uri(lake, "events"))
     shutil.copytree(publisher_uri(lake, "events") + ".away", publisher_uri(lake, "events"))

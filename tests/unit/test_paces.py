@@ -14,8 +14,8 @@ from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResu
 from airflow_provider_pgrepl.replication.lake.apply.write_budget import (
     FREE_BYTES_PER_S,
     Cadence,
-    MergeLanes,
-    TablePace,
+    MergeSlots,
+    MergeStatistics,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -33,20 +33,20 @@ def seconds(*long: int, of: float = 5.0) -> dict[int, float]:
     return dict.fromkeys(long, of)
 
 
-def begun(lanes: MergeLanes, takes: dict[int, float], now: float = 100.0) -> list[list[int]]:
+def begun(lanes: MergeSlots, takes: dict[int, float], now: float = 100.0) -> list[list[int]]:
     shares = lanes.begin(lambda job: takes.get(job.oid, 0.1), now)
     return [[job.oid for job in share] for share in shares]
 
 
 def test_a_table_is_merged_as_soon_as_it_wishes():
-    pace = TablePace()
+    pace = MergeStatistics()
     assert pace.turn(CADENCE, 100.0, 1, 100.0).at <= 100.0
     pace.start(100.0)
     assert pace.turn(CADENCE, 100.5, 1, 100.5).at == 102.0
 
 
 def test_one_that_wrote_too_much_waits_and_never_longer_than_it_may():
-    pace = TablePace()
+    pace = MergeStatistics()
     pace.start(0.0)
     pace.end(1.0, 1.0, 100 * MIB, MIB)
     turn = pace.turn(CADENCE, 10.0, 1, 10.0)
@@ -56,7 +56,7 @@ def test_one_that_wrote_too_much_waits_and_never_longer_than_it_may():
 
 
 def test_a_small_table_may_write_a_little_however_little_changes():
-    pace = TablePace()
+    pace = MergeStatistics()
     for now in range(600):
         assert pace.turn(CADENCE, now, 10, now).reason != "write_amplification"
         pace.start(now)
@@ -65,7 +65,7 @@ def test_a_small_table_may_write_a_little_however_little_changes():
 
 def settled_spacing(cadence: Cadence, live: int, written: int, changed: int = 1) -> float:
     """Return the settled seconds between merges of a table of `live` bytes that each write `written`."""
-    pace, now, began = TablePace(), 0.0, 0.0
+    pace, now, began = MergeStatistics(), 0.0, 0.0
     cadence = replace(cadence, write_amplification=1e12)
     for _ in range(1000):
         pace.start(now)
@@ -91,7 +91,7 @@ def test_merge_spacing_stays_minimal_while_merges_write_only_the_changes():
 
 
 def test_bytes_that_make_a_table_larger_replace_nothing():
-    pace = TablePace()
+    pace = MergeStatistics()
     for now in range(600):
         pace.start(now)
         pace.end(now, 0.1, 10 * MIB, 10 * MIB, live=(now + 1) * 10 * MIB)
@@ -99,7 +99,7 @@ def test_bytes_that_make_a_table_larger_replace_nothing():
 
 
 def test_old_writes_do_not_count_toward_write_amplification():
-    pace = TablePace()
+    pace = MergeStatistics()
     pace.end(0.0, 1.0, 1000 * MIB, 1)
     pace.end(4000.0, 1.0, 1, 1)
     assert (pace.written, pace.changed) == (1, 1)
@@ -126,7 +126,7 @@ def test_paces_that_cannot_be_are_refused(given, told):
 
 
 def test_short_merges_share_the_slots_and_long_ones_leave_them_one():
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     for oid in (1, 2, 3, 4, 5):
         lanes.add(job(oid))
     first = begun(lanes, seconds(1, 2))
@@ -137,7 +137,7 @@ def test_short_merges_share_the_slots_and_long_ones_leave_them_one():
 
 
 def test_a_long_merge_never_takes_the_last_slot_while_short_ones_come():
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     lanes.add(job(3))
     (short,) = lanes.begin(lambda _: 0.1, 100.0)
     lanes.end(short, [TableResult(3)])
@@ -149,7 +149,7 @@ def test_a_long_merge_never_takes_the_last_slot_while_short_ones_come():
 
 
 def test_without_short_ones_long_merges_take_all_slots():
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     for oid in (1, 2, 3):
         lanes.add(job(oid))
     assert len(begun(lanes, seconds(1, 2, 3))) == 2
@@ -157,7 +157,7 @@ def test_without_short_ones_long_merges_take_all_slots():
 
 
 def test_long_merges_begin_though_short_ones_always_wait():
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     lanes.add(job(3))
     lanes.add(job(4))
     first, second = lanes.begin(lambda _: 0.1, 100.0)
@@ -171,7 +171,7 @@ def test_long_merges_begin_though_short_ones_always_wait():
 
 def test_a_table_that_moves_has_its_turn_however_many_lag_behind():
     """The next merge of a lagging table begins as soon as its last one has ended."""
-    lanes, ended = MergeLanes(2), 0
+    lanes, ended = MergeSlots(2), 0
     for oid in (1, 2, 3, 4):
         lanes.add(replace(job(oid), upto_lsn=LSN(9)))
     running: list[list[MergeJob]] = []
@@ -193,7 +193,7 @@ def test_a_table_that_moves_has_its_turn_however_many_lag_behind():
 
 def test_long_merges_go_on_when_one_slot_is_left():
     """An executor was lost while some waited."""
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     for oid in (1, 2, 3):
         lanes.add(job(oid))
     running = lanes.begin(lambda _: 3.0, 0.0)
@@ -206,7 +206,7 @@ def test_long_merges_go_on_when_one_slot_is_left():
 
 
 def test_with_one_slot_everything_runs_in_the_order_in_which_it_came():
-    lanes = MergeLanes(1)
+    lanes = MergeSlots(1)
     for oid in (1, 2, 3):
         lanes.add(job(oid))
     assert begun(lanes, seconds(1)) == [[1, 2, 3]]
@@ -224,7 +224,7 @@ def test_shares_are_even_and_keep_the_order():
 def test_job_skipped_by_timed_out_share_starts_in_next_share(monkeypatch):
     monkeypatch.setattr(merge_task, "SHARE_S", -1.0)
     monkeypatch.setattr(merge_task, "bring_forward", lambda work, *_: TableResult(work.relation.oid))
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     for oid in (1, 2, 3, 4):
         lanes.add(job(oid))
     first, _ = lanes.begin(lambda _: 0.1, 0.0)
@@ -254,11 +254,11 @@ def test_small_merges_of_a_share_wait_for_a_store_beside_each_other(monkeypatch,
 
 
 def test_slots_of_which_each_merges_many_at_once_have_time_for_more():
-    assert MergeLanes(2, 4).choose(range(100), lambda _: 0.25) == list(range(16))
+    assert MergeSlots(2, 4).choose(range(100), lambda _: 0.25) == list(range(16))
 
 
 def test_tables_that_no_slot_has_time_for_go_on_waiting():
-    lanes = MergeLanes(2)
+    lanes = MergeSlots(2)
     assert lanes.choose(range(100), lambda _: 0.25) == [0, 1, 2, 3]
     assert 190 < len(lanes.choose(range(1000), lambda _: 0.0)) < 210
     assert lanes.choose([1, 2, 3, 4], lambda oid: 5.0 if oid < 3 else 0.1) == [1, 3, 4], "one long at a time"

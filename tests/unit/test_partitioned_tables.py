@@ -348,7 +348,7 @@ def test_snapshot_rejects_partitioning_change_on_unsupported_table_protocol(
     plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",)).choices(OF.table)
     snapshot(lake, [(1, "a", "x")], plain, 10)
     monkeypatch.setattr(fenced_commit, "can_commit", lambda table: False)
-    with pytest.raises(LakeTableError, match="how it is partitioned cannot be changed"):
+    with pytest.raises(LakeTableError, match="its partitioning cannot be changed"):
         snapshot(lake, [(1, "a", "x")], lake.choices, 20)
     assert open_table(lake.uri).metadata().partition_columns == []
 

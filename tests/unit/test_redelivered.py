@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.pgoutput.columns import Splitter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import TransactionBuffer
 from airflow_provider_pgrepl.replication.receiver.changelog_rows import VersionTagger
-from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
+from airflow_provider_pgrepl.replication.receiver.redelivery import RedeliveryFilter
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up
 
@@ -24,7 +24,7 @@ DURABLE = LSN(200)
 class Receiving:
     """Splitter, tagger and check in a row, as the receiver has them."""
 
-    def __init__(self, check: ResentCheck) -> None:
+    def __init__(self, check: RedeliveryFilter) -> None:
         self.splitter, self.tagger, self.check = Splitter(), VersionTagger(Epoch(1), look_up), check
 
     def take(self, *messages: bytes) -> pa.Table:
@@ -36,8 +36,8 @@ def transaction(lsn: int, *rows: bytes, xid: int = 1, us: int = 5) -> list[bytes
     return [wire.put_begin(lsn, xid, us), *rows, wire.put_commit(lsn, lsn + 10, us)]
 
 
-def known(*lsns: int, xid: int = 1, us: int = 5) -> ResentCheck:
-    return ResentCheck(DURABLE, dict.fromkeys(lsns, (xid, us + wire.PG_EPOCH_US)))
+def known(*lsns: int, xid: int = 1, us: int = 5) -> RedeliveryFilter:
+    return RedeliveryFilter(DURABLE, dict.fromkeys(lsns, (xid, us + wire.PG_EPOCH_US)))
 
 
 INSERT = wire.put_insert(1, ["x"])
@@ -100,7 +100,7 @@ def test_a_commit_at_the_durable_lsn_is_new() -> None:
 
 
 def test_a_message_between_transactions_is_durable_when_its_end_is() -> None:
-    receiving = Receiving(ResentCheck(DURABLE, {199: (0, 0)}))
+    receiving = Receiving(RedeliveryFilter(DURABLE, {199: (0, 0)}))
     assert receiving.take(wire.put_message(200, "p", b"", transactional=False)).num_rows == 0
     assert receiving.take(wire.put_message(208, "p", b"", transactional=False)).num_rows == 1
 
@@ -148,7 +148,7 @@ def test_expected_redeliveries_are_loaded_from_changelog(tmp_path: Path) -> None
     create_changelog(uri, EpochRecord("p", Epoch(1), "7", 1, "s", "p", 5, LSN(50)))
     writer = ChangelogWriter(uri)
     buffer = TransactionBuffer(writer, 1 << 20)
-    first = Receiving(ResentCheck.load(uri, writer, LSN(50)))
+    first = Receiving(RedeliveryFilter.load(uri, writer, LSN(50)))
     splitter_input = [
         *transaction(60, RELATION, INSERT),
         *transaction(100, INSERT, xid=8),
@@ -160,7 +160,7 @@ def test_expected_redeliveries_are_loaded_from_changelog(tmp_path: Path) -> None
     assert writer.durable_lsn == 120
 
     successor = ChangelogWriter(uri)
-    again = Receiving(ResentCheck.load(uri, successor, LSN(70)))
+    again = Receiving(RedeliveryFilter.load(uri, successor, LSN(70)))
     rows = again.take(
         *transaction(100, RELATION, INSERT, xid=8),
         wire.put_message(120, "p", b"", transactional=False),
@@ -168,15 +168,19 @@ def test_expected_redeliveries_are_loaded_from_changelog(tmp_path: Path) -> None
     )
     assert shown(rows) == [(120, -1, "R"), (120, 0, "I")]
     with pytest.raises(RewoundError):
-        Receiving(ResentCheck.load(uri, successor, LSN(70))).take(*transaction(100, RELATION, INSERT, xid=9))
+        Receiving(RedeliveryFilter.load(uri, successor, LSN(70))).take(
+            *transaction(100, RELATION, INSERT, xid=9)
+        )
     with pytest.raises(RewoundError):
-        Receiving(ResentCheck.load(uri, successor, LSN(60))).take(*transaction(100, RELATION, INSERT, xid=8))
+        Receiving(RedeliveryFilter.load(uri, successor, LSN(60))).take(
+            *transaction(100, RELATION, INSERT, xid=8)
+        )
 
 
 def test_redeliveries_are_compared_only_above_changelog_floor() -> None:
     def receiving() -> Receiving:
         us = 5 + wire.PG_EPOCH_US
-        return Receiving(ResentCheck(DURABLE, {150: (1, us)}, LSN(100)))
+        return Receiving(RedeliveryFilter(DURABLE, {150: (1, us)}, LSN(100)))
 
     one = receiving()
     rows = one.take(
@@ -197,7 +201,7 @@ MESSAGE = wire.put_message(1, "p", b"x", transactional=True)
 
 def test_transactions_of_messages_alone_may_come_again_or_not() -> None:
     """The messages wanted now decide if the server sends such transactions, and if they make rows."""
-    check = ResentCheck(
+    check = RedeliveryFilter(
         DURABLE, dict.fromkeys((100, 120, 150), (1, 5 + wire.PG_EPOCH_US)), optional=frozenset({100, 120})
     )
     receiving = Receiving(check)
@@ -212,6 +216,6 @@ def test_transactions_of_messages_alone_may_come_again_or_not() -> None:
 
 
 def test_one_of_messages_alone_that_is_another_now_shows_a_source_that_was_set_back() -> None:
-    check = ResentCheck(DURABLE, {100: (7, 5 + wire.PG_EPOCH_US)}, optional=frozenset({100}))
+    check = RedeliveryFilter(DURABLE, {100: (7, 5 + wire.PG_EPOCH_US)}, optional=frozenset({100}))
     with pytest.raises(RewoundError, match="is not the one"):
         Receiving(check).take(*transaction(100, MESSAGE))

@@ -54,7 +54,11 @@ RELATION = Relation(
     links=(695,),
 )
 RECORD = replace(
-    RelationRecord.of_catalog(RELATION), using=True, watched=True, hidden=(1,), standing=RELATION.standing
+    RelationRecord.of_catalog(RELATION),
+    using=True,
+    watched=True,
+    hidden=(1,),
+    publication_status=RELATION.publication_status,
 )
 POSITION = EventPosition(Epoch(3), LSN(20), 4)
 STOPPED = StoppedTable("public.orders", ("public.orders",), POSITION, "TableError", "r", "h")

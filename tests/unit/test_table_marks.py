@@ -64,7 +64,7 @@ def test_copy_of_a_tables_folder_is_not_replaced_or_dropped(tmp_path: Path, *, i
     check_droppable(str(tmp_path), [T], "shop")
     table.rename(tmp_path / "away")
     backup.rename(table)
-    assert owner(table) is Owner.PIPELINE, "it was put back"
+    assert owner(table) is Owner.PIPELINE, "it was reverted"
 
 
 def old_table_without_marks(lake: Path, table: TableName) -> None:

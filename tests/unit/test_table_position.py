@@ -55,34 +55,34 @@ def point(lsn: int, version: int, seen: int | None) -> ConsistentPoint:
     return ConsistentPoint(1, lsn, NOW, {KEY: version}, {} if seen is None else {KEY: seen})
 
 
-def standing(uri: str, found: ConsistentPoint | None) -> TablePosition:
+def table_position(uri: str, found: ConsistentPoint | None) -> TablePosition:
     known = read_table_position(DeltaTable(uri), APP, KEY, found)
     assert known is not None
     return known
 
 
 def test_a_point_stands_for_a_table_that_has_what_the_point_saw(uri: str) -> None:
-    assert standing(uri, None) == TablePosition(LSN(40), LSN(40), 4)
-    assert standing(uri, point(95, 4, 40)) == TablePosition(LSN(40), LSN(95), 4, 4)
-    assert standing(uri, point(35, 3, 30)) == TablePosition(LSN(40), LSN(40), 4, 3)
+    assert table_position(uri, None) == TablePosition(LSN(40), LSN(40), 4)
+    assert table_position(uri, point(95, 4, 40)) == TablePosition(LSN(40), LSN(95), 4, 4)
+    assert table_position(uri, point(35, 3, 30)) == TablePosition(LSN(40), LSN(40), 4, 3)
 
 
 def test_no_point_stands_for_a_table_that_went_back(uri: str) -> None:
     take_commits(uri, 3, 4)
-    assert standing(uri, point(95, 4, 40)) == TablePosition(LSN(20), LSN(20), 2, seen=LSN(40))
+    assert table_position(uri, point(95, 4, 40)) == TablePosition(LSN(20), LSN(20), 2, seen=LSN(40))
     write(uri, 3, 25)
     write(uri, 4, 28)
     write(uri, 5, 29)
-    assert standing(uri, point(95, 4, 40)).whole == 29, "versions passed the named one again"
+    assert table_position(uri, point(95, 4, 40)).whole == 29, "versions passed the named one again"
     write(uri, 6, 40)
-    assert standing(uri, point(95, 4, 40)).whole == 95
+    assert table_position(uri, point(95, 4, 40)).whole == 95
 
 
 def test_a_point_without_positions_stands_for_the_version_that_it_names(uri: str) -> None:
-    assert standing(uri, point(95, 4, None)) == TablePosition(LSN(40), LSN(95), 4, 4)
-    assert standing(uri, point(39, 4, None)).seen, "what it names is beyond it"
+    assert table_position(uri, point(95, 4, None)) == TablePosition(LSN(40), LSN(95), 4, 4)
+    assert table_position(uri, point(39, 4, None)).seen, "what it names is beyond it"
     take_commits(uri, 4)
-    assert standing(uri, point(95, 4, None)).whole == 30
+    assert table_position(uri, point(95, 4, None)).whole == 30
 
 
 def test_a_table_of_another_epoch_stands_nowhere(uri: str) -> None:
@@ -154,7 +154,7 @@ def test_a_reader_does_not_take_another_version_for_the_points(tmp_path: Path, u
     points.append(point(95, 4, 41))
     assert consistent_arrow(str(tmp_path)).table(KEY).num_rows == 5, "no changelog says whose lake it is"
     new_changelog(tmp_path / "_pgrepl")
-    with pytest.raises(LakeError, match="put back"):
+    with pytest.raises(LakeError, match="restored from a copy"):
         consistent_arrow(str(tmp_path)).table(KEY)
     points.append(point(96, 4, 40))
     assert consistent_arrow(str(tmp_path)).table(KEY).num_rows == 5

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeOutcome
 from airflow_provider_pgrepl.replication.lake.time_travel import moment
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
-from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import told
+from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import hiding_values
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.tables import TableState
@@ -65,13 +65,13 @@ def test_merge_that_raises_leaves_its_trace_in_log_result_and_record(monkeypatch
 
 def test_merge_that_raises_an_error_of_ours_keeps_the_trace_of_its_cause(monkeypatch):
     def read(*_: Any) -> None:
-        told(raise_unexpected)
+        hiding_values(raise_unexpected)
 
     monkeypatch.setattr(table_merge, "open_newest", read)
     result = table_merge.bring_forward(work_of(7), [], LSN(9))
     assert result.error_kind == "LakeTableError"
-    check(result.trace, " in told")
-    check(record_of(result).trace, " in told")
+    check(result.trace, " in hiding_values")
+    check(record_of(result).trace, " in hiding_values")
 
 
 def test_storage_error_of_a_merge_leaves_its_trace(monkeypatch, caplog):
@@ -140,12 +140,12 @@ def test_copy_that_raises_leaves_its_trace_in_log_and_outcome(monkeypatch, caplo
 
 
 def test_copy_that_raises_an_error_of_ours_keeps_the_trace_of_its_cause(monkeypatch):
-    monkeypatch.setattr(range_copy, "write_range", lambda *_: told(raise_unexpected))
+    monkeypatch.setattr(range_copy, "write_range", lambda *_: hiding_values(raise_unexpected))
     work = work_of(7)
     job = CopyJob("", "", work.relation, work.choices, "/lake", LSN(5), datetime.now(UTC))
     error = job.copy(0, stub()).error
     assert isinstance(error, LakeTableError)
-    check(error.trace, " in told")
+    check(error.trace, " in hiding_values")
 
 
 def test_outcome_without_an_error_has_none():
@@ -154,9 +154,9 @@ def test_outcome_without_an_error_has_none():
 
 def test_reading_task_leaves_its_trace(caplog):
     with pytest.raises(LakeTableError, match="lake table: UnexpectedError") as found:
-        told(raise_unexpected)
-    check(found.value.trace, " in told")
-    check_log(caplog, " in told")
+        hiding_values(raise_unexpected)
+    check(found.value.trace, " in hiding_values")
+    check_log(caplog, " in hiding_values")
 
 
 def test_daemon_of_the_workers_leaves_its_trace(monkeypatch, capsys):

@@ -193,7 +193,7 @@ def test_answer_to_a_request_leaves_its_trace(caplog):
         await asked(stub(reply="_INBOX.1", data=b""))
 
     asyncio.run(ask())
-    check_log(caplog, "answering who asks for a schema or a snapshot", "asked")
+    check_log(caplog, "answering a request for a schema or a snapshot", "asked")
 
 
 def test_snapshot_that_cannot_be_sent_leaves_a_trace(monkeypatch, caplog):

@@ -86,8 +86,8 @@ def said(code: str, message: str) -> bytes:
         ),
         (200, b"<html>", NoUnityError, "is not Unity Catalog", "own address"),
         (500, said("INTERNAL", "out of\nmemory"), UnityTroubleError, r"500: out of\\nmemory", "again"),
-        (503, b"", UnityTroubleError, "in trouble: status 503", "again"),
-        (429, b"", UnityTroubleError, "in trouble: status 429", "again"),
+        (503, b"", UnityTroubleError, "failed with status 503", "again"),
+        (429, b"", UnityTroubleError, "failed with status 429", "again"),
     ],
 )
 def test_each_answer_is_told_for_what_it_is(status, content, kind, sentence, hint) -> None:

@@ -282,8 +282,9 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
         if not is_here:
             if not has_begun(evidence):
                 hint = (
-                    f"set `lake` back to {recorded.lake}. To begin in {root} instead, as nothing was copied"
-                    f" before: with `lake` set back, run pgrepl teardown FILE.json, first. {_UNCHANGED}"
+                    f"set `lake` back to {recorded.lake}. To begin in {root} instead, as nothing was"
+                    " copied before: set `lake` to that value, run pgrepl teardown FILE.json, and"
+                    f" then set the new one. {_UNCHANGED}"
                 )
             error = ConfigError(f"{text}, and the file names {root}, which has no changelog", hint)
             yield Difference(Answer.CANNOT_TELL, error, recorded.lake)

@@ -332,7 +332,7 @@ def of_try_events(parser: argparse.ArgumentParser) -> None:
         help="of the transaction that committed there; else of the oldest changes that are kept",
     )
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help="so many events at most; 20 unless --lsn is given"
+        "--limit", type=_count, metavar="N", help="print at most N events; 20 unless --lsn is given"
     )
 
 

@@ -109,7 +109,8 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
         raise ConfigError(
             f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"
             " has never had such a table",
-            "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
+            "fix the name in the publisher's rules. If the table is created later, list it by name"
+            " in the pipeline's tables, in addition to its schema",
         )
     chosen = TableSelection.parse(settings.tables, settings.messages)
     wanted = set(chosen.names or ()) | set(settings.rules)
@@ -120,7 +121,8 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
         raise ConfigError(
             f"publisher {settings.name} names {', '.join(what)}, which the pipeline does not replicate and"
             " the changelog has never had",
-            "mend the name in its tables, outbox or transform, or add the table to the pipeline's tables",
+            "fix the name in the publisher's tables, outbox or transform, or add the table to the"
+            " pipeline's tables",
         )
     for table in sorted(wanted - known):
         log.warning("the changelog has no table %s yet: its events begin when it comes", table)
@@ -368,7 +370,7 @@ def _take(
     holder = progress_writer.holder()
     if after is not None:
         begin = begin_after(changelog, after)
-        taken = publisher_log.take(PublisherRecord(begin), holder, is_anew=True)
+        taken = publisher_log.take(PublisherRecord(begin), holder, is_new=True)
         record = replace(taken, position=begin, stopped={}, columns=None, place=settings.full_place)
         publisher_log.save(record)
         return record
@@ -414,8 +416,9 @@ def _durable_after(pipeline: Pipeline, position: EventPosition, stop: Stop) -> L
             return durable
         if not has_said:
             log.warning(
-                "all up to %s is published, and the changelog ends at %s: it was put back, or the machine"
-                " crashed. Waiting until it has passed that",
+                "changes up to %s are published, but the changelog ends at %s: it was restored from"
+                " a copy, or the host crashed. Waiting until the changelog has passed the published"
+                " position",
                 *(position, durable),
             )
             has_said = True

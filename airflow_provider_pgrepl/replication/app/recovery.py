@@ -35,7 +35,7 @@ _LOOK = "see that the lake's storage shows all its files (a mount, a copy that i
 log = logging.getLogger(__name__)
 
 
-def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
+def set_aside_torn_commits(evidence: Evidence, dsn: str, give_up: Collection[str] | None = None) -> None:
     """Set aside the commits that a crash has torn. The caller holds the replication lock.
 
     `evidence` may lack the changelog's. Raises LakeError, LakeUnavailableError, SourceError, and
@@ -56,7 +56,7 @@ def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = 
     if remains.record is None:
         _check_never_whole(complete, changelog, others)
     elif changelog.commits and give_up is None:
-        _check_untold(complete, remains)
+        _check_unconfirmed(complete, remains)
     for torn in found:
         torn.set_aside()
 
@@ -64,7 +64,7 @@ def settle_lake(evidence: Evidence, dsn: str, give_up: Collection[str] | None = 
 def settle_idle_lake(
     store: Store, evidence: Evidence, dsn: str, give_up: Collection[str] | None = None
 ) -> None:
-    """Do the same as `settle_lake`, for a caller that does not hold the replication lock.
+    """Do the same as `set_aside_torn_commits`, for a caller that does not hold the replication lock.
 
     Does nothing while a replication app holds the lock: that app has done it itself.
     """
@@ -74,7 +74,7 @@ def settle_idle_lake(
     with suppress(BusyError):
         store.lock(name, "replicate")
         try:
-            settle_lake(evidence, dsn, give_up)
+            set_aside_torn_commits(evidence, dsn, give_up)
         finally:
             store.unlock(name, "replicate")
 
@@ -113,21 +113,21 @@ def _check_never_whole(evidence: Evidence, changelog: Torn, others: Collection[T
     )
 
 
-def _check_untold(evidence: Evidence, remains: Remains) -> None:
+def _check_unconfirmed(evidence: Evidence, remains: Remains) -> None:
     assert remains.record is not None
     slot, left = evidence.slots.get(remains.record.slot), remains.durable_lsn
     if slot is not None and left is not None and (slot.confirmed_flush_lsn or 0) <= left:
         return
     name = f"the slot {remains.record.slot}"
-    told = f"{name} does not exist" if slot is None else f"{name} was told {slot.confirmed_flush_lsn}"
+    fact = "does not exist" if slot is None else f"has confirmed {slot.confirmed_flush_lsn}"
     raise LakeError(
         f"commit {remains.version + 1} of the changelog, or a file that it names, is not whole. Without it"
-        f" the changelog ends at {left}, but {told}. Nothing was changed",
+        f" the changelog ends at {left}, but {name} {fact}. Nothing was changed",
         f"{_LOOK}, and start again; if they are lost, {errors.NEW_EPOCH}",
     )
 
 
-def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:
+def index_recorded_tables(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[TableRecord]) -> None:
     """Add every recorded table that the index of relations lacks.
 
     Call it before receiving starts: the receiver checks the publication status of indexed tables only, so
@@ -138,8 +138,8 @@ def recall_relations(pipeline: Pipeline, epoch: EpochRecord, records: Iterable[T
     for record in records:
         if record.relation is not None and record.relation.oid not in known:
             log.warning(
-                "table %s is not in the index of relations: was its folder, _pgrepl/relations, put back or"
-                " deleted? What is recorded of the table is put there again",
+                "table %s is not in the index of relations: the folder _pgrepl/relations was"
+                " restored from a copy, or deleted. Adding the table's recorded relation again",
                 record.table,
             )
             index.add(epoch.epoch, RelationRecord.of_catalog(record.relation))

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app.epoch import (
 from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
 from airflow_provider_pgrepl.replication.app.process import of_replicate
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
-from airflow_provider_pgrepl.replication.app.recovery import recall_relations, settle_lake
+from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
 from airflow_provider_pgrepl.replication.app.replication import Replication
 from airflow_provider_pgrepl.replication.app.tables import file_differences
 from airflow_provider_pgrepl.replication.changelog import own_tables
@@ -78,7 +78,7 @@ def replicate(
         check_store(pipeline.lake_root)
         # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
         # before.
-        settle_lake(check(pipeline, store, dsn, lake_may_fail=True), dsn)
+        set_aside_torn_commits(check(pipeline, store, dsn, lake_may_fail=True), dsn)
         evidence = check(pipeline, store, dsn)
         record = begun_epoch(store, pipeline)
         check_record(pipeline, record)
@@ -90,8 +90,8 @@ def replicate(
         check_lake_choice(pipeline, records)
         for difference in file_differences(pipeline, records):
             log.warning("%s", difference)
-        recall_relations(pipeline, record, records.values())
-        # Only now: `recall_relations` may have recreated an index whose loss was accepted.
+        index_recorded_tables(pipeline, record, records.values())
+        # Only now: `index_recorded_tables` may have recreated an index whose loss was accepted.
         own_tables.record(pipeline.lake_root)
         # Record this process before Spark has started: until then `pgrepl status` would show the previous
         # process.

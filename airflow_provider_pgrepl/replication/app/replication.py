@@ -1,4 +1,4 @@
-"""What runs of the replication app with and without lake tables share."""
+"""The common part of a run of the replication app with and without lake tables."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ _PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds before tables are copied again under a new snapshot after they gave way to statements of the
 source. After the last pause they are marked errored. The count begins again when a table is finished."""
 
-_MENDED_HINT = f"mend it, then {errors.SNAPSHOT}: that copies errored tables again; or remove the table"
+_MENDED_HINT = (
+    f"fix the cause, then {errors.SNAPSHOT}, which copies errored tables again; or remove the table"
+)
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,12 @@ class TableSnapshotter:
         ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         ownership.check_publication(record.publication_oid)
         while left:
-            relations, unfit = self.examine(left, requested, record)
-            failed |= unfit
-            left -= unfit.keys()
+            relations, faults = self.examine(left, requested, record)
+            failed |= faults
+            left -= faults.keys()
             # A published table without a key, for example, rejects the application's updates. Find it by OID,
             # because it may have been renamed. The lake has no rows of it.
-            if withdrawn := [added[table] for table in unfit if table in added]:
+            if withdrawn := [added[table] for table in faults if table in added]:
                 states.withdraw(table_names(self.source, withdrawn))
             if not relations:
                 break
@@ -203,15 +205,15 @@ class TableSnapshotter:
         requested = replace(requested, recorded=self._recorded_names(epoch))
         selected = select_tables(self.source, self.pipeline, requested)
         relations = [relation for relation in selected.relations if relation.table in tables]
-        unfit: dict[TableName, PgReplError] = {
+        faults: dict[TableName, PgReplError] = {
             table: selected.problems.get(table) or _gone(table)
             for table in set(tables) - selected_tables(selected)
         }
-        unfit |= table_faults(self.source, self.pipeline, relations) if relations else {}
+        faults |= table_faults(self.source, self.pipeline, relations) if relations else {}
         states = self.copy_states()
-        for table, fault in unfit.items():
+        for table, fault in faults.items():
             states.mark_errored(table, fault)
-        return [relation for relation in relations if relation.table not in unfit], unfit
+        return [relation for relation in relations if relation.table not in faults], faults
 
     def _recorded_names(self, epoch: EpochRecord | None) -> BoundRules | None:
         """Return the names and settings under which tables are recorded now: each selection adds to them."""
@@ -378,8 +380,8 @@ def _make_epoch(
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
         wanted = {relation.table for relation in relations}
-        relations, unfit = taking.examine(wanted, requested, last)
-        failed |= unfit
+        relations, faults = taking.examine(wanted, requested, last)
+        failed |= faults
         if not relations:
             ownership.drop_slot()
             return Outcome(failed=failed)

@@ -72,7 +72,7 @@ class SourceOwnership:
             raise SlotError(
                 f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}"
                 f"{f': {reason}' if reason else ''}",
-                "set `slot` to a name that is free, or drop that slot if nobody needs it",
+                "set `slot` to a name that is free, or drop that slot if no program needs it",
             )
         found_publication = publication.read_identity(self.source, pipeline.publication)
         creates = pipeline.publication_mode == "create"
@@ -89,8 +89,8 @@ class SourceOwnership:
             raise PublicationError(
                 f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}"
                 f"{f': {reason}' if reason else ''}",
-                'set `publication` to a name that is free, or `publication_mode` to "use"; or drop that'
-                " publication, if nobody needs it: DROP PUBLICATION"
+                'set `publication` to a name that is free, or `publication_mode` to "use"; or drop'
+                " that publication, if no program needs it: DROP PUBLICATION"
                 f" {quote_identifier(pipeline.publication)}",
             )
         if replace_record:

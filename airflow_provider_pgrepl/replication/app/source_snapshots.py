@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.publisher import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publish.publisher import StopRequested
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_columns
 from airflow_provider_pgrepl.replication.events.reader import changelog_errors
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations
@@ -119,7 +119,7 @@ class SourceSnapshots:
                 )
                 send_snapshot(self._servers, self._settings, subject, wanted)
                 return True
-            except TimeToEnd:
+            except StopRequested:
                 log.warning(
                     "asked to end: the snapshot of %s has no end, which says that it is not whole", table
                 )
@@ -137,7 +137,7 @@ class SourceSnapshots:
                     raise
                 log.info("the snapshot of %s is taken again: %s", table, error.message)
             if is_over.wait(pause):
-                raise TimeToEnd
+                raise StopRequested
         raise AssertionError
 
     def _copy(self, table: TableName, file: IO[bytes], is_over: Waiter) -> _Copy:
@@ -226,7 +226,7 @@ class SourceSnapshots:
         with open_copy(self._dsn, snapshot, part) as stream:
             for batch in read_texts(stream, rows.relation, choices):
                 if is_over.wait(0.0):
-                    raise TimeToEnd
+                    raise StopRequested
                 for row in rows.encode(pa.Table.from_batches([batch])):
                     file.write(len(row).to_bytes(_SIZE_BYTES, "big"))
                     file.write(row)
@@ -241,7 +241,7 @@ class SourceSnapshots:
                     f"publisher {self._settings.name} has not come to {position} in time", "ask again later"
                 )
             if is_over.wait(_LOOK_S):
-                raise TimeToEnd
+                raise StopRequested
         if any(stopped.table == str(table) for stopped in record.stopped.values()):
             raise TargetError(
                 f"{table} is not published any more",
@@ -267,7 +267,7 @@ def _read(file: IO[bytes], is_over: Waiter) -> Iterator[list[bytes]]:
         size += len(some[-1])
         if size >= _AT_ONCE or len(some) >= 5_000:
             if is_over.wait(0.0):
-                raise TimeToEnd
+                raise StopRequested
             yield some
             some, size = [], 0
     if some:

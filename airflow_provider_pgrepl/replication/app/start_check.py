@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.tables import Records, requested_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.catalog.refused_changes import check_unsent
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import check_not_published
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
@@ -32,9 +32,9 @@ def check_own_tables(access: Access, store: Store, source: Connection) -> None:
     """
     pipeline = access.pipeline
     used = pipeline.used_publication
-    store.check_unsent(pipeline.slot, used if access.state_dsn == access.dsn else "")
+    store.check_not_published(pipeline.slot, used if access.state_dsn == access.dsn else "")
     if pipeline.event_trigger and not trigger.is_present(source, pipeline):
-        check_unsent(source, pipeline.slot, used, _WITHOUT_TRIGGER)
+        check_not_published(source, pipeline.slot, used, _WITHOUT_TRIGGER)
 
 
 def check_replication(access: Access) -> None:

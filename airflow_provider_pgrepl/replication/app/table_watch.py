@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneErro
 from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import (
-    STANDING_ORDINAL,
+    STATUS_ORDINAL,
     EpochRecord,
     changelog_uri,
     letters,
@@ -200,7 +200,7 @@ class TableWatch:
         begin = min((one.through for one in self._tables.values()), default=self._progress.applied_lsn)
         tail, _ = self._followed.look(EventPosition.after_transaction(self._record.epoch, begin))
         if read_epoch_number(tail) > self._record.epoch:
-            raise FencedError(f"epoch {read_epoch_number(tail)} of the changelog began")
+            raise FencedError(f"epoch {read_epoch_number(tail)} of the changelog has begun")
         self._check_kept(read_floor_lsn(tail, self._record.epoch))
         for files in _portions(tail.files_above(begin)):
             self._take(definition_rows(self._uri, files))
@@ -245,7 +245,7 @@ class TableWatch:
             self._stop(oid, error, lsn)
             return
         # Rows that precede a transaction are no evidence of the transaction itself, which may come later.
-        sent = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
+        sent = rows.filter(pc.greater(rows["ordinal"], STATUS_ORDINAL))
         if sent.num_rows:
             one.through = LSN(sent["commit_lsn"][-1].as_py())
         if timeline.relation.version != one.relation.version:

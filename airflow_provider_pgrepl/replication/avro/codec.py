@@ -1,7 +1,7 @@
 """Encoders from PostgreSQL's text values to Avro's binary encoding, one column at a time.
 
 Source: Avro 1.12, "Binary Encoding". Each encoder returns a list as long as its column, with None for NULL,
-and raises Unholdable for a value that its type cannot hold.
+and raises UnsupportedValue for a value that its type cannot hold.
 
 Also the fingerprint of an Avro schema, as creek computes it: CRC-64-AVRO of hamba/avro's canonical form,
 big-endian. That form keeps logical types, which Avro's own Parsing Canonical Form drops, so the usual
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 from airflow_provider_pgrepl.replication.values.nested import split_array
-from airflow_provider_pgrepl.replication.values.parser import Unholdable
+from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
 Encoded = list[bytes | None]
@@ -118,8 +118,8 @@ def times(texts: pa.Array) -> Encoded:
 
 
 def arrays(encode: Encoder, delimiter: str) -> Encoder:
-    """Return an encoder that writes the elements of each array in one block. It raises Unholdable for an
-    element that is NULL, and for an array with lower bounds or more than one dimension."""
+    """Return an encoder that writes the elements of each array in one block. It raises UnsupportedValue
+    for an element that is NULL, and for an array with lower bounds or more than one dimension."""
 
     def encode_arrays(texts: pa.Array) -> Encoded:
         parts = split_array(texts, delimiter)
@@ -128,7 +128,7 @@ def arrays(encode: Encoder, delimiter: str) -> Encoder:
         for index, is_null in enumerate(texts.is_null().to_pylist()):
             own = elements[starts[index] : starts[index + 1]]
             if None in own:
-                raise Unholdable("an array with an element that is NULL", _TEXTS)
+                raise UnsupportedValue("an array with an element that is NULL", _TEXTS)
             found.append(None if is_null else _block(own))
         return found
 
@@ -157,7 +157,7 @@ def _unscaled(text: str, scale: int) -> bytes:
 
 def _rescaled(text: str, scale: int) -> int:
     """Return the unscaled number of a value that was written before the column had this scale. Raises
-    Unholdable if no decimal of this scale equals the value."""
+    UnsupportedValue if no decimal of this scale equals the value."""
     sign, digits, exponent = Decimal(text).as_tuple()
     if isinstance(exponent, int):
         shift, number = exponent + scale, int("".join(map(str, digits)))
@@ -165,7 +165,7 @@ def _rescaled(text: str, scale: int) -> int:
         whole, rest = divmod(number, factor) if shift < 0 else (number * factor, 0)
         if not rest:
             return -whole if sign else whole
-    raise Unholdable("one that no decimal of this scale is", _TEXTS)
+    raise UnsupportedValue("one that no decimal of this scale is", _TEXTS)
 
 
 def _or_infinite(counts: Callable[[pa.Array], list[int | None]], branch: int) -> Encoder:

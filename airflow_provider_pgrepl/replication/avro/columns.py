@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
-from airflow_provider_pgrepl.replication.values.parser import Unholdable
+from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
 _DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
@@ -94,7 +94,7 @@ class CreekColumn:
         value."""
         try:
             return self._whole(self.encoder(texts))
-        except Unholdable as unholdable:
+        except UnsupportedValue as unholdable:
             reason, hint = unholdable.reason, unholdable.hint
         raise ValueRangeError(
             f'column "{one_line(self.name)}" of {self.table} holds a value that its Avro type cannot hold:'
@@ -107,7 +107,9 @@ class CreekColumn:
             return [b"\x00" if one is None else one for one in encoded]
         found = [one for one in encoded if one is not None]
         if len(found) < len(encoded):
-            raise Unholdable("a NULL in its key", "report it, with `pgrepl status`")
+            raise UnsupportedValue(
+                "the value is NULL, and the column is in the key", "report it, with `pgrepl status`"
+            )
         return found
 
     def _branches(self, infinity: Schema) -> list[Schema]:

@@ -166,8 +166,8 @@ class UnityServer:
             return UnityRefusalError(f"Unity Catalog at {self.url} does not allow it{said}", _RIGHTS, code)
         if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _MAY_PASS:
             return UnityTroubleError(
-                f"Unity Catalog at {self.url} is in trouble: status {error.code}{said}",
-                "its own log says why; then run the same again",
+                f"Unity Catalog at {self.url} failed with status {error.code}{said}",
+                "read the log of Unity Catalog for the cause, then run the command again",
                 error.code,
             )
         if not code:

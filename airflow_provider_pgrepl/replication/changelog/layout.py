@@ -39,7 +39,7 @@ UPKEEP_APP = "pgrepl-upkeep"
 """Delta app ID of commits that remove files; its version counts them. It makes one of two concurrent commits
 fail: Delta itself does not reject them, because no row changes."""
 
-STANDING_ORDINAL = -2
+STATUS_ORDINAL = -2
 """The ordinal of an op `R` row that belongs to no transaction: it is ordered directly before the transaction
 at its commit LSN."""
 

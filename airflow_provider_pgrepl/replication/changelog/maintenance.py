@@ -156,7 +156,7 @@ class ListedFile(NamedTuple):
     max_lsn: int
 
 
-def join_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BYTES) -> Joined:
+def compact_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BYTES) -> Joined:
     """Compact the files of closed hours, oldest epoch and LSN first, in one commit for each hour.
 
     Starts no further group of files after `most_bytes` bytes of values. No row changes: a reader that follows

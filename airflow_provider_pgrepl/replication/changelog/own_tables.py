@@ -175,8 +175,8 @@ def check_publisher(lake_root: str, name: str) -> None:
     doubt = doubt_of_absence(uri)
     reason = "another table has taken its place" if found else doubt
     raise LakeError(
-        f"the table of publisher {name} is not in {uri}{f': {reason}' if reason else ''}. Without it"
-        " nobody knows what is published. Nothing was changed",
+        f"the table of publisher {name} is not in {uri}{f': {reason}' if reason else ''}. Without it,"
+        " the published position is unknown. Nothing was changed",
         "bring the folder back (mount it, or give the permission to read it). If it is lost, say where to"
         f" begin again: {_publish_after(name)}",
     )

@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     RECEIVER_APP,
     ROW_SCHEMA,
     SHARED_APP,
-    STANDING_ORDINAL,
+    STATUS_ORDINAL,
     TORN_DOWN_APP,
     CommitRecord,
     EpochRecord,
@@ -80,7 +80,7 @@ class KeptFile:
         return self.rows.take(pa.array(self.order[first:last]))
 
 
-class KeptFiles:
+class FileCache:
     """A cache of the most recently used files, by path, up to `most_bytes` bytes of rows.
 
     A file never changes, and no two files have the same path. Safe for concurrent threads.
@@ -112,7 +112,7 @@ class KeptFiles:
         return file
 
 
-_kept = KeptFiles(_KEPT_BYTES)
+_kept = FileCache(_KEPT_BYTES)
 
 
 class AppTransactions(Protocol):
@@ -293,7 +293,7 @@ def rows_before(rows: pa.Table, lsn: LSN) -> pa.Table:
     if len(rows) == 0 or rows["commit_lsn"][-1].as_py() < lsn:
         return rows
     earlier = pc.less(rows["commit_lsn"], lsn)
-    between = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.less_equal(rows["ordinal"], STANDING_ORDINAL))
+    between = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.less_equal(rows["ordinal"], STATUS_ORDINAL))
     return rows.filter(pc.or_(earlier, between))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus, Relation
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class RelationRecord:
     reported all DDL since the previous relation, so only DDL with a message of the trigger can explain a new
     data file.
 
-    `hidden`: the positions in the message of columns whose values the changelog does not keep. `standing`: no
-    relation was received; the record holds the table's publication status that the receiver has read.
+    `hidden`: the positions in the message of columns whose values the changelog does not keep.
+    `publication_status`: as the receiver has read it; the record then holds no received relation.
     """
 
     message: RelationMessage
     catalog: Relation | None
     using: bool = False
     watched: bool = False
-    standing: PublicationStanding | None = None
+    publication_status: PublicationStatus | None = None
     hidden: tuple[int, ...] = ()
 
     def to_json(self) -> str:
@@ -38,8 +38,9 @@ class RelationRecord:
         fields |= {name: True for name in ("using", "watched") if getattr(self, name)}
         if self.hidden:
             fields["hidden"] = self.hidden
-        if self.standing is not None:
-            fields["standing"] = asdict(self.standing)
+        if self.publication_status is not None:
+            # The stored key keeps its first name: changelog files are immutable.
+            fields["standing"] = asdict(self.publication_status)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -56,22 +57,22 @@ class RelationRecord:
         )
 
     @classmethod
-    def of_standing(cls, relation_id: int, standing: PublicationStanding) -> RelationRecord:
+    def of_publication_status(cls, relation_id: int, status: PublicationStatus) -> RelationRecord:
         """Return the record of a relation's publication status, as the receiver has read it."""
-        return cls(RelationMessage(relation_id, "", "", "", ()), None, standing=standing)
+        return cls(RelationMessage(relation_id, "", "", "", ()), None, publication_status=status)
 
     @classmethod
     def from_json(cls, text: str) -> RelationRecord:
         fields = json.loads(text)
         message = fields["message"]
         columns = tuple(WireColumn(**column) for column in message["columns"])
-        catalog, standing = fields["catalog"], fields.get("standing")
+        catalog, status = fields["catalog"], fields.get("standing")
         return cls(
             RelationMessage(**{**message, "columns": columns}),
             Relation.from_json(json.dumps(catalog)) if catalog else None,
             fields.get("using", False),
             fields.get("watched", False),
-            PublicationStanding.from_dict(standing) if standing else None,
+            PublicationStatus.from_dict(status) if status else None,
             tuple(fields.get("hidden", ())),
         )
 

@@ -299,7 +299,7 @@ class CreekClient:
         asked = f"a snapshot of {schema}.{table}"
         topic = await self._request("snap", json.dumps(request).encode(), timeout_s, asked)
         if not topic.startswith(f"{self._subject('snap', schema, table)}.".encode()):
-            raise MessageError("who answered for a snapshot named no subject of snapshots")
+            raise MessageError("NATS: the answer to a snapshot request names no subject of snapshots")
         return topic.decode()
 
     async def _request(self, kind: Kind, data: bytes, timeout_s: float, asked: str) -> bytes:
@@ -307,8 +307,9 @@ class CreekClient:
             found = await self._client.request(self._wire.request(kind), data, timeout=timeout_s)
         except (nats.errors.Error, TimeoutError):
             raise TargetUnavailableError(
-                f"NATS: nobody answered who asked for {asked}",
-                "is the publisher running, and does it publish that table? Its log says why it does not",
+                f"NATS: no publisher answered the request for {asked}",
+                "check that the publisher is running and publishes that table; its log has the"
+                " reason of a rejected request",
             ) from None
         return bytes(found.data)
 

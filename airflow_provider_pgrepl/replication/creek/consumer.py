@@ -17,9 +17,9 @@ from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapsh
 from airflow_provider_pgrepl.replication.creek.copy_database import (
     UP_TO_DATE,
     Applied,
+    ConsumerTableState,
     CopyDatabase,
     KeptStream,
-    KeptTable,
     OutgrownError,
     TableFailedError,
 )
@@ -82,7 +82,7 @@ class Consumer:
         self._creek, self._copy, self._tables, self._is_over = creek, copy, tables, is_over
         self._anew = set(anew)
         self._failed: list[TableName] = []
-        self._kept: dict[TableName, KeptTable] = {}
+        self._kept: dict[TableName, ConsumerTableState] = {}
         self._stream = KeptStream()
         self._shapes: dict[str, TableShape] = {}
         self._taken_again: set[tuple[TableName, TableShape]] = set()
@@ -169,7 +169,7 @@ class Consumer:
         log.info("asking for all rows of %s", source)
         return await self._unless_over(self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S))
 
-    async def _take_whole(self, source: TableName) -> KeptTable:
+    async def _take_whole(self, source: TableName) -> ConsumerTableState:
         """Load a table from a snapshot, and from another one if the snapshot has no end because its publisher
         died."""
         for _ in range(_SNAPSHOTS):
@@ -183,7 +183,9 @@ class Consumer:
                 log.warning(_AGAIN, error.message)
         raise unavailable
 
-    async def _load(self, source: TableName, snapshot: Snapshot, held_at: int | None = None) -> KeptTable:
+    async def _load(
+        self, source: TableName, snapshot: Snapshot, held_at: int | None = None
+    ) -> ConsumerTableState:
         """Replace the rows of a table by a snapshot. `held_at`: the message up to which the table was applied
         while others continued. All messages after it are read again: the clocks of the publisher and of NATS,
         by which a snapshot's position is found, may differ."""
@@ -351,9 +353,9 @@ def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
     """Return "" if the stream is the one that was read and has all messages after `sequence`; otherwise the
     reason."""
     if bounds.made != kept.made or sequence > bounds.last:
-        return "it was made anew since it was read"
+        return "the stream was recreated since it was read"
     if sequence < bounds.first - 1:
-        return f"it begins with message {bounds.first} now, and {sequence} was the last that was read"
+        return f"the stream now begins with message {bounds.first}, and message {sequence} was read last"
     return ""
 
 

@@ -126,7 +126,7 @@ class KeptStream:
 
 
 @dataclass(frozen=True)
-class KeptTable:
+class ConsumerTableState:
     """A table and its position. `stamp`: that of the last change in the table. `change`: the id of that
     change, empty if unknown. `sequence`: the message up to which the table is current, if that is less than
     the stream's position; otherwise UP_TO_DATE. `error`: why later changes are not applied. `target_oid`: the
@@ -145,7 +145,7 @@ class KeptTable:
         """Return True if the table's position is before the stream's."""
         return self.sequence != UP_TO_DATE
 
-    def read_to(self, sequence: int, stream: int) -> KeptTable:
+    def read_to(self, sequence: int, stream: int) -> ConsumerTableState:
         """Return the table after messages up to `sequence` were read, when the other tables are at
         `stream`."""
         if not self.is_behind or self.error:
@@ -226,9 +226,9 @@ def _refused(source: TableName, target: TableName, failed: psycopg2.Error) -> Ta
     where = ", ".join(name for name in names if name)
     return table_failed(
         source,
-        f"{target} does not take a change: {type(failed).__name__}{f' ({where})' if where else ''}",
-        "the server's log says more; mend the table and start the consumer again, or have the table taken"
-        f" whole: --resnapshot {target}",
+        f"{target} rejected a change: {type(failed).__name__}{f' ({where})' if where else ''}",
+        "read the log of the target's server, fix the table and start the consumer again; or copy"
+        f" the whole table again: --resnapshot {target}",
     )
 
 
@@ -272,13 +272,13 @@ def check_target(cursor: Any, whose: tuple[str, str], source: TableName, target:
         raise table_failed(
             source,
             f"{target} has rows that no consumer has written: nothing was changed",
-            f"name another target; or empty it (TRUNCATE {target}) if nobody needs its rows",
+            f"name another target; or empty it (TRUNCATE {target}) if its rows are not needed",
         )
     if has_rows and recorded is not None:
         _check_oid(source, target, recorded[0], oid)
 
 
-def check_kept(cursor: Any, table: KeptTable) -> None:
+def check_kept(cursor: Any, table: ConsumerTableState) -> None:
     """Raise TableFailedError if the target's name now identifies another table than the one that was
     filled."""
     cursor.execute(_FOUND, (table.target.sql,))
@@ -294,9 +294,9 @@ def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) ->
         source,
         f"{target} is another table (oid {oid}) than the one that the consumer has filled (oid {recorded}),"
         " which was dropped or renamed: nothing was changed",
-        f"name another target, or rename that table. If nobody needs its rows, TRUNCATE {target} and take it"
-        f" whole: --resnapshot {target}. If the consumer filled it, as after a restore, set"
-        f" its target_oid in _pgrepl_consumer.tables to {oid}",
+        f"name another target, or rename that table. If its rows are not needed, TRUNCATE {target}"
+        f" and copy the whole table again: --resnapshot {target}. If the consumer filled it, as after"
+        f" a restore, set its target_oid in _pgrepl_consumer.tables to {oid}",
     )
 
 
@@ -321,7 +321,7 @@ class CopyDatabase:
         """Close the connection; an open transaction is rolled back."""
         self._connection.close()
 
-    def read(self) -> tuple[KeptStream, dict[TableName, KeptTable]]:
+    def read(self) -> tuple[KeptStream, dict[TableName, ConsumerTableState]]:
         """Return the position in the stream, and the tables by their sources."""
         with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
@@ -339,7 +339,7 @@ class CopyDatabase:
                 (*self._whose, _LEFT_OUT),
             )
             tables = [
-                KeptTable(TableName.parse(source), TableName.parse(target), LSN(stamp), *rest)
+                ConsumerTableState(TableName.parse(source), TableName.parse(target), LSN(stamp), *rest)
                 for source, target, stamp, *rest in cursor.fetchall()
             ]
         return self._stream, {table.source: table for table in tables}
@@ -374,11 +374,11 @@ class CopyDatabase:
 
     def apply(
         self,
-        kept: Mapping[TableName, KeptTable],
+        kept: Mapping[TableName, ConsumerTableState],
         changes: Sequence[Applied],
         sequence: int,
         stream: KeptStream,
-    ) -> dict[TableName, KeptTable]:
+    ) -> dict[TableName, ConsumerTableState]:
         """Apply all changes in order, in one transaction, and return the changed records of tables after
         messages up to `sequence` were read. Raises TableFailedError or OutgrownError, and then applies
         nothing."""
@@ -402,7 +402,7 @@ class CopyDatabase:
         self._stream = stream
         return after
 
-    def write_failed(self, table: KeptTable) -> None:
+    def write_failed(self, table: ConsumerTableState) -> None:
         """Record a table to which no more changes are applied."""
         with self.transaction() as cursor:
             self.write_table(cursor, table)
@@ -434,7 +434,7 @@ class CopyDatabase:
             (*self._whose, stream.made, stream.sequence),
         )
 
-    def write_table(self, cursor: Any, table: KeptTable) -> None:
+    def write_table(self, cursor: Any, table: ConsumerTableState) -> None:
         place = (str(table.target), int(table.stamp), table.change, table.sequence, table.error)
         cursor.execute(
             "INSERT INTO _pgrepl_consumer.tables"
@@ -475,7 +475,7 @@ class CopyDatabase:
         """Forget the types of columns, because added columns are rolled back."""
         self._known.clear()
 
-    def _run(self, cursor: Any, table: KeptTable, shape: TableShape, change: WalChange) -> None:
+    def _run(self, cursor: Any, table: ConsumerTableState, shape: TableShape, change: WalChange) -> None:
         target = table.target
         with taking(table.source, target, self.forget_types):
             if change.op == "t":
@@ -520,10 +520,10 @@ class Loading:
         with taking(self._source, self._target, self._copy.forget_types):
             psycopg2.extras.execute_batch(self._cursor, self._insert, list(map(adapted, rows)), _PAGE)
 
-    def finish(self, header: SnapshotHeader, stream: KeptStream, sequence: int) -> KeptTable:
+    def finish(self, header: SnapshotHeader, stream: KeptStream, sequence: int) -> ConsumerTableState:
         """Record the table's position, and the stream's, in the transaction of the rows, and return the
         table."""
-        table = KeptTable(self._source, self._target, header.lsn, header.position, sequence)
+        table = ConsumerTableState(self._source, self._target, header.lsn, header.position, sequence)
         self._copy.write_table(self._cursor, table)
         self._copy.write_stream(self._cursor, stream)
         return table

@@ -13,7 +13,11 @@ from airflow_provider_pgrepl.replication.creek.streams import Accept, Requests, 
 from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Wire, framed
 from airflow_provider_pgrepl.replication.events.event import Event, Stamps
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.targets.nats import NatsMessage, UnfitEventError, identity
+from airflow_provider_pgrepl.replication.events.targets.nats import (
+    NatsMessage,
+    UnsendableEventError,
+    identity,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
@@ -60,7 +64,9 @@ class CreekMessages:
             try:
                 await self._streams.announce(event.envelope)
             except UnsendableSchemaError:
-                raise UnfitEventError("its schema is larger than NATS takes") from None
+                raise UnsendableEventError(
+                    "the event's schema is larger than the largest message that NATS accepts"
+                ) from None
             self._announced = event.envelope
         last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
         sent_at = unique_long(time.time_ns() // 1_000)

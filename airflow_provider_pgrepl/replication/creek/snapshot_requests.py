@@ -171,12 +171,12 @@ class LakeSnapshots:
                 # A list is changed atomically, whichever thread does it.
                 self._waiting.append(helper)
                 if code:
-                    raise TargetError(f"its process has logged why (exit code {code})")
+                    raise TargetError(f"the snapshot process exited with code {code}; its log has the cause")
                 return
             if is_over.is_set():
                 return
             # The helper had been idle for too long, and exited before it read the request.
-        raise TargetError("its processes end before they see the request")
+        raise TargetError("the snapshot processes exited before they read the request")
 
     def close(self) -> None:
         """Stop the helpers that wait for requests."""
@@ -201,7 +201,7 @@ class _Helper:
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         except OSError as error:
-            raise TargetError(f"its process cannot be begun: {error.strerror}") from None
+            raise TargetError(f"the snapshot process cannot be started: {error.strerror}") from None
 
     def make(self, table: TableName, subject: str, is_over: threading.Event) -> int | None:
         """Return the exit code of the snapshot, or None if it was not made, because the process had exited or
@@ -220,7 +220,7 @@ class _Helper:
             if is_over.is_set():
                 return None
             if time.monotonic() > end:
-                raise TargetError(f"it was not made in {_MOST_S / 3600:g} hours")
+                raise TargetError(f"the snapshot did not finish within {_MOST_S / 3600:g} hours")
         answer = answers.readline()
         if not answer:
             self._check_end()
@@ -229,7 +229,7 @@ class _Helper:
 
     def _check_end(self) -> None:
         if code := self._process.wait():
-            raise TargetError(f"its process ended (exit code {code})")
+            raise TargetError(f"the snapshot process exited with code {code}")
 
     def end(self) -> None:
         with self._process:

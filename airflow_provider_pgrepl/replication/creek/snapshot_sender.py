@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace
 from airflow_provider_pgrepl.replication.creek.streams import Streams
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.publisher import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publish.publisher import StopRequested
 from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -57,7 +57,7 @@ def send_snapshot(
     reasons = JetStreamReasons(servers)
     try:
         asyncio.run(_Sender(settings, subject, reasons).send(list(servers), wanted))
-    except TimeToEnd:
+    except StopRequested:
         raise
     except Exception as error:  # noqa: BLE001 - the client raises many, and none is to be shown as it is
         reasons.log_unknown("sending a snapshot", error)

@@ -66,9 +66,10 @@ def _check_has(changelog: AppTransactions, stream: str, event: str) -> None:
         return
     if at.epoch > epoch or (at.epoch == epoch and not at.is_within(durable)):
         raise TargetUnavailableError(
-            f"NATS: the last event in stream {stream} is at {at}, beyond what this lake has (up to {durable}"
-            f" in epoch {epoch}): the lake is a copy of the one that publishes there, was put back, or"
-            " receives again what it has lost in a crash. Nothing was sent",
-            "wait, if the replication was just started after a crash of its host; else check that this is the"
-            " lake meant",
+            f"NATS: the last event in stream {stream} is at {at}, beyond what this lake has (up to"
+            f" {durable} in epoch {epoch}): the lake is a copy of the lake that publishes there, was"
+            " restored from a copy, or is receiving again the changes that it lost in a crash."
+            " Nothing was sent",
+            "if the replication was just started after a crash of its host, wait. Otherwise check"
+            " that `lake` names the lake that publishes there",
         )

@@ -77,8 +77,8 @@ async def ordered_messages(
                 await asyncio.sleep(_PAUSE_S)
             if found != (made,):
                 raise TargetError(
-                    f"NATS: stream {stream} was made anew while it was read",
-                    "what it had may be lost: begin with a new snapshot",
+                    f"NATS: stream {stream} was recreated while it was read",
+                    "messages of the old stream may be lost: begin with a new snapshot",
                 ) from None
         if last:
             begin = after_sequence(last)

@@ -167,7 +167,7 @@ class Requests:
                 found = await answer(request.data)
                 if found is not None:
                     await request.respond(found)
-            except Exception as error:  # noqa: BLE001 - whatever somebody's request brings about
+            except Exception as error:  # noqa: BLE001 - any request may cause any error
                 await self._say(error)
 
         subject = self._wire.request(kind)
@@ -195,5 +195,5 @@ class Requests:
         if time.monotonic() - self._said_at >= _SAY_EVERY_S:
             self._said_at = time.monotonic()
             said = self._reasons.error_of(error).message
-            log.warning("somebody who asked for a schema or a snapshot: %s", said)
-            self._reasons.log_unknown("answering who asks for a schema or a snapshot", error)
+            log.warning("a request for a schema or a snapshot failed: %s", said)
+            self._reasons.log_unknown("answering a request for a schema or a snapshot", error)

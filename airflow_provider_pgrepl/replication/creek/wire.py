@@ -101,7 +101,7 @@ def unframed(packets: list[bytes]) -> bytes:
     unframing, found = Unframing(), None
     for packet in packets:
         if found is not None:
-            raise ValueError("packets of another length")
+            raise ValueError("the packets do not have the announced length")
         found = unframing.add(packet)
     if found is None:
         raise ValueError("a packet is missing")
@@ -118,12 +118,12 @@ class Unframing:
         """Return the payload if the packet completes it, otherwise None. Raises ValueError if the packet does
         not continue the earlier ones."""
         if len(packet) < _LATER.size:
-            raise ValueError("not a packet")
+            raise ValueError("the message is no packet: it is too short")
         (number,) = _LATER.unpack_from(packet)
         if number == 0:
             # The sender of the earlier packets may have been interrupted.
             if len(packet) < _FIRST.size:
-                raise ValueError("not a packet")
+                raise ValueError("the message is no packet: it is too short")
             _, self._length = _FIRST.unpack_from(packet)
             self._payload = packet[_FIRST.size :]
         elif number == self._next:
@@ -132,7 +132,7 @@ class Unframing:
             raise ValueError("a packet is missing")
         self._next = number + 1
         if len(self._payload) > self._length:
-            raise ValueError("packets of another length")
+            raise ValueError("the packets do not have the announced length")
         if len(self._payload) < self._length:
             return None
         self._next, found, self._payload = -1, self._payload, b""

@@ -53,7 +53,7 @@ class Checkpoints:
 
     def _write(self, version: int) -> None:
         """Write a checkpoint of exactly this version: a newer one may not be on disk, and be set aside."""
-        with _told(self._uri):
+        with _warn_of_failed_checkpoint(self._uri):
             write_checkpoint(open_delta(self._uri, version))
 
 
@@ -62,13 +62,13 @@ def write_checkpoint(table: DeltaTable) -> None:
 
     Errors are only logged: the commits are valid without a checkpoint.
     """
-    with _told(table.table_uri):
+    with _warn_of_failed_checkpoint(table.table_uri):
         table.create_checkpoint()
         durable.flush_checkpoint(table.table_uri, table.version())
 
 
 @contextmanager
-def _told(uri: str) -> Iterator[None]:
+def _warn_of_failed_checkpoint(uri: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:

@@ -81,8 +81,8 @@ class Torn:
             set_aside_commits(folder, self.commits)
             flush_folder(folder)
         log.warning(
-            "%s: the machine stopped while it was written. Set aside: %d commits from version %s on, of which"
-            " nobody had been told, and %d checkpoints, for which the commits stand",
+            "%s: the host stopped during a write; set aside %d unconfirmed commits from version %s,"
+            " and %d checkpoints whose contents are also in commits",
             *(self.uri, len(self.commits), min(self.commits, default="none"), len(self.checkpoints)),
         )
 

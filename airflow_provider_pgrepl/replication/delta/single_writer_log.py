@@ -46,8 +46,8 @@ class AppLog:
     ) -> None:
         if not can_commit(table):
             raise LakeError(
-                f"{uri}: this table demands more of its writers than this program does",
-                "see in its history what somebody has changed, and undo that",
+                f"{uri}: the table's protocol requires features that this package cannot write",
+                "find the change in the table's history (DESCRIBE HISTORY), and undo it",
             )
         self._uri, self._app, self._knows_files = uri, app, knows_files
         self.version = int(table.version())

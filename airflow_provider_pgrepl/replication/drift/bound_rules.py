@@ -129,7 +129,7 @@ class BoundRules:
         return found & self._columns[field]
 
     def _recorded(self, oid: int) -> list[RelationRecord]:
-        return [record for record in self.records(oid) if record.standing is None]
+        return [record for record in self.records(oid) if record.publication_status is None]
 
     @cached_property
     def _columns(self) -> dict[str, set[ColumnName]]:

@@ -327,8 +327,9 @@ def _domain(column: Column) -> str:
 def _rewritten_with(before: Column, now: Column) -> str:
     if is_of_other_type(before, now) and "d" in (before.pg_type.kind, now.pg_type.kind):
         return (
-            f"the table was rewritten when {type_change(before, now)}, as it is for constraints of a domain"
-            " and for a limit of its base type; whether an expression (USING) changed values cannot be told"
+            f"the table was rewritten when {type_change(before, now)}, as it is for constraints of a"
+            " domain and for a limit of its base type; it cannot be determined whether an expression"
+            " (USING) changed values"
         )
     name = show_identifier(now.name)
     return f"the table was rewritten and column {name} altered, which may have changed its values"

@@ -13,10 +13,10 @@ from dataclasses import replace
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.drift.columns import DriftFinding, is_rewritten_for
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
-from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStatus, Relation
 
 
-def place_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
+def place_findings(recorded: Relation, current: PublicationStatus) -> Iterator[DriftFinding]:
     """Yield findings about partitions that were added or removed with their rows, and about tables and
     partitions whose changes are not in the stream, because they are unlogged or foreign."""
     if recorded.relkind == "p":
@@ -60,7 +60,7 @@ def new_partitions(recorded: Relation, current: Relation) -> Iterator[Partition]
             yield replace(part, relfilenode=part.oid, xmin=0)
 
 
-def _partition_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
+def _partition_findings(recorded: Relation, current: PublicationStatus) -> Iterator[DriftFinding]:
     if not (recorded.natts or recorded.partitions):
         return
     before = {part.oid: part for part in recorded.partitions}
@@ -73,7 +73,7 @@ def _partition_findings(recorded: Relation, current: PublicationStanding) -> Ite
     for oid, part in now.items():
         if oid not in before and part.had_rows:
             yield DriftFinding(f"partition {part.table} was attached and may have held rows")
-        yield from _unsent(part)
+        yield from _unpublished_changes(part)
 
 
 def _attached_again(part: Partition) -> DriftFinding:
@@ -104,7 +104,7 @@ def _rewritten(widened: str | None, part: Partition) -> DriftFinding:
         )
     return DriftFinding(
         f"the type of column {show_identifier(widened)} became wider, for which all partitions were"
-        " rewritten: whether one was truncated by itself as well cannot be told"
+        " rewritten: it cannot be determined whether one of them was also truncated"
     )
 
 
@@ -115,7 +115,7 @@ def _has_other_file(before: Partition | Relation, now: Partition | Relation, tru
     return is_other and (truncated_by == 0 or now.xmin != truncated_by)
 
 
-def _unsent(part: Partition) -> Iterator[DriftFinding]:
+def _unpublished_changes(part: Partition) -> Iterator[DriftFinding]:
     if part.relkind == "f":
         text = f"partition {part.table} is a foreign table, whose changes are not in the stream"
         yield DriftFinding(text, Remedy.LOGGED)

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.drift.matching import (
     place_columns,
 )
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
-from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 
 MADE_AGAIN = "the table was dropped and another made under its name"
@@ -48,29 +48,29 @@ def table_findings(recorded: Relation, received: RelationRecord, current: Relati
         yield DriftFinding("the table became another kind of relation")
     if message.replica_identity != recorded.replica_identity:
         yield DriftFinding("the replica identity changed", Remedy.UNDO)
-    yield from _publication_findings(recorded, current.standing)
+    yield from _publication_findings(recorded, current.publication_status)
 
 
-def standing_findings(recorded: Relation, standing: PublicationStanding) -> Iterator[DriftFinding]:
+def publication_status_findings(recorded: Relation, status: PublicationStatus) -> Iterator[DriftFinding]:
     """Yield the reasons why a table cannot continue whatever its present definition is: changes may be
     missing."""
-    if standing.oid == 0:
+    if status.oid == 0:
         yield DriftFinding("the table was dropped", Remedy.GONE)
-    elif standing.oid != recorded.oid:
+    elif status.oid != recorded.oid:
         yield DriftFinding(MADE_AGAIN)
-    elif standing.moved_to not in (None, recorded.table):
-        text = f"the table was renamed or moved to {standing.moved_to}, and another one has its name"
+    elif status.moved_to not in (None, recorded.table):
+        text = f"the table was renamed or moved to {status.moved_to}, and another one has its name"
         yield DriftFinding(text)
     else:
-        yield from _publication_findings(recorded, standing)
+        yield from _publication_findings(recorded, status)
 
 
-def _publication_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
+def _publication_findings(recorded: Relation, current: PublicationStatus) -> Iterator[DriftFinding]:
     if _differ(recorded.publication_oid, current.publication_oid):
         yield DriftFinding("the publication was dropped, or created again: changes between are missing")
     elif _differ(recorded.membership_oid, current.membership_oid):
         if current.membership_oid:
-            text = "the table was taken out of the publication and put back: changes between are missing"
+            text = "the table was removed from the publication and added again: changes are missing"
             yield DriftFinding(text)
         else:
             yield DriftFinding("the table was taken out of the publication", Remedy.PUBLISH)
@@ -113,7 +113,7 @@ def key_findings(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DriftResult:
     """The result of a comparison: the changes, as sentences, and the remedy.
 
     `relation`: the relation of the lake table from here on, including the dropped columns that it keeps and
@@ -132,16 +132,16 @@ class Verdict:
         return "; ".join(self.changes)
 
 
-def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> Verdict:
+def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> DriftResult:
     """Compare a received relation with the one that the lake table was built for.
 
-    `Verdict.relation` has its columns in the order of the message, which is the order of values in rows. It
-    equals the catalog's relation if that agrees, and no dropped columns are kept and none are left out.
+    `DriftResult.relation` has its columns in the order of the message, which is the order of values in rows.
+    It equals the catalog's relation if that agrees, and no dropped columns are kept and none are left out.
     """
     return _judge(recorded, received, choices, was_sent=True)
 
 
-def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> Verdict:
+def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> DriftResult:
     """Compare the present catalog, without regard to the stream. `current` None: the table no longer
     exists."""
     received = RelationRecord.of_catalog(current if current is not None else recorded)
@@ -150,9 +150,11 @@ def judge_catalog(recorded: Relation, current: Relation | None, choices: TableCh
     return _judge(recorded, received, choices, was_sent=False)
 
 
-def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool) -> Verdict:
-    if received.standing is not None:
-        return _judge_standing(recorded, received.standing)
+def _judge(
+    recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool
+) -> DriftResult:
+    if received.publication_status is not None:
+        return _judge_publication_status(recorded, received.publication_status)
     current = received.catalog
     if current is None:
         findings = [DriftFinding("the table was dropped", Remedy.GONE)]
@@ -170,7 +172,7 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
         *columns.hidden_findings(places, received.hidden),
         *key_findings(recorded, received, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
-        *place_findings(recorded, current.standing),
+        *place_findings(recorded, current.publication_status),
         *file_findings(recorded, current, was_watched=received.watched),
     ]
     if findings:
@@ -183,24 +185,24 @@ def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, 
         findings = list(lake_findings(recorded, relation, choices))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
-    return Verdict(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
+    return DriftResult(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
 
 
-def _judge_standing(recorded: Relation, standing: PublicationStanding) -> Verdict:
-    findings = list(standing_findings(recorded, standing))
-    if standing.oid == recorded.oid and standing.persistence:
-        findings += place_findings(recorded, standing)
+def _judge_publication_status(recorded: Relation, status: PublicationStatus) -> DriftResult:
+    findings = list(publication_status_findings(recorded, status))
+    if status.oid == recorded.oid and status.persistence:
+        findings += place_findings(recorded, status)
     if findings:
         return _unsafe(recorded, findings, was_sent=True)
-    return Verdict(DriftKind.UNCHANGED, relation=recorded)
+    return DriftResult(DriftKind.UNCHANGED, relation=recorded)
 
 
-def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: bool) -> Verdict:
+def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: bool) -> DriftResult:
     findings = list(findings)
     changes = tuple(dict.fromkeys(finding.text for finding in findings))
     hardest = _hardest(findings)
     hint, remedy = hardest.hint(recorded.table, was_sent=was_sent), hardest.way_out(was_sent=was_sent)
-    return Verdict(DriftKind.UNSAFE, changes, hint, remedy=remedy)
+    return DriftResult(DriftKind.UNSAFE, changes, hint, remedy=remedy)
 
 
 def _hardest(findings: list[DriftFinding]) -> DriftFinding:

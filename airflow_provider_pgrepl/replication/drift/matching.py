@@ -72,8 +72,8 @@ def place_columns(recorded: Relation, received: RelationRecord, current: Relatio
     if len(stories) > 1:
         names = ", ".join(sorted({p.shown for story in stories for p in story if _is_open(p, stories)}))
         raise UnclearLayoutError(
-            f"columns were dropped or added while the stream was behind, and which of them {names} was then"
-            " cannot be told"
+            "columns were dropped or added while the stream was behind, and it cannot be determined"
+            f" which of them {names} was then"
         )
     (story,) = stories
     _refuse_holes(recorded, current, [p.now for p in story if p.before is None and p.now is not None])
@@ -226,7 +226,7 @@ class HiddenColumns:
 
     def attnums(self, relation: Relation) -> frozenset[int]:
         """Return the attnums of the hidden columns of a catalog relation, from all of its records."""
-        known = [one for one in self.records(relation.oid) if one.standing is None]
+        known = [one for one in self.records(relation.oid) if one.publication_status is None]
         mine = self._with_earlier_tables([*known, RelationRecord.of_catalog(relation)])
         if mine._unclear(known):
             return frozenset(c.attnum for c in (*relation.columns, *relation.unpublished))
@@ -238,7 +238,7 @@ class HiddenColumns:
         If the layout of a message is not certain, a column that had the same other name in every catalog does
         not count. Otherwise a table could never be copied again once a column of it was dropped and added.
         """
-        known = [one for one in self.records(relation.oid) if one.standing is None]
+        known = [one for one in self.records(relation.oid) if one.publication_status is None]
         catalogs, live = _catalogs(known), _named(relation)
         mine = self._with_earlier_tables([*known, RelationRecord.of_catalog(relation)])
         found = {attnum for one in (*catalogs, relation) for attnum in _attnums(one, mine.names)}
@@ -263,7 +263,7 @@ class HiddenColumns:
         return replace(self, names=frozenset(ColumnName(table, c) for table in tables for c in columns))
 
     def _received(self, record: RelationRecord) -> list[RelationRecord]:
-        return [*(one for one in self.records(record.message.oid) if one.standing is None), record]
+        return [*(one for one in self.records(record.message.oid) if one.publication_status is None), record]
 
     def _is_named(self, record: RelationRecord, column: str) -> bool:
         table = TableName(record.message.schema, record.message.name)
@@ -293,7 +293,7 @@ class HiddenColumns:
 def new_places(record: RelationRecord, records: Sequence[RelationRecord], known: Collection[int]) -> set[int]:
     """Return the positions in a relation's message of columns whose attnums are, or may be, not among the
     known."""
-    catalogs = _catalogs([*(one for one in records if one.standing is None), record])
+    catalogs = _catalogs([*(one for one in records if one.publication_status is None), record])
     layouts = list(_layouts(record, catalogs))
     if not layouts:
         return set(range(len(record.message.columns)))

@@ -109,7 +109,8 @@ def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
     if change.op == "update":
         raise TransformError(
             f"a row of the outbox {change.table} was updated, and its event was sent before",
-            "insert another row instead; with on_error: skip_and_record such updates are passed over",
+            "insert another row instead. With on_error set to skip_and_record, such updates are"
+            " skipped and recorded",
         )
     row = change.data or {}
     payload = _value(change, row, outbox.payload)
@@ -156,7 +157,7 @@ def _value(change: Change, row: Mapping[str, Any], column: str | None) -> Any:
         )
     raise TransformError(
         f'{change.table} has no column "{one_line(column)}", which the publisher\'s settings name',
-        "mend outbox or transform of the publisher",
+        "fix the column's name in outbox or transform of the publisher",
     )
 
 

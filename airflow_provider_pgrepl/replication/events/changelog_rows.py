@@ -116,9 +116,10 @@ def _in_order(filesystem: pafs.FileSystem, root: str, files: list[ChangelogFile]
         # Rows that do not come from a transaction have an ordinal below 0, which several files may share.
         if pieces and commit.first <= pieces[-1].last and commit.first[1] >= 0:
             raise ChangelogError(
-                f"the changelog's files hold changes of the transaction at {LSN(commit.first[0])} in an order"
-                " that cannot be told",
-                "nothing of it was passed on; please report it, with `pgrepl status`",
+                f"the changelog's files hold changes of the transaction at {LSN(commit.first[0])} in"
+                " an order that cannot be determined",
+                "nothing of the transaction was published; please report this with the output of"
+                " `pgrepl status`",
             )
         if pieces and pieces[-1].path == commit.path:
             pieces[-1] = replace(pieces[-1], last=commit.last)

@@ -155,8 +155,8 @@ class PublishedColumns:
         if said and (unknown := sorted(said - self.relations.columns(oid))):
             raise DriftError(
                 f"{unknown[0]}, which the publisher's settings name, was never a column of the table",
-                "mend the name; a rule for a column that comes later is written when it has come, while the"
-                " publisher stands",
+                "fix the name. To name a column that will be added later, stop the publisher, add"
+                " the column, and then add the rule",
                 remedy=None,
             )
         return bool(said)
@@ -322,8 +322,8 @@ class FilteredRows:
                 places = HiddenColumns(named, self._relations.records).places(record) - set(record.hidden)
                 if len(places) != 1:
                     raise DriftError(
-                        f"row_filter: it cannot be told which column of {table} is {one_line(column)}",
-                        "mend the name, or resnapshot the table: then its columns are known",
+                        f"row_filter: it cannot be determined which column of {table} is {one_line(column)}",
+                        "fix the name, or resnapshot the table: its columns are then recorded",
                         remedy=None,
                     )
                 (place,) = places

@@ -114,7 +114,9 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
         beyond = f"after: {position} is beyond {durable}, up to which the changelog holds everything"
         if is_named:
             raise ConfigError(
-                beyond, "check that this is the lake from which it came, and that it was not put back"
+                beyond,
+                "check that the position comes from this lake, and that the lake was not restored"
+                " from a copy",
             )
         log.warning("%s: nothing is read until it has come there", beyond)
     return position

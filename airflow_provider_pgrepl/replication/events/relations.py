@@ -118,7 +118,8 @@ class KnownRelations:
         if version not in self._records:
             raise ChangelogError(
                 f"the relation {version} of a change is not in the relation index",
-                "look at the lake's folder _pgrepl/relations: it may have been deleted or put back",
+                "check the lake's folder _pgrepl/relations: it may have been deleted, or restored"
+                " from a copy",
             )
         return self._records[version]
 
@@ -128,7 +129,7 @@ class KnownRelations:
             *(
                 record.names
                 for record in self._records.values()
-                if oid in (None, record.message.oid) and record.standing is None
+                if oid in (None, record.message.oid) and record.publication_status is None
             )
         )
 
@@ -140,7 +141,7 @@ class KnownRelations:
         """Return all names that a table's columns have had, in the stream or in the catalog."""
         found: set[ColumnName] = set()
         for record in self._records.values():
-            if record.message.oid == oid and record.standing is None:
+            if record.message.oid == oid and record.publication_status is None:
                 columns = {column.name for column in record.message.columns}
                 if record.catalog is not None:
                     both = (*record.catalog.columns, *record.catalog.unpublished)
@@ -152,7 +153,7 @@ class KnownRelations:
         """Return the attnums of all columns that the catalog has had, by the oid of their table."""
         found: dict[int, frozenset[int]] = {}
         for record in self._records.values():
-            if record.standing is None:
+            if record.publication_status is None:
                 catalog = record.catalog
                 both = (*catalog.columns, *catalog.unpublished) if catalog else ()
                 known = found.get(record.message.oid, frozenset())

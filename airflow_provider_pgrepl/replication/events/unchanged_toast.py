@@ -14,7 +14,11 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeUnavailableError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL, letters
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    ROW_SCHEMA,
+    STATUS_ORDINAL,
+    letters,
+)
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
 from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT
@@ -241,7 +245,7 @@ class UnchangedValues:
 
     def _fill(self, rows: pa.Table) -> Iterator[pa.Table]:
         is_new = self._untouched.begin(rows)
-        if not self._is_following and _is_unsent(rows).any():
+        if not self._is_following and _lacks_values(rows).any():
             self._begin(rows)
             if not is_new:
                 # The rows that the earlier part of the transaction changed are unknown.
@@ -282,11 +286,11 @@ class UnchangedValues:
         oids = rows["relation_id"].to_numpy()
         sizes = np.diff(bytes_before(array_of(rows, "new", TEXTS)))
         is_large = pc.is_in(ops, value_set=_WITH_VALUES).to_numpy() & (sizes >= _WIDE_BYTES)
-        is_concerned = is_large | _is_unsent(rows) | (self._look_up is not None)
+        is_concerned = is_large | _lacks_values(rows) | (self._look_up is not None)
         concerned = {*np.unique(oids[is_concerned]).tolist(), *self._versions}
         # After a change of the publication the server sends each table's definition again. A publication
         # status adds nothing to it.
-        is_said = pc.not_equal(rows["ordinal"], STANDING_ORDINAL)
+        is_said = pc.not_equal(rows["ordinal"], STATUS_ORDINAL)
         is_of_table = pc.and_(pc.is_in(ops, value_set=letters(_OF_A_TABLE)), is_said).to_numpy()
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Values] = {}
@@ -390,7 +394,7 @@ def _size(values: Values) -> int:
     return _ENTRY_BYTES + bytes_of(values)
 
 
-def _is_unsent(rows: pa.Table) -> Bools:
+def _lacks_values(rows: pa.Table) -> Bools:
     """Return a mask of the updates that lack values."""
     found: Bools = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0).to_numpy() > 0
     return found

@@ -283,7 +283,8 @@ class Points:
                 raise LakeError(
                     f"a consistent point at {LSN(point.lsn)} of epoch {point.epoch} is before the last one,"
                     f" at {LSN(points[-1].lsn)} of epoch {points[-1].epoch}",
-                    "has the lake been written by another process, or restored in part?",
+                    "check whether another process writes to the lake, or part of the lake was"
+                    " restored from a copy",
                 )
             if points and point == points[-1]:
                 return

@@ -65,7 +65,8 @@ def check_droppable(
     if kept:
         raise LakeError(
             f"nothing was dropped, because pipeline {pipeline} has not written all of it: {'; '.join(kept)}",
-            "move that folder away, or delete it yourself if nobody needs it, then run this again",
+            "move that folder away, or delete it yourself if its data is not needed, then run the"
+            " command again",
         )
 
 

@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
-from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired, join_closed_hours
+from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours, drop_expired
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
@@ -131,13 +131,13 @@ class Maintenance:
                     dropped = drop_expired(self._pipeline.lake_root, hours, needed, now)
                     done.changelog_files += dropped.files
         with _failing_alone(_CHANGELOG, done):
-            done.joined_files = join_closed_hours(self._pipeline.lake_root, now).files
+            done.joined_files = compact_closed_hours(self._pipeline.lake_root, now).files
         if reader_version is not None:
             with _failing_alone(_CHANGELOG, done):
                 self._maintain_changelog(reader_version, done, now)
         log.info(
-            "maintenance took away %d points, %d changelog files from its list, %d files, %d log entries;"
-            " it joined %d changelog files",
+            "maintenance deleted %d consistent points, %d changelog files from the file list, %d"
+            " files and %d log entries; it compacted %d changelog files",
             *(done.points, done.changelog_files, done.files, done.log_entries, done.joined_files),
         )
         return done

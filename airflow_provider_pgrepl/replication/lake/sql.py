@@ -42,7 +42,7 @@ def sql_reader(
     rows are read.
     """
     check_reads(sql)
-    hint = f"the lake has at this moment: {', '.join(tables) or 'no table'}"
+    hint = f"tables of the lake: {', '.join(tables) or 'no table'}"
     with ExitStack() as stack:
         builder = QueryBuilder()
         schemas = {"public"}

@@ -127,9 +127,7 @@ class Splitter:
             old_counts,
         )
         if fault != kernels.OK:
-            raise WireError(
-                f"a message of the replication stream {_FAULTS[fault]} (number {at} of its chunk)"
-            )
+            raise WireError(f"a received message (number {at} of its chunk) {_FAULTS[fault]}")
         times[times != NO_TIME] += POSTGRES_EPOCH_US
         row_index = np.flatnonzero(np.isin(tags, _ROW_TAGS))
         lists = _split_rows(data, offsets[:-1][row_index] + kernels.HEADER, new_counts, old_counts)

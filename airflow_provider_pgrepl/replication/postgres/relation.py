@@ -126,7 +126,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class PublicationStanding:
+class PublicationStatus:
     """The publication status of a relation: the table that has its name now, and how that is published.
 
     `oid`: that of the relation, or, if it was dropped, of another table with its name, or 0. `moved_to`: its
@@ -145,7 +145,7 @@ class PublicationStanding:
     moved_to: TableName | None = None
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> PublicationStanding:
+    def from_dict(cls, fields: dict[str, Any]) -> PublicationStatus:
         partitions = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))
         moved_to = TableName(**fields["moved_to"]) if fields.get("moved_to") else None
         links = tuple(fields.get("links", ()))
@@ -216,8 +216,8 @@ class Relation:
         return self.table, frozenset((column.attnum, column.name) for column in columns)
 
     @property
-    def standing(self) -> PublicationStanding:
-        return PublicationStanding(
+    def publication_status(self) -> PublicationStatus:
+        return PublicationStatus(
             self.oid,
             self.publication_oid,
             self.publication_xmin,

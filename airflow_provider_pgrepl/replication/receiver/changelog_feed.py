@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.pgoutput.columns import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_rows import KeptMessages, VersionTagger
 from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
-from airflow_provider_pgrepl.replication.receiver.redelivery import ResentCheck
+from airflow_provider_pgrepl.replication.receiver.redelivery import RedeliveryFilter
 from airflow_provider_pgrepl.replication.receiver.relation_tracker import CatalogWatch, RelationTracker
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -187,7 +187,7 @@ class ChangelogFeed:
         progress.sequence = writer.sequence
         self.confirmed_lsn = confirmed_lsn
         """The LSN that the slot had confirmed when the receiver started."""
-        self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, self.confirmed_lsn)
+        self._resent = RedeliveryFilter.load(changelog_uri(pipeline.lake_root), writer, self.confirmed_lsn)
         trusts = pipeline.trust_table_owners
         self._watch = CatalogWatch(catalog, writer.epoch_record, trusts_owners=trusts)
         index = RelationIndex(relations_uri(pipeline.lake_root))

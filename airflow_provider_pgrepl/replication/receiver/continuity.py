@@ -98,8 +98,8 @@ def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
         return None
     return SlotError(
         f"the slot {slot.name} has confirmed {confirmed}, beyond {durable_lsn}, the last durable LSN:"
-        " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
-        " changes between are lost. Or this server is a copy of the source",
+        " another program advanced or recreated the slot, or the lake's storage lost commits, and"
+        " the changes in between are lost; or this server is a copy of the source",
         errors.prove_source(),
     )
 

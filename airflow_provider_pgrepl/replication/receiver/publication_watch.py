@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.postgres.relation import PublicationStanding
+from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus
 from airflow_provider_pgrepl.replication.source.catalog.partitions import say_had_rows
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.publication import Publishing
@@ -59,7 +59,7 @@ class PublicationWatch:
         self._index = index
         self._trusts_owners = trusts_owners
         self._said: _Said | None = None
-        self._known: dict[int, PublicationStanding] = {}
+        self._known: dict[int, PublicationStatus] = {}
 
     def look(self) -> None:
         """Record the publication status of tables in the changelog if the publication has changed.
@@ -76,43 +76,43 @@ class PublicationWatch:
             self._say_first(publishing, digest)
         elif self._writer.durable_lsn >= self._said.read_lsn:
             self._writer.published = digest
-            self._say(self._standings(publishing, self._said.relation_ids))
+            self._say(self._read_status(publishing, self._said.relation_ids))
             self._said = None
 
     def _say_first(self, publishing: Publishing, digest: int) -> None:
         if not publishing.oids:
             self._writer.published = digest
             return
-        standings = self._standings(publishing, publishing.oids)
-        moved = {oid: found for oid, found in standings.items() if found != self._known.get(oid)}
+        statuses = self._read_status(publishing, publishing.oids)
+        moved = {oid: found for oid, found in statuses.items() if found != self._known.get(oid)}
         self._say(moved)
-        self._known = standings
+        self._known = statuses
         unsaid = frozenset() if self._said is None else self._said.relation_ids
         self._said = _Said(digest, written_lsn(self._connection), unsaid | moved.keys())
 
-    def _standings(self, publishing: Publishing, oids: Collection[int]) -> dict[int, PublicationStanding]:
+    def _read_status(self, publishing: Publishing, oids: Collection[int]) -> dict[int, PublicationStatus]:
         some = Publishing(publishing.publication, sorted(oids))
-        return some.standings(self._connection, self._index.names)
+        return some.read_status(self._connection, self._index.names)
 
-    def _say(self, standings: dict[int, PublicationStanding]) -> None:
-        if standings:
+    def _say(self, statuses: dict[int, PublicationStatus]) -> None:
+        if statuses:
             # For new tables, and after a start, this may be the first record and not a change.
-            level = logging.INFO if standings.keys() & self._known.keys() else logging.DEBUG
-            log.log(level, "recorded in the changelog how %d tables are published now", len(standings))
-            self._writer.append_between(self._rows(standings))
+            level = logging.INFO if statuses.keys() & self._known.keys() else logging.DEBUG
+            log.log(level, "recorded in the changelog how %d tables are published now", len(statuses))
+            self._writer.append_between(self._rows(statuses))
 
-    def _rows(self, standings: dict[int, PublicationStanding]) -> pa.Table:
-        return pa.Table.from_pylist([self._row(*item) for item in sorted(standings.items())], ROW_SCHEMA)
+    def _rows(self, statuses: dict[int, PublicationStatus]) -> pa.Table:
+        return pa.Table.from_pylist([self._row(*item) for item in sorted(statuses.items())], ROW_SCHEMA)
 
-    def _row(self, relation_id: int, standing: PublicationStanding) -> dict[str, object]:
+    def _row(self, relation_id: int, status: PublicationStatus) -> dict[str, object]:
         partitions = say_had_rows(
-            self._connection, relation_id, standing.partitions, trusts_owners=self._trusts_owners
+            self._connection, relation_id, status.partitions, trusts_owners=self._trusts_owners
         )
-        record = RelationRecord.of_standing(relation_id, replace(standing, partitions=partitions))
+        record = RelationRecord.of_publication_status(relation_id, replace(status, partitions=partitions))
         return {
             "epoch": self._writer.epoch,
             "commit_lsn": self._writer.durable_lsn,
-            "ordinal": STANDING_ORDINAL,
+            "ordinal": STATUS_ORDINAL,
             "relation_id": relation_id,
             "relation_version": record.version,
             "op": "R",

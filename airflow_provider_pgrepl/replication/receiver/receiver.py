@@ -319,13 +319,13 @@ class Receiver:
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
             way_out = (
-                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} says what it"
-                " costs to go on without this transaction, and with --yes does so"
+                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} lists the tables that need a"
+                " resnapshot without this transaction, and with --yes skips it"
             )
         return UnsendableError(
-            f"the server cannot send {place}: {error.message}. It stands in the WAL as it is, whatever is"
-            " done to the row now, and ends the stream each time",
-            f"mend what writes such rows first; then {way_out}",
+            f"the server cannot send {place}: {error.message}. The transaction stays in the WAL,"
+            " whatever is done to the row now, and ends the stream each time",
+            f"first fix the application that writes such rows; then {way_out}",
         )
 
     def _hand_over(self, chunk: Chunk) -> None:
@@ -416,7 +416,7 @@ class ReconnectingReceiver:
         self._stopping = threading.Event()
         self._watching: threading.Thread | None = None
         self._pause_s = FIRST_PAUSE_S
-        self._unsent: int | None = None
+        self._cannot_send: int | None = None
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
@@ -496,9 +496,9 @@ class ReconnectingReceiver:
             return False
         unfinished = self._receiver.unfinished
         place = int(self.progress.durable_lsn) if unfinished is None else unfinished.commit_lsn
-        if self._unsent == place:
+        if self._cannot_send == place:
             return False
-        self._unsent = place
+        self._cannot_send = place
         log.warning("the server failed to send a transaction; trying once more")
         return True
 

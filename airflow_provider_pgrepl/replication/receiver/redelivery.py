@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     CHANGES,
     ROW_SCHEMA,
-    STANDING_ORDINAL,
+    STATUS_ORDINAL,
     letters,
 )
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_floor_lsn
@@ -28,7 +28,7 @@ _NOWHERE = LSN(0)
 _COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "op"]
 
 
-class ResentCheck:
+class RedeliveryFilter:
     """A filter for transactions above the slot's confirmed LSN that the changelog holds, or held.
 
     Retention may have deleted transactions up to `floor_lsn`: those are dropped without a comparison.
@@ -66,7 +66,7 @@ class ResentCheck:
         self._over = False
 
     @classmethod
-    def load(cls, uri: str, writer: ChangelogWriter, confirmed_lsn: LSN) -> ResentCheck:
+    def load(cls, uri: str, writer: ChangelogWriter, confirmed_lsn: LSN) -> RedeliveryFilter:
         """Read the commit LSN, xid and commit time of the transactions that the server may send again."""
         if confirmed_lsn >= writer.durable_lsn:
             return cls(writer.durable_lsn, {}, is_passed=True)
@@ -80,7 +80,7 @@ class ResentCheck:
         known: dict[int, tuple[int, int]] = {}
         with_rows: set[int] = set()
         for piece in pieces:
-            of_source = pc.greater(piece["ordinal"], STANDING_ORDINAL)
+            of_source = pc.greater(piece["ordinal"], STATUS_ORDINAL)
             is_above = pc.and_(pc.equal(piece["epoch"], writer.epoch), pc.greater(piece["commit_lsn"], above))
             wanted = (
                 piece.filter(pc.and_(is_above, of_source))
@@ -165,6 +165,6 @@ def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
 
 def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
-        f"the source was set back or replaced: the transaction at {LSN(lsn)} {what}",
+        f"the source was restored to an earlier state, or replaced: the transaction at {LSN(lsn)} {what}",
         errors.prove_source(),
     )

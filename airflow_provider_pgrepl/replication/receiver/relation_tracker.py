@@ -161,8 +161,9 @@ class RelationTracker:
             return
         self._warned_at = time.monotonic()
         log.warning(
-            "transaction %d holds a message of prefix %s that the event trigger has not made: it is not"
-            " believed. Who may send such is a matter of EXECUTE on pg_logical_emit_message",
+            "ignored a message of transaction %d with prefix %s that the event trigger did not send."
+            " To prevent such messages, revoke EXECUTE on pg_logical_emit_message from the roles"
+            " that send them",
             xid,
             DDL_PREFIX,
         )

@@ -68,7 +68,7 @@ def spark_submit(binary: str = "spark-submit") -> str:
     found = shutil.which(binary) or shutil.which(binary, path=str(Path(sys.executable).parent))
     if found is None:
         raise ToolError(
-            f"{binary} is neither on the PATH nor beside {sys.executable}",
+            f"{binary} is neither on the PATH nor in the folder of {sys.executable}",
             "pip install 'airflow-provider-pgrepl[spark]', or give its path as spark_binary=",
         )
     return found

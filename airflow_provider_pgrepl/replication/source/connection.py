@@ -275,8 +275,8 @@ def patience(connection: psycopg2.extensions.connection, limit_s: float | None) 
 
 def _no_answer(limit_s: float | None) -> psycopg2.OperationalError:
     return psycopg2.OperationalError(
-        f"no answer within {limit_s:g} s: the network swallows what is sent, or the statement waits for a"
-        " lock that somebody holds"
+        f"no answer within {limit_s:g} s: the network drops packets, or the statement waits for a"
+        " lock that another session holds"
     )
 
 

@@ -13,7 +13,7 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStanding, Relation
+from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStatus, Relation
 from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, leaves_of, read_leaves
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     ABOVE,
@@ -401,9 +401,9 @@ def _addition(connection: Connection, name: str, relation: Relation) -> tuple[st
 
 def _replaced(relation: Relation) -> SnapshotError:
     return SnapshotError(
-        f"{relation.table} is no longer the table that was selected (oid {relation.oid}): that one was"
-        " dropped or renamed meanwhile. Nothing is published",
-        "try again: the tables are selected anew",
+        f"{relation.table} is no longer the table that was selected (oid {relation.oid}): the"
+        " selected one was dropped or renamed in between. Nothing is published",
+        "run the command again, which selects the tables again",
     )
 
 
@@ -497,7 +497,7 @@ class Publishing:
         # Never 0, which means that no digest has been read.
         return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
 
-    def standings(self, connection: Connection, names: Names) -> dict[int, PublicationStanding]:
+    def read_status(self, connection: Connection, names: Names) -> dict[int, PublicationStatus]:
         """Return each table's publication status; for a dropped table, the oid that has its name now.
 
         `had_rows` of partitions is not determined.
@@ -515,9 +515,9 @@ class Publishing:
                 place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin)
                 _, persistence, *name = present[oid]
                 moved_to = _moved_to(connection, oid, TableName(*name), names(oid))
-                found[oid] = PublicationStanding(oid, *place, member.links, persistence, partitions, moved_to)
+                found[oid] = PublicationStatus(oid, *place, member.links, persistence, partitions, moved_to)
             else:
-                found[oid] = PublicationStanding(_successor(connection, names(oid)))
+                found[oid] = PublicationStatus(_successor(connection, names(oid)))
         return found
 
 

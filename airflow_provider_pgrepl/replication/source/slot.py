@@ -179,7 +179,7 @@ def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
             )
         except psycopg2.errors.ObjectInUse:
             raise BusyError(
-                f"slot {name} is read by somebody, and cannot be moved", "stop the replication app first"
+                f"slot {name} cannot be advanced while a walsender reads it", "stop the replication app first"
             ) from None
 
 
@@ -187,7 +187,7 @@ def _lsn(text: str | None) -> LSN | None:
     return None if text is None else LSN.parse(text)
 
 
-def is_told_of_publications(server_version: int) -> bool:
+def notices_altered_publications(server_version: int) -> bool:
     """Return True if this server's walsenders notice an ALTER PUBLICATION in transactions begun before it."""
     return server_version >= _INVALIDATES_SINCE.get(server_version // 10000, 0)
 
@@ -197,7 +197,7 @@ def renew_walsender(connection: Connection, slot: str) -> bool:
 
     The reader of the slot connects again. Nothing is lost: the slot retains the changes not confirmed.
     """
-    if is_told_of_publications(connection.server_version):
+    if notices_altered_publications(connection.server_version):
         return False
     found = read_slot(connection, slot)
     if found is None or found.active_pid is None:
@@ -205,8 +205,8 @@ def renew_walsender(connection: Connection, slot: str) -> bool:
     with source_errors(f"ending the walsender of slot {slot}"):
         row(connection, "SELECT pg_catalog.pg_terminate_backend(%s)", (found.active_pid,))
     log.info(
-        "ended the walsender (pid %d) of slot %s: this server's version may not tell it of tables that were"
-        " added to its publication; whoever reads the slot connects again",
+        "ended the walsender (pid %d) of slot %s: walsenders of this server version may not notice"
+        " tables that were added to the publication; the receiver reconnects",
         found.active_pid,
         slot,
     )

@@ -260,8 +260,8 @@ class SlotCreation:
         if code == "53400":
             raise ServerSettingError(
                 f"slot {self._name} cannot be made: all of the server's max_replication_slots are in use",
-                "raise max_replication_slots (needs a restart), or drop a slot that nobody needs:"
-                " select slot_name, active, wal_status from pg_replication_slots",
+                "raise max_replication_slots (needs a restart), or drop a slot that no program"
+                " needs: select slot_name, active, wal_status from pg_replication_slots",
             )
         if code == "55000":
             raise ServerSettingError(
@@ -287,10 +287,10 @@ class SlotCreation:
         )
         raise SlotError(
             f"a slot named {self._name} exists already{facts}",
-            "it goes with the session that made it: run the same again when that has ended"
+            "run the command again after the session that created the slot has ended, which drops it"
             if self._temporary
-            else "give the pipeline another slot name, or drop that slot if nobody needs it:"
-            f" select pg_drop_replication_slot('{self._name}')",
+            else "give the pipeline another slot name, or drop that slot if no program needs it: select"
+            f" pg_drop_replication_slot('{self._name}')",
         )
 
 
@@ -320,7 +320,7 @@ def create_slot(
                     return exported
             raise SnapshotError(
                 f"slot {name} still reads from before {point}, where transactions ran while it was made",
-                "transactions that last long may be in the way: run the same again",
+                "run the command again; wait until long transactions of the source have ended",
             )
         except BaseException:
             if creation.has_made:
@@ -404,7 +404,8 @@ def _check(control: Connection, other: str) -> None:
     if reason := reason_to_keep(control, slot) or invalid:
         raise SlotError(
             f"the position of slot {other} cannot be taken over: {reason}",
-            "begin without it: what it held and nobody has read is not published then",
+            "begin without it; the changes that the slot holds and no program has read are then not"
+            " published",
         )
     if slot.active:
         raise BusyError(

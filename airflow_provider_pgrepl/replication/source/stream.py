@@ -402,11 +402,12 @@ class Liveness:
     def _judge(self, silent_s: float) -> None:
         if not self._is_at_work():
             raise SourceConnectionError(
-                f"the replication stream has been silent for {silent_s:.0f} s, also when asked for a word",
-                "the network between here and the source swallows what is sent, or the source stands still",
+                f"the source sent nothing for {silent_s:.0f} s, and did not answer a keepalive request",
+                "check whether a firewall drops packets between this host and the source, and"
+                " whether the server responds",
             )
         log.warning(
-            "the source has sent nothing for %.0f s; its sender is decoding what comes next", silent_s
+            "the source has sent nothing for %.0f s; its walsender is decoding the next transaction", silent_s
         )
         self.heard()
 

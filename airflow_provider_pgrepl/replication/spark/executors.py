@@ -39,7 +39,7 @@ Host = tuple[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
-class UnfitHost:
+class IncompatibleHost:
     """The result of a task that did not run, because packages on its host are missing or have another version
     than on the driver. `lacking`: the differences, as a sentence. Returned and not raised: Spark would retry
     a task that raises, and report the error in its own words."""
@@ -47,7 +47,7 @@ class UnfitHost:
     lacking: str
 
 
-def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result | UnfitHost]:
+def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result | IncompatibleHost]:
     """Return the work as a Spark task: it reaches the store as the driver does, and runs only on a host that
     has the driver's versions. The host is checked in each task, because an executor may be added at any time
     after `check_executors`."""
@@ -56,18 +56,18 @@ def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result
 
 def _on_host(
     wanted: Mapping[str, str], task: Callable[Arguments, Result]
-) -> Callable[Arguments, Result | UnfitHost]:
-    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result | UnfitHost:
+) -> Callable[Arguments, Result | IncompatibleHost]:
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result | IncompatibleHost:
         lacking = differences(wanted, *this_host())
-        return UnfitHost(lacking) if lacking else task(*arguments, **named)
+        return IncompatibleHost(lacking) if lacking else task(*arguments, **named)
 
     return run
 
 
-def result_of(answer: Result | UnfitHost) -> Result:
+def result_of(answer: Result | IncompatibleHost) -> Result:
     """Return the result of a task. Raises ToolError if the task did not run because its host is
     incompatible."""
-    if isinstance(answer, UnfitHost):
+    if isinstance(answer, IncompatibleHost):
         raise ToolError(answer.lacking, hints.EXECUTORS)
     return answer
 

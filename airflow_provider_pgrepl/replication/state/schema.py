@@ -216,9 +216,10 @@ def check_ownership(connection: Connection) -> None:
     if_yours = f", or run as a superuser: {'; '.join(cures)}" if cures else ""
     raise StateError(
         f"schema _pgrepl in database {database} is not, or not only, this program's: {odd}",
-        f"it must belong to role {role}, to one that this is a member of, or to a superuser, with nothing of"
-        f" others in it. If it is yours, connect as its owner{if_yours}; if somebody else has made it, drop"
-        " it, or give another database for it: state_conn_id, or PGREPL_STATE_DSN",
+        f"it must belong to role {role}, to one that this is a member of, or to a superuser, with"
+        f" nothing of others in it. If it is yours, connect as its owner{if_yours}; if another"
+        " program created it, drop it, or name another database for the state: state_conn_id, or"
+        " PGREPL_STATE_DSN",
     )
 
 
@@ -270,9 +271,9 @@ def _has_migrated(connection: Connection) -> bool:
 def _in_the_way(connection: Connection, doing: str) -> SourceConnectionError:
     who = "; ".join(one_line(text) for (text,) in rows(connection, _IN_THE_WAY))
     return SourceConnectionError(
-        f"{doing}: a lock was not had within {LOCK_WAIT_MS // 1000} s, because of"
-        f" {who or 'somebody who has just let go of it'}",
-        "try again when that is done",
+        f"{doing}: a lock was not granted within {LOCK_WAIT_MS // 1000} s, because of"
+        f" {who or 'a session that has just released it'}",
+        "run the command again when that session has ended its transaction",
     )
 
 

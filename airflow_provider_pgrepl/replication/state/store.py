@@ -332,14 +332,14 @@ class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, Pro
         """Create the schema, or migrate it to this version; see `schema.migrate`."""
         schema.migrate(self._connection)
 
-    def check_unsent(self, slot: str, used: str) -> None:
+    def check_not_published(self, slot: str, used: str) -> None:
         """Raise PublicationError if publications FOR ALL TABLES would send the tables that `migrate` creates
         to their subscribers. Does nothing if the schema exists.
 
         `slot` and `used`: as in `all_tables_publications`.
         """
         if not self.is_set_up():
-            refused_changes.check_unsent(self._connection, slot, used, _OTHER_PLACE)
+            refused_changes.check_not_published(self._connection, slot, used, _OTHER_PLACE)
 
     def is_set_up(self) -> bool:
         """Return True if the schema exists, in any version. Raises StateError for a newer one."""

@@ -92,7 +92,7 @@ NO_CONDITIONS = StoreFault(
 
 _NO_BUCKET = StoreFault("there is no such bucket", "make it, or correct lake in the pipeline")
 _NOBODYS = StoreFault(
-    "the store takes the credentials for nobody's", f"check {GOOGLE_KEY}, or the host's identity"
+    "the store does not recognize the credentials", f"check {GOOGLE_KEY}, or the host's identity"
 )
 _NOT_TAKEN = StoreFault(
     "the store does not take the key or the token",
@@ -135,7 +135,7 @@ FAULTS = {
     "AuthenticationFailed": _NOT_TAKEN,
     "InvalidAuthenticationInfo": _NOT_TAKEN,
     "AuthorizationFailure": StoreFault(
-        f"{_NOT_TAKEN.sentence}, or nobody from this host's network",
+        f"{_NOT_TAKEN.sentence}, or rejects this host's network",
         f"{_NOT_TAKEN.hint}, and the account's firewall",
     ),
     "AuthorizationPermissionMismatch": _DENIED,

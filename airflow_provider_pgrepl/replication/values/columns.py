@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy, TableChoices
-from airflow_provider_pgrepl.replication.values.parser import Parser, Unholdable
+from airflow_provider_pgrepl.replication.values.parser import Parser, UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
 CHANGE_IT = "change partition_by of the table in per_table, or take it out"
@@ -81,7 +81,7 @@ class TypedColumn:
             return _concatenate([self.parse(chunk) for chunk in texts.chunks], self.lake_type)
         try:
             return self.parser.parse(texts)
-        except Unholdable as unholdable:
+        except UnsupportedValue as unholdable:
             reason, hint = unholdable.reason, unholdable.hint
         raise ValueRangeError(
             f'column "{one_line(self.name)}" of {self.table} ({one_line(self.column.type_name)}) holds a'
@@ -176,8 +176,8 @@ def partitioning(relation: Relation, choices: TableChoices) -> Partitioning | No
         )
     index = relation.columns.index(column)
     found = typed_column(column, relation.table, choices, index)
-    if unfit := _unfit(column, found.lake_type, by):
-        raise TableError(f"partition_by: {by}: {unfit}", _hint(relation))
+    if reason := _reason_against(column, found.lake_type, by):
+        raise TableError(f"partition_by: {by}: {reason}", _hint(relation))
     return Partitioning(found, by.unit)
 
 
@@ -199,7 +199,7 @@ def _missing(relation: Relation, choices: TableChoices, by: PartitionBy) -> str:
     return "which the table does not have"
 
 
-def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
+def _reason_against(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
     """Return the reason why a column cannot be the partition column, or ""."""
     base = column.pg_type.without_domain
     shown = one_line(column.type_name)
@@ -207,7 +207,7 @@ def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
         if base.oid not in _DATED:
             return f"{shown} has no {by.unit}; date, timestamp and timestamp with time zone have"
         if not (pa.types.is_date32(lake_type) or pa.types.is_timestamp(lake_type)):
-            return f"the column's lake type is {lake_type}, of which no {by.unit} can be told"
+            return f"the column's lake type is {lake_type}, which has no {by.unit}"
         return ""
     if base.oid in _PLAIN or base.kind == "e":
         return ""
@@ -392,8 +392,8 @@ def history_problems(relation: Relation) -> Iterator[str]:
     """Yield the reasons why a table cannot have a history."""
     if not relation.key_columns:
         yield (
-            "history needs a key, by which the versions of a row are told from other rows: give the table a"
-            ' primary key, or set {"history": false} for it in per_table'
+            "history needs a key, which identifies the versions of a row: give the table a primary"
+            ' key, or set {"history": false} for it in per_table'
         )
     for column in relation.columns:
         if column.name.casefold().startswith(("_pgrepl_from_", "_pgrepl_to_")):

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.values.parser import (
     Parser,
     ParserOf,
     Text,
-    Unholdable,
+    UnsupportedValue,
     not_output_of_type,
 )
 
@@ -55,7 +55,7 @@ class Parts:
 def split_array(texts: pa.Array, delimiter: str = ",", brackets: str = "{}") -> Parts:
     """Split arrays into unquoted elements.
 
-    Raises Unholdable for arrays of several dimensions, or with explicit lower bounds.
+    Raises UnsupportedValue for arrays of several dimensions, or with explicit lower bounds.
     """
     opening, closing = brackets.encode()
     between = ord(delimiter)
@@ -67,12 +67,12 @@ def split_array(texts: pa.Array, delimiter: str = ",", brackets: str = "{}") -> 
 
 
 def split_rows(texts: pa.Array, delimiter: str) -> Parts:
-    """Split arrays of several dimensions into their outermost rows, as texts of arrays. Raises Unholdable."""
+    """Split arrays of several dimensions into their outermost rows, as texts. Raises UnsupportedValue."""
     return _split_whole(texts, ord(delimiter), is_multirange=False)
 
 
 def split_multirange(texts: pa.Array) -> Parts:
-    """Split multiranges into the texts of their ranges. Raises Unholdable."""
+    """Split multiranges into the texts of their ranges. Raises UnsupportedValue."""
     return _split_whole(texts, ord(","), is_multirange=True)
 
 
@@ -85,7 +85,7 @@ def _split_whole(texts: pa.Array, between: int, *, is_multirange: bool) -> Parts
 
 
 def split_record(texts: pa.Array, width: int, *, is_range: bool = False) -> list[pa.Array]:
-    """Split records into one array of texts for each field, or ranges into 2 bounds. Raises Unholdable."""
+    """Split records into an array of texts for each field, ranges into 2 bounds. Raises UnsupportedValue."""
     parts = _split(
         texts,
         lambda *inputs: kernels.split_record(*inputs[:3], width, is_range, *inputs[3:]),
@@ -95,7 +95,7 @@ def split_record(texts: pa.Array, width: int, *, is_range: bool = False) -> list
 
 
 def split_pairs(texts: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Split hstores. Return the number of each row's first pair, all keys, all values. Raises Unholdable."""
+    """Split hstores. Return each row's first pair number, all keys, all values. Raises UnsupportedValue."""
     parts = _split(texts, kernels.split_pairs, lambda data: 2 * _count(data, ord(">")))
     keys, values = _by_turns(parts.texts, 2)
     return parts.starts, keys, values
@@ -112,7 +112,7 @@ def _count(data: NDArray[np.uint8], byte: int) -> int:
 
 
 def _split(texts: pa.Array, kernel: Callable[..., Any], most: Callable[[NDArray[np.uint8]], int]) -> Parts:
-    """Run a kernel. `most`: returns the maximum number of parts. Raises Unholdable."""
+    """Run a kernel. `most`: returns the maximum number of parts. Raises UnsupportedValue."""
     places, data = _places_and_data(texts)
     valid = texts.is_valid().to_numpy(zero_copy_only=False)
     starts = np.zeros(len(texts) + 1, np.int64)
@@ -123,7 +123,7 @@ def _split(texts: pa.Array, kernel: Callable[..., Any], most: Callable[[NDArray[
     if status == kernels.MALFORMED:
         raise not_output_of_type()
     if status != kernels.OK:
-        raise Unholdable(*_FINDINGS[status])
+        raise UnsupportedValue(*_FINDINGS[status])
     return Parts(pa.array(starts).cast(pa.int32()), _strings(ends[:parts], nulls[:parts], out[:filled]))
 
 
@@ -156,9 +156,9 @@ class Array:
     """An array as a list of the values that `element` parses.
 
     In PostgreSQL, the lower bound and the number of dimensions belong to an array's value, not to its type. A
-    list has no lower bound. Therefore `parse` raises Unholdable for an array that does not begin at 1, or has
-    another number of dimensions than the column. `of_rows`: True if the elements are rows of an array of
-    several dimensions.
+    list has no lower bound. Therefore `parse` raises UnsupportedValue for an array that does not begin at 1,
+    or has another number of dimensions than the column.
+    `of_rows`: True if the elements are rows of an array of several dimensions.
     """
 
     element: Parser
@@ -254,9 +254,11 @@ class Range:
     def _parse_bound(self, texts: pa.Array) -> pa.Array:
         try:
             return self.bound.parse(texts)
-        except Unholdable as unholdable:
+        except UnsupportedValue as unholdable:
             reason = f"{unholdable.reason}, as the bound of a range"
-        raise Unholdable(reason, f"give the column the lake type string in types; then {errors.RESNAPSHOT}")
+        raise UnsupportedValue(
+            reason, f"give the column the lake type string in types; then {errors.RESNAPSHOT}"
+        )
 
 
 @dataclass(frozen=True)

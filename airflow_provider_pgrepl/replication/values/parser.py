@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
 
 
-class Unholdable(Exception):  # noqa: N818 - a finding, turned into ValueRangeError by the room's API
+class UnsupportedValue(Exception):  # noqa: N818 - a finding; callers raise ValueRangeError
     """The error that the lake type cannot hold a value. `reason`: the kind of value; `hint`: a remedy."""
 
     def __init__(self, reason: str, hint: str) -> None:
@@ -37,7 +37,7 @@ class Parser(Protocol):
         """The type for pyarrow's CSV reader, if its values always equal those of `parse`; else None."""
 
     def parse(self, texts: pa.Array) -> pa.Array:
-        """Convert a `string` or `large_string` array to `lake_type`, exactly. Raises Unholdable."""
+        """Convert a `string` or `large_string` array to `lake_type`, exactly. Raises UnsupportedValue."""
 
 
 Family = Callable[[PgType, ColumnChoice], Parser]
@@ -61,9 +61,9 @@ def cast(texts: pa.Array, lake_type: pa.DataType) -> pa.Array | None:
         return None
 
 
-def not_output_of_type(hint: str = "") -> Unholdable:
+def not_output_of_type(hint: str = "") -> UnsupportedValue:
     """Return the error of a text that the type's output function never returns under the pinned settings."""
-    return Unholdable(
+    return UnsupportedValue(
         "a text that PostgreSQL does not write for this type",
         hint
         or "check that nothing on the way to the source (a pooler, a proxy) changes its session settings",

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.values.parser import (
     Family,
     Parser,
     Text,
-    Unholdable,
+    UnsupportedValue,
     cast,
     not_output_of_type,
 )
@@ -128,8 +128,8 @@ class Decimal:
         odd = pc.is_in(texts, value_set=pa.array(_NOT_FINITE, texts.type))
         if pc.any(odd).as_py():
             if not self.odd_is_null:
-                raise Unholdable(
-                    "NaN or infinity",
+                raise UnsupportedValue(
+                    "the value is NaN or infinity",
                     "set numeric_nan to null (not for columns of a key), and retry the table; or give the"
                     f" column lake type string in types, then {errors.RESNAPSHOT}",
                 )
@@ -141,7 +141,7 @@ class Decimal:
         return pc.replace_with_mask(numbers, long, self._parse_long(texts.filter(long)))
 
     def _parse_long(self, texts: pa.Array) -> pa.Array:
-        """Convert long texts: remove zeros after the last digit of the scale. Raises Unholdable."""
+        """Convert long texts: remove zeros after the last digit of the scale. Raises UnsupportedValue."""
         whole = rf"\d{{1,{self.precision - self.scale}}}" if self.precision > self.scale else "0"
         fits = pc.match_substring_regex(texts, rf"^-?{whole}(?:\.\d{{0,{self.scale}}}0*)?$")
         if pc.all(fits).as_py() is False:
@@ -149,12 +149,12 @@ class Decimal:
         shortened = pc.replace_substring_regex(texts, rf"(\.\d{{{self.scale}}})0+$", r"\1")
         return pc.cast(shortened, self.lake_type)
 
-    def _does_not_fit(self, texts: pa.Array) -> Unholdable:
+    def _does_not_fit(self, texts: pa.Array) -> UnsupportedValue:
         if self.is_declared or pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py() is False:
             return not_output_of_type(
                 f"the column's precision or scale may have changed: {errors.RESNAPSHOT}"
             )
-        return Unholdable(
+        return UnsupportedValue(
             f"a number with more than {self.precision - self.scale} digits before the point"
             f" or {self.scale} after it",
             f"choose a decimal that holds it, or string, for the column in types; then {errors.RESNAPSHOT}",
@@ -231,7 +231,7 @@ class Binary:
     csv_type: pa.DataType | None = None
 
     def parse(self, texts: pa.Array) -> pa.Array:
-        """Convert all rows at once: without the prefixes, their digits are contiguous. Raises Unholdable."""
+        """Convert all rows: without prefixes, their digits are contiguous. Raises UnsupportedValue."""
         if pc.all(pc.starts_with(texts, _PREFIX)).as_py() is False:
             raise not_output_of_type()
         lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, In
 from airflow_provider_pgrepl.replication.values.parser import (
     Parser,
     Text,
-    Unholdable,
+    UnsupportedValue,
     cast,
     not_output_of_type,
 )
@@ -100,11 +100,11 @@ class Temporal:
         return self._parse_odd(self._finite(texts)) if fast is None else fast
 
     def _finite(self, texts: pa.Array) -> pa.Array:
-        """Return the texts with null or a sentinel in place of infinities. Raises Unholdable."""
+        """Return the texts with null or a sentinel in place of infinities. Raises UnsupportedValue."""
         if not pc.any(pc.is_in(texts, value_set=pa.array(_INFINITIES, texts.type))).as_py():
             return texts
         if self.infinity == "error":
-            raise Unholdable("infinity or -infinity", _INFINITE)
+            raise UnsupportedValue("the value is infinity or -infinity", _INFINITE)
         for infinite, sentinel in zip(_INFINITIES, self.sentinels, strict=True):
             instead = pa.scalar(sentinel if self.infinity == "sentinel" else None, texts.type)
             texts = pc.if_else(pc.equal(texts, pa.scalar(infinite, texts.type)), instead, texts)
@@ -113,7 +113,7 @@ class Temporal:
     def _parse_odd(self, texts: pa.Array) -> pa.Array:
         """Parse with Arrow, and only the rows that Arrow rejects (before 1 AD, or after 9999) by `_count`.
 
-        Raises Unholdable.
+        Raises UnsupportedValue.
         """
         odd = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _ORDINARY)), False)
         ordinary = cast(pc.if_else(odd, pa.scalar(None, texts.type), texts), self.lake_type)
@@ -122,7 +122,7 @@ class Temporal:
         return pc.replace_with_mask(ordinary, odd, self._count(texts.filter(odd)).view(self.lake_type))
 
     def _count(self, texts: pa.Array) -> pa.Array:
-        """Return days (of a date) or microseconds since 1970. Raises Unholdable."""
+        """Return days (of a date) or microseconds since 1970. Raises UnsupportedValue."""
         fields = pc.extract_regex(texts, self.pattern)
         if fields.null_count:
             raise not_output_of_type()
@@ -155,7 +155,7 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
     last_second, last_fraction = divmod(_MAX_MICROSECONDS, 1_000_000)
     beyond = (seconds > last_second) | ((seconds == last_second) & (fraction > last_fraction))
     if beyond.any():
-        raise Unholdable("a time after 294247-01-10 04:00:54.775807", _OUT_OF_RANGE)
+        raise UnsupportedValue("the time is after 294247-01-10 04:00:54.775807", _OUT_OF_RANGE)
     return seconds * 1_000_000 + fraction
 
 

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("airflow_provider_pgrepl").setLevel(logging.INFO)
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     settings = ConsumerSettings.read(arguments.file)
-    anew = _anew(settings, arguments.resnapshot)
+    anew = _tables_to_resnapshot(settings, arguments.resnapshot)
     dsn = _variable(CONSUMER_DSN_VARIABLE, "DB_URI", "the connection string of the database with the copies")
     uri = _variable(process.TARGET_VARIABLE, "NATS_URI", "the URI of NATS, as nats://user:password@host:4222")
     with StopSignal() as stop:
@@ -84,7 +84,7 @@ async def _consume(
     return [task.result() for task in tasks]
 
 
-def _anew(settings: ConsumerSettings, given: list[str]) -> set[TableName]:
+def _tables_to_resnapshot(settings: ConsumerSettings, given: list[str]) -> set[TableName]:
     """Return the target tables that are to be resnapshotted. Raises ConfigError."""
     known = {target for tables in settings.tables.values() for target in tables.values()}
     if given == [_ALL]:
@@ -95,8 +95,8 @@ def _anew(settings: ConsumerSettings, given: list[str]) -> set[TableName]:
         raise ConfigError(f"--resnapshot: {error}") from None
     if unknown := sorted(map(str, found - known)):
         raise ConfigError(
-            f"--resnapshot: {', '.join(unknown)}: no such table of the copy",
-            f"name those that the file names as targets, or {_ALL}",
+            f"--resnapshot: {', '.join(unknown)}: the consumer's file names no such target table",
+            f"name target tables of the consumer's file, or {_ALL}",
         )
     return found
 

@@ -190,7 +190,10 @@ def _options(variable: str, given: Mapping[str, str], what: str, by_creek: Colle
     if not isinstance(found, dict):
         raise ConfigError(f"{variable}: must be an object of {what}")
     if taken := sorted(set(found) & set(by_creek)):
-        raise ConfigError(f"{variable}: {', '.join(taken)}: given by creek's variables")
+        raise ConfigError(
+            f"{variable}: {', '.join(taken)}: creek's own variables set this already; the key is not"
+            " allowed here"
+        )
     return found
 
 
@@ -232,8 +235,8 @@ class SourceTables:
         if refused := refused_once_published(connection, self._deployment.pipeline(tables), tables):
             raise TableError(
                 "\n".join(f"{one.table}: {one.problem}. Either {one.cure}" for one in refused),
-                "nothing was published: mend that, or take the table out of PG_TABLES; a table into which"
-                " rows are only inserted may be listed in insert_only (PGREPL_PIPELINE_OPTIONS)",
+                "nothing was published. Fix the table, or remove it from PG_TABLES. If rows are only"
+                " inserted into it, list it in insert_only (PGREPL_PIPELINE_OPTIONS)",
             )
         create_at_once(connection, name, tables)
         log.info("made the publication %s", name)
@@ -276,7 +279,9 @@ class SourceTables:
             with source_errors("listening"):
                 connection.poll()
         except PgReplError as error:
-            log.warning("nothing is heard of tables that are added: %s", error.message)
+            log.warning(
+                "the connection that notifies of added tables failed; trying again: %s", error.message
+            )
             self.close()
             return False
         heard = bool(connection.notifies)

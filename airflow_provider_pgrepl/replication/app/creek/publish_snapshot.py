@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.publisher import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publish.publisher import StopRequested
 from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherRecord,
     read_columns,
@@ -129,7 +129,7 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             read = partial(_payloads, pipeline, settings, table, position, stop=stop)
             lake = StreamLake(pipeline.lake_root)
             send_snapshot(servers, settings, subject, Wanted(lake, table, position, at, read))
-        except TimeToEnd:
+        except StopRequested:
             log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
             return process.RETRY_MAY_HELP
     return process.DONE
@@ -170,7 +170,7 @@ def _shown_and_published(
     """Return what `_published` returns, once the lake can show the table at that position.
 
     The lake may hold the table from a later position on only, which the publisher reaches soon. Raises
-    LakeError after 45 s, TimeToEnd, and what `_published` raises.
+    LakeError after 45 s, StopRequested, and what `_published` raises.
     """
     end = time.monotonic() + _PATIENCE_S
     while True:
@@ -183,7 +183,7 @@ def _shown_and_published(
         else:
             return position, at
         if stop.wait(_PAUSE_S):
-            raise TimeToEnd
+            raise StopRequested
 
 
 def _published(
@@ -238,7 +238,7 @@ def _encoded(snapshot: SnapshotRows, rows: pa.Table, stop: StopSignal) -> Iterat
     step = max(1, min(_AT_ONCE, rows.num_rows * _AT_ONCE_BYTES // max(1, rows.nbytes)))
     for start in range(0, rows.num_rows, step):
         if stop.is_set:
-            raise TimeToEnd
+            raise StopRequested
         yield snapshot.encode(rows.slice(start, step))
 
 

@@ -139,7 +139,10 @@ class FollowedTables:
             self._one_by_one = sorted(self._being_added, reverse=True)
         elif code == process.WILL_NOT_HELP:
             self._refused |= self._being_added
-            log.error("%s cannot be taken: mend that, then start this again", *map(str, self._being_added))
+            log.error(
+                "%s cannot be added: fix the error above, then start the service again",
+                *map(str, self._being_added),
+            )
         return True
 
     def _say_once(self, text: str) -> None:
@@ -308,7 +311,7 @@ class Service:
             for child in self._lasting:
                 code = child.ended()
                 if code is not None and code not in _BEGUN_AGAIN and code > 0:
-                    log.error("%s ended with code %d, which starting it again does not mend", child.app, code)
+                    log.error("%s exited with code %d, which a restart does not fix", child.app, code)
                     return code
                 if code is not None:
                     log.warning("%s ended with code %d, and is started again", child.app, code)

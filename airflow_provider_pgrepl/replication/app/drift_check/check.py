@@ -49,7 +49,7 @@ _POLL_S = 0.5
 _RUNNING = timedelta(seconds=15)
 """An app that runs has written its progress within this time: it does so every few seconds."""
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
-_AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
+_AWAITED = "all its files are new ones, as after a TRUNCATE that the stream has not sent yet"
 _CAUSE_GONE = "the cause is gone: retry the table"
 
 

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.app.operations.selection import choose,
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_count
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.maintenance import join_closed_hours
+from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
@@ -231,7 +231,7 @@ class _Run:
         files = 0
         while not self._is_time_to_end():
             try:
-                joined = join_closed_hours(
+                joined = compact_closed_hours(
                     self.access.pipeline.lake_root, self.store.now(), _JOINED_AT_A_TIME
                 )
             except PgReplError as error:

@@ -159,7 +159,7 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: s
     # Make a batch begin that knows the new states, even if there are no changes.
     writer.mark(changelog_uri(root))
     try:
-        selection.wait_until_let_go(store, access.pipeline.name, since, deadline)
+        selection.wait_until_released(store, access.pipeline.name, since, deadline)
     except BusyError as busy:
         raise BusyError(
             "the tables are removed, but their lake tables not dropped: the replication app did not end its"

@@ -166,7 +166,7 @@ def lock_all(store: Store, pipeline: str, deadline: Deadline) -> None:
             lock(store, pipeline, purpose, deadline)
 
 
-def wait_until_let_go(store: Store, pipeline: str, since: datetime, deadline: Deadline) -> None:
+def wait_until_released(store: Store, pipeline: str, since: datetime, deadline: Deadline) -> None:
     """Wait until the replication app works with the states that were set before `since`, or no app runs.
 
     `since` is a time of the state database's clock. The app works with these states once a batch has begun

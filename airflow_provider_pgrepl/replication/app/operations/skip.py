@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_owner
 from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
-from airflow_provider_pgrepl.replication.app.recovery import recall_relations, settle_lake
+from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
@@ -83,7 +83,7 @@ def skip_transaction(
         found = evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
         store.lock(name, "snapshot")
         store.lock(name, "replicate")
-        settle_lake(found, access.dsn)
+        set_aside_torn_commits(found, access.dsn)
         evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
         named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
@@ -119,7 +119,7 @@ def _done(access: Access, lsn: LSN) -> Gap | None:
 
 def _recall(access: Access, records: Mapping[TableName, TableRecord]) -> None:
     epoch = read_epoch(changelog_uri(access.pipeline.lake_root))
-    recall_relations(access.pipeline, epoch, records.values())
+    index_recorded_tables(access.pipeline, epoch, records.values())
 
 
 def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName]) -> None:

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.apply.table_position import read_table_position
 from airflow_provider_pgrepl.replication.lake.consistent_points import Points
@@ -47,7 +47,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import trace_of
 
-__all__ = ["Retried", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
+__all__ = ["RetryResult", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
 log = logging.getLogger(__name__)
 _S = TableState
 _APPLIED = (_S.CATCHING_UP, _S.STREAMING)
@@ -61,7 +61,7 @@ _INSTEAD = {
 
 
 @dataclass
-class Continuation:
+class RetryCheck:
     """The check that errored tables can continue with what source, lake and changelog hold.
 
     The changelog is opened once for all tables.
@@ -79,7 +79,7 @@ class Continuation:
         self._index = RelationIndex(relations_uri(self.pipeline.lake_root))
 
     @classmethod
-    def open(cls, source: Connection, pipeline: Pipeline) -> Continuation:
+    def open(cls, source: Connection, pipeline: Pipeline) -> RetryCheck:
         """Open the lake for the checks.
 
         Raises ChangelogError, LakeError, and PublicationError if the publication no longer exists, was
@@ -131,13 +131,13 @@ class Continuation:
         table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
         point = self._points.last_of(record.table, self.epoch.epoch)
         app = app_id(self.pipeline.name, self.epoch.epoch)
-        standing = read_table_position(table, app, str(record.table), point)
-        if standing is None:
+        position = read_table_position(table, app, str(record.table), point)
+        if position is None:
             raise LakeTableError(f"{record.table}: {no_position(table)}", hint)
-        problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
+        problem = position.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
-        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
+        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, position.whole)
         received = self._index.find(record.relation.oid, app_version(table, RELATION_APP) or 0)
         return received.catalog if received and received.catalog else record.relation
 
@@ -172,7 +172,7 @@ class Continuation:
         return self.pipeline.to_json()
 
 
-def _needs_copy(known: TableRecord | Verdict) -> bool:
+def _needs_copy(known: TableRecord | DriftResult) -> bool:
     """Return True if only a new copy helps.
 
     The table may have stopped at a change from the stream. The changelog still holds that change, whatever
@@ -182,7 +182,7 @@ def _needs_copy(known: TableRecord | Verdict) -> bool:
 
 
 @dataclass(frozen=True)
-class Retried:
+class RetryResult:
     """The result of retrying a table. `refused`: the reason why it stays errored."""
 
     table: TableName
@@ -232,7 +232,7 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     _wake(access)
 
 
-def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None) -> tuple[Retried, ...]:
+def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None) -> tuple[RetryResult, ...]:
     """Set errored tables to `catching_up`, so that they continue from their position without a new copy.
 
     The cause is checked as far as source, lake and changelog show it. A cause that persists marks the table
@@ -261,7 +261,7 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
             raise_all(_problems(errored))
             errored = [record for record in errored if record.state is _S.ERRORED]
         with access.source("retry") as source:
-            lake = Continuation.open(source, access.pipeline)
+            lake = RetryCheck.open(source, access.pipeline)
             checked = [(record, *_checked(lake, record)) for record in errored]
         if tables is not None:
             raise_all([refused for _, _, refused in checked if refused is not None])
@@ -272,7 +272,7 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
                 log.info("table %s was changed by another process meanwhile", record.table)
     if any(relation is not None for _, relation, _ in checked):
         _wake(access)
-    return tuple(Retried(record.table, refused) for record, _, refused in checked)
+    return tuple(RetryResult(record.table, refused) for record, _, refused in checked)
 
 
 def _check_place(access: Access, store: Store) -> None:
@@ -286,7 +286,7 @@ def _problems(records: list[TableRecord]) -> list[PgReplError]:
     return [problem for problem in found if problem is not None]
 
 
-def _checked(lake: Continuation, record: TableRecord) -> tuple[Relation | None, PgReplError | None]:
+def _checked(lake: RetryCheck, record: TableRecord) -> tuple[Relation | None, PgReplError | None]:
     try:
         relation = lake.check(record)
         lake.choices(record, relation)

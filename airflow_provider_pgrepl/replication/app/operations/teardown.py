@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class TornDown:
+class TeardownResult:
     """The result of `teardown`: a phrase for each object that was dropped or kept.
 
     With `dry_run`, the objects that would be dropped.
@@ -63,7 +63,7 @@ def teardown(
     *,
     dry_run: bool = False,
     give_up: Collection[str] = (),
-) -> TornDown:
+) -> TeardownResult:
     """Drop the pipeline's slot, publication, event trigger, temporary slots and records.
 
     With `drop_lake` also its lake tables and changelog. Objects that the pipeline did not create are kept.
@@ -93,10 +93,10 @@ class _Teardown:
     drop_lake: bool
     deadline: selection.Deadline
     give_up: frozenset[str] = frozenset()
-    result: TornDown = field(default_factory=TornDown)
+    result: TeardownResult = field(default_factory=TeardownResult)
     _unmarked: str = ""
 
-    def run(self, *, dry_run: bool) -> TornDown:
+    def run(self, *, dry_run: bool) -> TeardownResult:
         # Check before taking the locks: locks in another state database do not stop the apps of this
         # pipeline.
         self._check_place()

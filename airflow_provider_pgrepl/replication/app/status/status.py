@@ -393,8 +393,8 @@ def _changelog(lake: _Lake, tables: Iterable[TableStatus]) -> ChangelogStatus | 
 def _table(
     pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN, progress: Progress | None
 ) -> TableStatus:
-    standing = _standing(pipeline, record, lake) if pipeline.has_lake_tables else None
-    own, whole = (None, None) if standing is None else (standing.own, standing.whole)
+    position = _table_position(pipeline, record, lake) if pipeline.has_lake_tables else None
+    own, whole = (None, None) if position is None else (position.own, position.whole)
     if not pipeline.has_lake_tables:
         own = whole = record.position_lsn
     in_lake = not record.state.is_being_copied
@@ -416,7 +416,7 @@ def _table(
     )
 
 
-def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> TablePosition | None:
+def _table_position(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> TablePosition | None:
     if lake.epoch is None:
         return None
     key, point = str(record.table), lake.point

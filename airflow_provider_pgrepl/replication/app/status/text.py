@@ -34,7 +34,7 @@ _MEANING = {
 _WATCHED = "looked through: the changelog has all of each table's changes"
 
 
-def told(merges: TableMerges) -> str:
+def budget_exceeded(merges: TableMerges) -> str:
     """Return a sentence for people: the budget that a table's merges exceed, and why."""
     if merges.waits_for == "points_bytes":
         return "its merges replace more of the table than points_bytes has room for"
@@ -264,7 +264,7 @@ def _waiting(table: TableStatus) -> list[str]:
         return []
     return _wrapped(
         f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now:"
-        f" {told(merges)}. It merges them within max_staleness_s at the latest"
+        f" {budget_exceeded(merges)}. It merges them within max_staleness_s at the latest"
     )
 
 

@@ -204,10 +204,10 @@ class DebeziumEnvelope:
     def _object(self, row: Row, unsent: Collection[str]) -> str:
         found = {}
         for column in self._columns.values():
-            found[column.name] = self._unsent(column) if column.name in unsent else row.get(column.name)
+            found[column.name] = self._unavailable(column) if column.name in unsent else row.get(column.name)
         return _members(found)
 
-    def _unsent(self, column: TypedColumn) -> str:
+    def _unavailable(self, column: TypedColumn) -> str:
         unavailable = _parser(column).unavailable
         if unavailable is None:
             raise TransformError(

@@ -1,7 +1,7 @@
 """Conversion of PostgreSQL's text values to JSON, as Debezium's JSON converter writes the same values.
 
 Each encoder takes texts and returns the same number of `large_string` values, null for null. It raises
-Unholdable for a value that has no such form. The types are documented at
+UnsupportedValue for a value that has no such form. The types are documented at
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types
 """
 
@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices
 from airflow_provider_pgrepl.replication.values import TypedColumn
 from airflow_provider_pgrepl.replication.values.nested import split_array
-from airflow_provider_pgrepl.replication.values.parser import Unholdable
+from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
@@ -90,7 +90,7 @@ def booleans(texts: pa.Array) -> pa.Array:
 
 
 def integers(texts: pa.Array) -> pa.Array:
-    """Encode integers unchanged. Raises Unholdable for other text, which would not be JSON."""
+    """Encode integers unchanged. Raises UnsupportedValue for other text, which would not be JSON."""
     return _checked(texts, pa.int64())
 
 
@@ -105,7 +105,7 @@ def _checked(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         texts.cast(kind)
     except pa.ArrowInvalid:
-        raise Unholdable("a text that is no number", _HINT) from None
+        raise UnsupportedValue("a text that is no number", _HINT) from None
     return texts.cast(TEXT)
 
 
@@ -184,7 +184,7 @@ def times(precision: int) -> Encode:
 def _zoned_time(text: str) -> str:
     match = _ZONED_TIME.fullmatch(text)
     if match is None:
-        raise Unholdable("a time of day that cannot be read", _HINT)
+        raise UnsupportedValue("a time of day that cannot be read", _HINT)
     hours, minutes, seconds, fraction, sign, *offset = match.groups()
     east = sum(int(part or 0) * unit for part, unit in zip(offset, (3600, 60, 1), strict=True))
     whole = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
@@ -196,7 +196,7 @@ def _zoned_time(text: str) -> str:
 def _interval(text: str) -> str:
     match = _INTERVAL.fullmatch(text)
     if match is None or not text:
-        raise Unholdable("an interval that cannot be read", _HINT)
+        raise UnsupportedValue("an interval that cannot be read", _HINT)
     part = {
         name: int(found or 0) for name, found in match.groupdict().items() if name not in ("sign", "fraction")
     }
@@ -223,7 +223,7 @@ def _unscaled(text: str, scale: int) -> str:
     whole, _, fraction = text.partition(".")
     digits = whole + fraction.ljust(scale, "0")
     if len(fraction) > scale or not digits.lstrip("-").isdecimal():
-        raise Unholdable(_NAN, _HINT)
+        raise UnsupportedValue(_NAN, _HINT)
     number = int(digits)
     size = (number + (number < 0)).bit_length() // 8 + 1
     return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
@@ -242,7 +242,7 @@ def _bits(text: str) -> str:
 def _point(text: str) -> str:
     match = _POINT.fullmatch(text)
     if match is None:
-        raise Unholdable("a point that cannot be read", _HINT)
+        raise UnsupportedValue("a point that cannot be read", _HINT)
     x, y = float(match[1]), float(match[2])
     wkb = base64.b64encode(struct.pack("<BIdd", 1, 1, x, y)).decode()
     both = ",".join(f'"{name}":{_double(value)}' for name, value in (("x", x), ("y", y)))
@@ -350,7 +350,7 @@ class DebeziumColumn(TypedColumn):
         """
         try:
             return self.parser.parse(texts)
-        except Unholdable as unholdable:
+        except UnsupportedValue as unholdable:
             reason, hint = unholdable.reason, unholdable.hint
         raise ValueRangeError(
             f'column "{one_line(self.name)}" of {self.table} holds a value that Debezium\'s format cannot:'

@@ -16,7 +16,7 @@ _LABELS = ("pipeline", "publisher")
 _COUNTERS = {
     "published": "Events that the target acknowledged since the start.",
     "resent": "Of these, events that may have been sent before.",
-    "skipped": "Events that were passed over and recorded, since the start.",
+    "skipped": "Events that were skipped and recorded, since the start.",
     "dropped": "Events that no queue took, where unrouted is drop, since the start.",
     "reconnects": "Times that the target was lost since the start.",
 }
@@ -35,7 +35,7 @@ class _Collector(Collector):
         behind = max(0, now.durable_lsn - now.published_lsn - 1)
         yield self._gauge("lag_bytes", "WAL between what is durable and what is published.", behind)
         yield self._gauge("published_lsn", "All up to this LSN is published.", now.published_lsn)
-        yield self._gauge("stopped_tables", "Tables whose events wait for somebody.", now.stopped)
+        yield self._gauge("stopped_tables", "Tables whose events have stopped at an error.", now.stopped)
         yield self._gauge("connected", "1 while the target is connected.", int(now.is_connected))
 
     def _gauge(self, name: str, about: str, value: int) -> Metric:

@@ -26,9 +26,9 @@ from airflow_provider_pgrepl.replication.events.event import Event, above_all
 from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.record import (
-    KeptRecord,
     PublisherLog,
     PublisherRecord,
+    PublisherState,
     missed,
 )
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
@@ -56,7 +56,7 @@ _UNDER_WAY = 2
 _FINISH_S = 10.0
 
 
-class TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
+class StopRequested(Exception):  # noqa: N818 - nothing went wrong
     """The publisher must stop. Events that were sent may not have arrived."""
 
 
@@ -84,7 +84,7 @@ class Delivery:
     in order, as a new generation.
 
     `begin_generation` is called after each connect, before anything is sent. It raises FencedError, or
-    returns a number above all earlier ones. Methods raise TimeToEnd, TargetError if the target refuses
+    returns a number above all earlier ones. Methods raise StopRequested, TargetError if the target refuses
     permanently, and the errors of `begin_generation` and of a batch's `then`.
 
     With a target that keeps transactions nothing is sent again from here, because not all events of a
@@ -105,7 +105,7 @@ class Delivery:
         log.info("connecting to %s", self._target.address)
         while True:
             if self._pause_s and self._wait(self._pause_s):
-                raise TimeToEnd
+                raise StopRequested
             self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             try:
                 self._target.connect()
@@ -146,7 +146,7 @@ class Delivery:
                 return
             while not self._batches[0].sending.wait(_LOOK_S):
                 if self._wait(0.0):
-                    raise TimeToEnd
+                    raise StopRequested
             self._settle_oldest()
 
     def finish(self, seconds: float) -> None:
@@ -232,7 +232,7 @@ class Publisher:
         self._pipeline, self._settings = pipeline, settings
         self._selection = TableSelection.parse(settings.tables, settings.messages)
         self._wait, self._target = wait, target
-        self._state = KeptRecord(publisher_log, record, lambda: target.stamp)
+        self._state = PublisherState(publisher_log, record, lambda: target.stamp)
         self._stopped, self.progress = self._state.stopped, self._state.progress
         if record.generation:
             changelog = open_changelog(changelog_uri(pipeline.lake_root))
@@ -283,7 +283,7 @@ class Publisher:
             while True:
                 with suppress(TransactionLost):
                     return self._follow(until)
-        except TimeToEnd:
+        except StopRequested:
             return False
 
     # --- reading ---
@@ -310,7 +310,7 @@ class Publisher:
                 self._delivery.settle_down_to(_UNDER_WAY - 1)
                 self._state.save_when_due()
                 if self._wait(0.0):
-                    raise TimeToEnd
+                    raise StopRequested
             self._delivery.settle_down_to(0)
             for table in self._stopped.go_on_with(waiting):
                 log.info("%s, which had stopped, is published again", table.table)
@@ -425,7 +425,7 @@ class Publisher:
             elif self._settings.transform_transaction:
                 raise TargetError(
                     f"the event {event.id} was refused: {refusal.reason}",
-                    "mend what is at fault, or set on_error to skip_and_record",
+                    "fix the cause that the message names, or set on_error to skip_and_record",
                 )
             else:
                 self._stop(event.relation_id, _before(event), refusal)

@@ -267,15 +267,15 @@ class PublisherLog:
         self._table: DeltaTable | None = None
         self._log: AppLog | None = None
 
-    def take(self, begin: PublisherRecord, holder: str, *, is_anew: bool = False) -> PublisherRecord:
+    def take(self, begin: PublisherRecord, holder: str, *, is_new: bool = False) -> PublisherRecord:
         """Take over the table, and return its record, or `begin` if it has none.
 
-        `is_anew`: do not check whether the table is the one that the publisher had. Raises FencedError if
+        `is_new`: do not check whether the table is the one that the publisher had. Raises FencedError if
         another process takes it at the same time, LakeUnavailableError, and LakeError, also if the
         publisher's earlier table is missing or was replaced.
         """
         recovery.find_torn_by_crash(self._uri, PUBLISHER_APP).set_aside()
-        if not is_anew:
+        if not is_new:
             own_tables.check_publisher(self._lake_root, self._name)
         self._table = _open(self._uri)
         if self._table is None:
@@ -402,7 +402,7 @@ def _is_wanted(oid: int, table: StoppedTable, selection: TableSelection) -> bool
     return not names or selection.has(oid, names)
 
 
-class KeptRecord:
+class PublisherState:
     """The record of one run.
 
     Saving raises FencedError after another publisher has begun, LakeUnavailableError.

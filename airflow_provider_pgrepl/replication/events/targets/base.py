@@ -98,7 +98,7 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class OnTheWay:
+class UnacknowledgedEvent:
     """An event that the target has not acknowledged yet."""
 
     sending: Sending

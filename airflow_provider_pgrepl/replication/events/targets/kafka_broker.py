@@ -188,7 +188,7 @@ class Topics:
         except KafkaException as error:
             raise self._reasons.error_of(error.args[0]) from None
         if not found.partitions:
-            raise self._reasons.away(f"topic {topic} has no partitions just now")
+            raise self._reasons.away(f"topic {topic} has temporarily no partitions")
         return sorted(found.partitions)
 
     def _reason_against(self, topic: str, table: str) -> str:

@@ -24,9 +24,9 @@ from nats.js.errors import NotFoundError
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event, Sent
 from airflow_provider_pgrepl.replication.events.targets.base import (
-    OnTheWay,
     Refusal,
     Sending,
+    UnacknowledgedEvent,
     certificate_refused,
 )
 from airflow_provider_pgrepl.replication.events.targets.routing import (
@@ -72,7 +72,7 @@ _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
 """The limits of unacknowledged messages and of their bytes."""
 
 
-class UnfitEventError(Exception):
+class UnsendableEventError(Exception):
     """An event cannot be sent until a person fixes the cause. The text says why."""
 
 
@@ -128,9 +128,11 @@ class PlainMessages:
     async def of(self, event: Event) -> NatsMessage:
         place = subject(event, self._settings)
         if place == self.stream:
-            raise UnfitEventError("its subject has no words beside the stream's name: it has no route")
+            raise UnsendableEventError(
+                "the event's subject is only the stream's name: the event has no route"
+            )
         if len(place.encode()) > _LONGEST_SUBJECT:
-            raise UnfitEventError(f"its subject has more than {_LONGEST_SUBJECT:,} bytes")
+            raise UnsendableEventError(f"the event's subject has more than {_LONGEST_SUBJECT:,} bytes")
         return NatsMessage(place, event.body, self._headers(event), len(event.body), event.business is None)
 
     async def end(self) -> None:
@@ -165,11 +167,13 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     """Return the headers. Raises UnsendableError for those that NATS would change or interpret."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
-            raise UnfitEventError(
-                f"its header {name!r} has a name that NATS does not take, or takes for its own"
+            raise UnsendableEventError(
+                f"the event's header {name!r} has a name that NATS rejects or reserves"
             )
         if value != value.strip() or any(sign in value for sign in "\r\n"):
-            raise UnfitEventError(f"its header {name} has line breaks, or white space at an end")
+            raise UnsendableEventError(
+                f"the event's header {name} has a line break, or begins or ends with white space"
+            )
     return headers
 
 
@@ -240,7 +244,7 @@ def is_too_large(error: dict[str, Any]) -> bool:
 
 
 class _OnTheWire(NamedTuple):
-    one: OnTheWay
+    one: UnacknowledgedEvent
     subject: str
     size: int
     sent_at: float
@@ -256,7 +260,7 @@ class JetStreamLink:
         self._servers, self._settings, self._sent = servers, settings, sent
         self._reasons = JetStreamReasons(servers)
         self._messages = messages
-        self._waiting: deque[OnTheWay] = deque()
+        self._waiting: deque[UnacknowledgedEvent] = deque()
         self._on_the_way: dict[str, _OnTheWire] = {}
         self._sendings: dict[int, Sending] = {}
         self._bytes = self._tag = 0
@@ -307,7 +311,7 @@ class JetStreamLink:
     def _run(self) -> None:
         try:
             self._runner.run(self._live())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, who waits must be told
+        except BaseException as error:  # noqa: BLE001 - waiting callers must get every error
             self._reasons.log_unknown("the connection to NATS ended", error)
             self._fail(self._reasons.error_of(error))
         with self._lock:
@@ -380,7 +384,7 @@ class JetStreamLink:
     # --- sending ---
 
     def _take(self, sending: Sending) -> None:
-        self._waiting += (OnTheWay(sending, index) for index in range(len(sending.events)))
+        self._waiting += (UnacknowledgedEvent(sending, index) for index in range(len(sending.events)))
         self._wake.set()
 
     async def _send_waiting(self) -> None:
@@ -389,11 +393,11 @@ class JetStreamLink:
                 return
             await self._publish(self._waiting.popleft())
 
-    async def _publish(self, one: OnTheWay) -> None:
+    async def _publish(self, one: UnacknowledgedEvent) -> None:
         try:
             message = await self._messages.of(one.event)
             self._check_size(message)
-        except UnfitEventError as error:
+        except UnsendableEventError as error:
             self._settle(one, Refusal(one.event, str(error)))
             return
         self._tag += 1
@@ -406,13 +410,13 @@ class JetStreamLink:
 
     def _check_size(self, message: NatsMessage) -> None:
         if message.size > self._settings.max_event_bytes:
-            raise UnfitEventError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
+            raise UnsendableEventError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
         room = self._client.max_payload - len(message.payload)
         if room > self._client.max_payload // 2 and message.has_small_headers:
             return
         headers = sum(len(name) + len(value.encode()) + 4 for name, value in message.headers.items())
         if room < 18 + headers:
-            raise UnfitEventError(
+            raise UnsendableEventError(
                 f"the event has {message.size:,} bytes, more than the server's max_payload has room for"
             )
 
@@ -436,7 +440,7 @@ class JetStreamLink:
         if self._waiting and len(self._on_the_way) < _WINDOW // 2:
             self._wake.set()
 
-    def _settle(self, one: OnTheWay, refusal: Refusal | None = None) -> None:
+    def _settle(self, one: UnacknowledgedEvent, refusal: Refusal | None = None) -> None:
         if refusal is None:
             event = one.event
             self._sent.counts[event.op, event.table] += 1

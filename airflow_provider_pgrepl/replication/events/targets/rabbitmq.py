@@ -24,9 +24,9 @@ from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnava
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.targets.base import (
     Linked,
-    OnTheWay,
     Refusal,
     Sending,
+    UnacknowledgedEvent,
     certificate_refused,
 )
 from airflow_provider_pgrepl.replication.events.targets.routing import (
@@ -151,7 +151,7 @@ def _cause(reason: Any) -> BaseException | None:
     return reason if isinstance(reason, BaseException) else None
 
 
-def unfit(event: Event, settings: PublisherSettings) -> str:
+def unsendable_reason(event: Event, settings: PublisherSettings) -> str:
     """Return the reason why an event can never be sent; an empty string if it can."""
     if len(event.body) > settings.max_event_bytes:
         return f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
@@ -188,8 +188,8 @@ class RabbitMQLink:
         self._reasons = RabbitMQReasons(parameters)
         self._refused, self._suspects = refused, suspects
         self._handed_over: list[Sending] = []
-        self._waiting: deque[OnTheWay] = deque()
-        self._on_the_way: dict[int, OnTheWay] = {}
+        self._waiting: deque[UnacknowledgedEvent] = deque()
+        self._on_the_way: dict[int, UnacknowledgedEvent] = {}
         self._bytes = self._tag = 0
         self._returned: set[str] = set()
         self._ready = threading.Event()
@@ -242,7 +242,7 @@ class RabbitMQLink:
                 lambda *_: log.info("RabbitMQ takes messages again")
             )
             self._connection.ioloop.start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must be told
+        except Exception as error:  # noqa: BLE001 - waiting callers must get every error
             log_unexpected(log, "the connection to RabbitMQ ended", error)
             self._end(error)
 
@@ -282,7 +282,7 @@ class RabbitMQLink:
         with self._lock:
             taken, self._handed_over = self._handed_over, []
         for sending in taken:
-            self._waiting += (OnTheWay(sending, index) for index in range(len(sending.events)))
+            self._waiting += (UnacknowledgedEvent(sending, index) for index in range(len(sending.events)))
         self._pump()
 
     def _pump(self) -> None:
@@ -294,7 +294,7 @@ class RabbitMQLink:
     def _send_waiting(self) -> None:
         while self._waiting and self._has_room(self._waiting[0].event):
             one = self._waiting[0]
-            reason = unfit(one.event, self._settings) or self._refused.pop(one.event.id, "")
+            reason = unsendable_reason(one.event, self._settings) or self._refused.pop(one.event.id, "")
             self._waiting.popleft()
             if reason:
                 one.settle(Refusal(one.event, reason))
@@ -311,7 +311,7 @@ class RabbitMQLink:
             return not self._on_the_way
         return len(self._on_the_way) < _WINDOW and self._bytes < _WINDOW_BYTES
 
-    def _publish(self, one: OnTheWay) -> None:
+    def _publish(self, one: UnacknowledgedEvent) -> None:
         event = one.event
         self._tag += 1
         self._on_the_way[self._tag] = one
@@ -350,7 +350,7 @@ class RabbitMQLink:
             self._settle(self._on_the_way.pop(number))
         self._pump()
 
-    def _settle(self, one: OnTheWay) -> None:
+    def _settle(self, one: UnacknowledgedEvent) -> None:
         self._bytes -= len(one.event.body)
         self._suspects.discard(one.event.id)
         refusal = None
@@ -404,7 +404,7 @@ class RabbitMQLink:
 
     def _blocked(self, _: Any, frame: Any) -> None:
         log.warning(
-            "RabbitMQ takes no messages just now (%s): they wait until it does",
+            "RabbitMQ temporarily accepts no messages (%s); waiting until it does",
             frame.method.reason or "no reason",
         )
 

@@ -50,7 +50,7 @@ class ChangelogBatches:
         return self._idle_poll_s if is_idle else self._poll_s
 
     def end_at_newest(self) -> None:
-        """Give no commit from now on that is newer than the newest version of this moment.
+        """Give no more commits than the changelog has now.
 
         Raises LakeUnavailableError, DeltaError.
         """

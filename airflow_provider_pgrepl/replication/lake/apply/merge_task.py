@@ -209,7 +209,7 @@ class ShareRunner:
                 task = on_executor(run_share)
                 frames = self._context.parallelize([list(share)], 1).map(task).collect()
             results = result_of(frames[0])
-        except Exception as error:  # noqa: BLE001 - whoever waits for the share raises it
+        except Exception as error:  # noqa: BLE001 - the thread that waits for the share raises it
             log_unexpected(log, "applying changes", error)
             failed = error
         try:

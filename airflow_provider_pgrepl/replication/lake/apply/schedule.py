@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, BatchEnds, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, TablePace, Turn
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeStatistics, Turn
 from airflow_provider_pgrepl.replication.lake.history.table import history_key
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -31,7 +31,7 @@ record it."""
 
 
 @dataclass(frozen=True)
-class Portion:
+class PendingFiles:
     """Files with changes of one table that are merged together. `since`: when the first was received
     (monotonic clock, in seconds).
 
@@ -45,7 +45,7 @@ class Portion:
     through: int | None = None
     is_overflow: bool = False
 
-    def with_more(self, other: Portion, limit: int) -> Portion:
+    def with_more(self, other: PendingFiles, limit: int) -> PendingFiles:
         """Return this portion extended by the later one. If both together exceed `limit` bytes, it is an
         overflow."""
         size = self.bytes + other.bytes
@@ -54,16 +54,16 @@ class Portion:
         return replace(self, paths=self.paths + other.paths, bytes=size, through=other.through)
 
 
-class WaitingChanges:
+class PendingChanges:
     """The changes that wait for one table: portions in the order received. Only the last one can still
     grow."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._portions: deque[Portion] = deque()
+        self._portions: deque[PendingFiles] = deque()
 
     @property
-    def first(self) -> Portion:
+    def first(self) -> PendingFiles:
         """The portion to merge next."""
         return self._portions[0]
 
@@ -72,7 +72,7 @@ class WaitingChanges:
         """Bytes of all portions."""
         return sum(portion.bytes for portion in self._portions)
 
-    def add(self, portion: Portion) -> None:
+    def add(self, portion: PendingFiles) -> None:
         """Append a portion, or extend the last one if it is not sealed."""
         if self._portions and self._portions[-1].through is None:
             portion = self._portions.pop().with_more(portion, self._limit)
@@ -230,9 +230,9 @@ class TableSchedule:
         self.newest = self.boundary = BEFORE_ALL
         self.ends = BatchEnds()
         self.caught_up = CaughtUpTables()
-        self.waiting: dict[int, WaitingChanges] = {}
+        self.waiting: dict[int, PendingChanges] = {}
         self.running: dict[int, MergeJob] = {}
-        self.paces: dict[int, TablePace] = {}
+        self.paces: dict[int, MergeStatistics] = {}
         self._again_at: dict[int, float] = {}
 
     def add(self, end: BatchEnd, begin: int, items: Iterable[WorkItem], now: float) -> None:
@@ -244,13 +244,13 @@ class TableSchedule:
         if begin != BEFORE_ALL and end.version <= self.newest:
             return
         if begin == BEFORE_ALL or begin != self.newest:
-            self._begin_anew()
+            self._forget_all()
         for item in items:
             if self._is_followed(item.relation_id):
-                waiting = self.waiting.setdefault(item.relation_id, WaitingChanges(self._limit))
+                waiting = self.waiting.setdefault(item.relation_id, PendingChanges(self._limit))
                 # A file holds changes of several tables, so estimate this table's part.
                 size = int(item.bytes * self.pace(item.relation_id).share)
-                waiting.add(Portion(item.paths, size, now))
+                waiting.add(PendingFiles(item.paths, size, now))
         self.newest = end.version
         self.ends.add(end)
         for oid in self.caught_up:
@@ -311,11 +311,11 @@ class TableSchedule:
             for oid in oids
         )
 
-    def pace(self, oid: int) -> TablePace:
+    def pace(self, oid: int) -> MergeStatistics:
         """Return the statistics of the table's merges."""
-        return self.paces.setdefault(oid, TablePace())
+        return self.paces.setdefault(oid, MergeStatistics())
 
-    def next_of(self, oid: int) -> tuple[Portion, int]:
+    def next_of(self, oid: int) -> tuple[PendingFiles, int]:
         """Return the portion to merge next, and the version of the changelog that the table has caught up
         with afterwards."""
         first = self.waiting[oid].first
@@ -403,12 +403,12 @@ class TableSchedule:
         self.caught_up.forget_before(first, spans if is_held else None)
         self.ends.forget_before(first)
 
-    def _turn(self, oid: int, waiting: WaitingChanges, now: float) -> Turn:
+    def _turn(self, oid: int, waiting: PendingChanges, now: float) -> Turn:
         if waiting.first.through is not None:
             return Turn(now)
         return self.pace(oid).turn(self._cadence(oid), waiting.first.since, waiting.bytes, now)
 
-    def _begin_anew(self) -> None:
+    def _forget_all(self) -> None:
         """Remove all states, waiting changes and batch ends, because a batch does not follow the last one.
         All tables then lag."""
         for oid in list(self.caught_up):

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResu
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
 from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeLanes
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeSlots
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -161,19 +161,19 @@ class CatchUpPlanner:
         changelog = reader.open_changelog(changelog_uri(self._pipeline.lake_root))
         floor = reader.read_floor_lsn(changelog, self._record.epoch)
         kept = floor, reader.read_durable_lsn(changelog)
-        standings = {oid: self._tables.standing(record) for oid, record in behind.items()}
+        positions = {oid: self._tables.table_position(record) for oid, record in behind.items()}
         refused = {
             oid: TableResult.of_error(oid, problem)
-            for oid, standing in standings.items()
-            if standing and (problem := standing.problem(snapshot_of(behind[oid]), *kept))
+            for oid, position in positions.items()
+            if position and (problem := position.problem(snapshot_of(behind[oid]), *kept))
         }
-        needed = {oid: self._needed(oid, standings[oid]) for oid in behind if oid not in refused}
+        needed = {oid: self._needed(oid, positions[oid]) for oid in behind if oid not in refused}
         # List the files once for all tables: listing takes longer the more hours the changelog keeps.
         lowest = min(needed.values(), default=LSN(0))
         files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
         jobs = [
             MergeJob.plan(
-                self._work(behind[oid], standings[oid]),
+                self._work(behind[oid], positions[oid]),
                 snapshot_of(behind[oid]),
                 [file for file in files if file.max_lsn > above],
                 (end.version, LSN(end.lsn + 1)),
@@ -187,17 +187,17 @@ class CatchUpPlanner:
         """Record that files up to `reach` were read for a table that is still at `position`."""
         self._looked_through[oid] = position, reach
 
-    def _needed(self, oid: int, standing: TablePosition | None) -> LSN:
+    def _needed(self, oid: int, position: TablePosition | None) -> LSN:
         """Return the LSN above which the table needs changes from the changelog."""
-        if standing is None:
+        if position is None:
             return LSN(0)
         then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
-        return max(standing.whole, reach) if then <= standing.own else standing.whole
+        return max(position.whole, reach) if then <= position.own else position.whole
 
-    def _work(self, record: TableRecord, standing: TablePosition | None) -> TableWork:
-        if standing is None:
+    def _work(self, record: TableRecord, position: TablePosition | None) -> TableWork:
+        if position is None:
             return self._tables.work(record)
-        return self._tables.work(record, standing.own, standing.known)
+        return self._tables.work(record, position.own, position.known)
 
 
 class TableOutcomes:
@@ -236,7 +236,9 @@ class TableOutcomes:
         if result.error is not None:
             self._mark_errored(record, job.snapshot, result)
         elif result.has_gone_back:
-            log.warning("table %s has gone back to %s", job.work.relation.table, LSN(result.position))
+            log.warning(
+                "the lake table of %s was reverted to %s", job.work.relation.table, LSN(result.position)
+            )
         elif result.overtaken:
             log.warning("table %s: %s; trying again", job.work.relation.table, result.overtaken)
         else:
@@ -292,7 +294,7 @@ class TableOutcomes:
             log.error("table %s stopped by an unexpected %s", record.table, error.trace)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline, now, error, lsn):
-            log.info("table %s was changed by somebody else meanwhile", record.table)
+            log.info("another process changed the state of table %s at the same time", record.table)
 
 
 class MergeRounds:
@@ -328,7 +330,7 @@ class MergeRounds:
         self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)
         self._points = PointWriter(points, record.epoch, self._schedule, progress, pipeline.points_every_s)
         self._runner = ShareRunner(spark, self._on_ended)
-        self._lanes = MergeLanes(self._runner.slots, jobs_at_once(pipeline.lake_root))
+        self._lanes = MergeSlots(self._runner.slots, jobs_at_once(pipeline.lake_root))
         self._next_report = 0.0
         self.has_news = False
 

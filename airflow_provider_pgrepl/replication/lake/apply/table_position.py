@@ -44,7 +44,7 @@ class TablePosition:
         """
         text = ""
         if self.own < copied:
-            text = f"the lake table is at {self.own}, older than its last copy, at {copied}: it was put back"
+            text = f"the lake table is at {self.own}, before its last copy at {copied}: it was reverted"
         elif self.own > max(durable, copied):
             text = f"the lake table is at {self.own}, but the changelog goes up to {durable} only"
         elif self.whole > max(durable, copied):

@@ -47,7 +47,7 @@ class TableWorks:
             position,
         )
 
-    def standing(self, record: TableRecord) -> TablePosition | None:
+    def table_position(self, record: TableRecord) -> TablePosition | None:
         """Return up to which LSN a table is complete. None if this epoch never wrote it, or if it cannot be
         read: then its merge fails with the same error, and reports it.
 
@@ -57,12 +57,12 @@ class TableWorks:
         try:
             table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
             point = self._points.last_of(record.table, self._record.epoch)
-            standing = read_table_position(table, self._app, str(record.table), point)
+            position = read_table_position(table, self._app, str(record.table), point)
         except LakeTableError:
             return None
-        if standing is not None and standing.seen is not None:
-            self._disown(record.table, standing)
-        return standing
+        if position is not None and position.seen is not None:
+            self._disown(record.table, position)
+        return position
 
     def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
         """Return the lowest LSN above which one of these tables needs changes. None if one is being copied or
@@ -80,17 +80,18 @@ class TableWorks:
             if record.relation.oid in known:
                 needed.append(known[record.relation.oid])
             else:
-                standing = self.standing(record)
-                needed.append(LSN(0) if standing is None else standing.whole)
+                position = self.table_position(record)
+                needed.append(LSN(0) if position is None else position.whole)
         return min(needed, default=None)
 
-    def _disown(self, table: TableName, standing: TablePosition) -> None:
+    def _disown(self, table: TableName, position: TablePosition) -> None:
         log.warning(
-            "table %s has gone back: its lake table is at %s, version %d, and a consistent point saw it at"
-            " %s; was its folder put back, or did it lose commits? It is brought forward from the changelog",
-            *(table, standing.own, standing.version, standing.seen),
+            "table %s was reverted: its lake table is at %s (version %d), but a consistent point"
+            " recorded it at %s. Its folder was restored from a copy or lost commits. Applying the"
+            " missing changes from the changelog",
+            *(table, position.own, position.version, position.seen),
         )
-        self._points.disown(table, self._record.epoch, standing.own, standing.version)
+        self._points.disown(table, self._record.epoch, position.own, position.version)
 
     def _choices(self, record: TableRecord) -> TableChoices:
         config, choices = self._copied.get(record.table, (None, None))

@@ -75,7 +75,7 @@ class _Slot:
     changed: int = 0
 
 
-class TablePace:
+class MergeStatistics:
     """Statistics of the recent merges of one table."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class TablePace:
         return self.written + self._last_written <= allowed
 
 
-class MergeLanes:
+class MergeSlots:
     """The merges that are ready and those that run, in `slots` slots. `slots` may be changed at any time.
 
     Each slot runs one share of merges, and a share runs up to `at_once` merges concurrently. With more than

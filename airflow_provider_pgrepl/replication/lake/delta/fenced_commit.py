@@ -58,7 +58,7 @@ _DROPPED_AT_ONCE = ("rowTracking", "inCommitTimestamp", "domainMetadata")
 domainMetadata. Dropping any other feature leaves checkpointProtection behind, or is impossible."""
 _CONSTRAINT = "delta.constraints."
 log = logging.getLogger(__name__)
-_DAMAGE = {"Object at location": "one of its files is gone"}
+_DAMAGE = {"Object at location": "one of its files is gone"}  # prose: ignore - text of an error of delta-rs
 Result = TypeVar("Result")
 # Delta does not define the keys of a column's metadata (PROTOCOL.md of github.com/delta-io/delta). Spark
 # stores a column's comment under this key: org.apache.spark.sql.types.StructField.getComment.
@@ -325,9 +325,9 @@ def _repartition(
     """
     if not can_commit(table):
         raise LakeTableError(
-            f"{table.table_uri}: how it is partitioned cannot be changed, since its protocol demands more of"
-            " writers than this program does",
-            "move the table's folder away; the next snapshot makes it anew",
+            f"{table.table_uri}: its partitioning cannot be changed, because the table's protocol"
+            " requires features that this package cannot write",
+            "move the table's folder away; the next snapshot recreates it",
         )
     metadata = metadata_action(table, {}, Schema.from_arrow(schema), partition_columns(schema))
     gone = (removed(file) for file in live_files(table).values())
@@ -443,7 +443,7 @@ def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Commen
     Does nothing if they are set already. Logs a warning and does nothing if the table's protocol requires
     more of writers than this package supports. Raises what `fenced` does.
     """
-    fields = [_told_of(field, comments.columns.get(field.name)) for field in table.schema().fields]
+    fields = [_with_comment(field, comments.columns.get(field.name)) for field in table.schema().fields]
     is_told = (table.metadata().description or "") == comments.table
     if is_told and fields == table.schema().fields:
         return
@@ -461,7 +461,7 @@ def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Commen
     fenced(table, app, position, lambda: commit_actions(table, "SET COMMENTS", properties, [action]))
 
 
-def _told_of(field: Field, comment: str | None) -> Field:
+def _with_comment(field: Field, comment: str | None) -> Field:
     others = {key: value for key, value in field.metadata.items() if key != _COMMENT}
     wanted = {**others, _COMMENT: comment} if comment else others
     return field if wanted == field.metadata else Field(field.name, field.type, field.nullable, wanted)

@@ -92,8 +92,8 @@ def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None
         return
     writers = read_writers(uri, newest)
     raise LakeChangedError(
-        f"{name}: version {found[0].version} of the lake table was written by somebody else"
-        f" ({found[0].operation})",
+        f"{name}: version {found[0].version} of the lake table was not written by this pipeline"
+        f" (operation {found[0].operation})",
         f"stop every other writer of this lake. To keep the rows that it wrote (versions {writers.versions}),"
         f" copy the table out of the lake. A new copy replaces them, and version {newest} can be read until"
         f" maintenance deletes its files. Then {errors.resnapshot(name)}",

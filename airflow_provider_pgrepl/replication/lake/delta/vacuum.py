@@ -394,5 +394,5 @@ def _readable(uri: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise_if_away(f"the files of {uri} cannot be seen to", error)
-        raise LakeTableError(f"the files of {uri} cannot be seen to: {type(error).__name__}") from error
+        raise_if_away(f"the files of {uri} cannot be maintained", error)
+        raise LakeTableError(f"the files of {uri} cannot be maintained: {type(error).__name__}") from error

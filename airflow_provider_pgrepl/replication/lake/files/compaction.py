@@ -291,7 +291,7 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
 def _sizes(rows: FileRows, row_bytes: int) -> list[FileSize]:
     return [
         FileSize(
-            max(file.size, _told_rows(file) * row_bytes),
+            max(file.size, _logged_rows(file) * row_bytes),
             _share_gone(rows, number),
             file.partition,
             file.vector_bytes,
@@ -300,7 +300,7 @@ def _sizes(rows: FileRows, row_bytes: int) -> list[FileSize]:
     ]
 
 
-def _told_rows(file: LiveFile) -> int:
+def _logged_rows(file: LiveFile) -> int:
     """Return the number of rows in the log; 0 if another program wrote the file without it."""
     return int(file.statistics.get("numRecords") or 0)
 

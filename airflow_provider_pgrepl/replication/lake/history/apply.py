@@ -86,8 +86,8 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
     if reached < position:
         raise LakeTableError(
-            f"{relation.table}: its history ends at {reached}, the table is at {position}: history was off"
-            " meanwhile, or its folder was put back"
+            f"{relation.table}: its history ends at {reached}, the table is at {position}: history"
+            " was turned off in between, or its folder was restored from a copy"
         )
     if (app_version(history, snapshot_app(app)) or 0) > position:
         raise LakeTableError(

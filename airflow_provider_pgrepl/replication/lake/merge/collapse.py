@@ -149,7 +149,8 @@ def _key_codes(relation: Relation, read: ChangedRows) -> tuple[list[pa.Array], I
     if any(column.null_count for column in texts):
         raise IdentityError(
             f"{relation.table}: a change does not carry the key of its row",
-            f"see to its replica identity, then {errors.resnapshot(relation.table)}",
+            "give the table a primary key or REPLICA IDENTITY FULL, then"
+            f" {errors.resnapshot(relation.table)}",
         )
     codes, representative = _encode(texts)
     new_code = np.full(len(new.present), -1, np.int64)

@@ -214,7 +214,7 @@ def _merge(net: NetRows, commit: SliceCommit) -> None:
     metrics = commit.run(merger)
     if metrics["num_target_rows_deleted"] != len(found):
         raise LakeTableError(
-            f"{commit.table.table_uri}: other rows were taken away than those that were counted"
+            f"{commit.table.table_uri}: the merge deleted another number of rows than it counted before"
         )
 
 

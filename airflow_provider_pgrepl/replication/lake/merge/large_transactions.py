@@ -230,7 +230,7 @@ class PartedCommit(SliceCommit):
     def nothing(self) -> None:
         """Do nothing: this part changes nothing, and `make_of` commits."""
 
-    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:  # noqa: ARG002 - is told
+    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:  # noqa: ARG002 - `make_of` gets it
         """Write rows to the files of the commit. `mode` is ignored: `make_of` gets it as `empties`."""
         schema = pa.schema(self.table.schema().to_arrow())
         write_rows(self._files[0], rows.select(schema.names).cast(schema))

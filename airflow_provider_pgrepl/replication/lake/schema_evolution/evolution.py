@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
-from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, STANDING_ORDINAL, letters
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, STATUS_ORDINAL, letters
 from airflow_provider_pgrepl.replication.delta.log import committing
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     allow_timestamp_without_tz,
@@ -288,7 +288,7 @@ class EvolvingTable:
         """
         relations, rows = read_relations(self.table), timeline.spans[-1].rows
         # Relations ordered directly before a transaction belong to no transaction, so they set no position.
-        rows = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
+        rows = rows.filter(pc.greater(rows["ordinal"], STATUS_ORDINAL))
         if relations is None or relations[0] == relations[1] or rows.num_rows == 0:
             return
         position, commit_ts = LSN(rows["commit_lsn"][-1].as_py()), rows["commit_ts"][-1].as_py()

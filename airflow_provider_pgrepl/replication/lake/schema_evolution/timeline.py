@@ -41,8 +41,8 @@ FindRecord = Callable[[int], RelationRecord | None]
 _OBEYING = ["I", "U", "D", "R"]
 _WRITING = ["I", "U"]
 _TRUNCATED_AND_FILLED = (
-    "one transaction truncated the table and wrote rows to it: whether it truncated a partition by itself"
-    " after that cannot be told"
+    "one transaction truncated the table and wrote rows to it: it cannot be determined whether it"
+    " also truncated one partition after that"
 )
 _TRUNCATE = 0
 """Marks a TRUNCATE among relation versions, none of which is 0."""

@@ -22,7 +22,7 @@ _NEWLINE, _QUOTE = b'\n"'
 _COLUMN_OF_ERROR = re.compile(r"In CSV column #(\d+)")
 
 
-class OddValueError(Exception):
+class CsvTypeError(Exception):
     """pyarrow's CSV reader cannot read a value as the column's type. Reading the column as text succeeds, or
     raises an error that names the column."""
 
@@ -39,7 +39,7 @@ def read_csv(
     of `values.copied_part`, in its order.
 
     Fast if pyarrow's CSV reader can convert the values itself. With `as_text`, all values go through the
-    columns' `parse`. Raises OddValueError (never with `as_text`), ValueRangeError with the column's name, or
+    columns' `parse`. Raises CsvTypeError (never with `as_text`), ValueRangeError with the column's name, or
     SnapshotError if the bytes are not such a CSV. No error contains a value.
     """
     typed = values.typed_columns(relation, choices)
@@ -179,13 +179,13 @@ def _typed(batch: pa.RecordBatch, column: values.TypedColumn) -> pa.Array:
 def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:
     """Return the error for Arrow's message, without the value that the message may contain."""
     if not as_text:
-        return OddValueError()
+        return CsvTypeError()
     place = _COLUMN_OF_ERROR.match(message)
     if place and int(place[1]) < len(relation.columns):
         column = relation.columns[int(place[1])]
         return ValueRangeError(
             f'column "{one_line(column.name)}" of {relation.table} ({one_line(column.type_name)}) holds a'
             " text that is not UTF-8",
-            "mend the value at the source",
+            "fix the value at the source",
         )
     return SnapshotError(f"the copy of {relation.table} is not a CSV of its {len(relation.columns)} columns")

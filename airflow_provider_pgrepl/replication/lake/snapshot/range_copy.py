@@ -23,14 +23,14 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import (
     data_files,
     delete_uncommitted,
 )
-from airflow_provider_pgrepl.replication.lake.snapshot.csv import OddValueError, read_csv
+from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
-from airflow_provider_pgrepl.replication.spark.executors import UnfitHost, on_executor, result_of
+from airflow_provider_pgrepl.replication.spark.executors import IncompatibleHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import (
     is_of_workers,
     spark_error,
@@ -73,7 +73,7 @@ def write_range(
         with closing(batches):
             return write_files(batches, relation, choices, lake_root, position, exported_at)
 
-    with suppress(OddValueError):
+    with suppress(CsvTypeError):
         return attempt(as_text=False)
     return attempt(as_text=True)
 
@@ -185,7 +185,7 @@ class RangeOutcome:
         return error
 
 
-_Answers = list[RangeOutcome | UnfitHost]
+_Answers = list[RangeOutcome | IncompatibleHost]
 
 
 class _Gathered(AccumulatorParam[_Answers]):
@@ -241,7 +241,7 @@ class RangeCopies:
                 continue
             pause = next(pauses, None)
             if pause is None:
-                raise _told(error)
+                raise _picklable(error)
             log.warning(
                 "%s: %d of %d ranges are copied and kept; the others, as one failed (%s), are copied again"
                 " under the same snapshot in %g s",
@@ -302,9 +302,9 @@ def _crashed(table: TableName, trace: str) -> _CrashedError:
     return error
 
 
-def _told(error: errors.PgReplError) -> errors.PgReplError:
+def _picklable(error: errors.PgReplError) -> errors.PgReplError:
     if not isinstance(error, _CrashedError):
         return error
-    told = errors.TableError(error.message, error.hint)
-    told.trace = error.trace
-    return told
+    sent = errors.TableError(error.message, error.hint)
+    sent.trace = error.trace
+    return sent

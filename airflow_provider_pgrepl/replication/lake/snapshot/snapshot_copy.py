@@ -225,7 +225,7 @@ class SnapshotCopy:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or f"mend it, then {hints.resnapshot(relation.table)}",
+            hint=error.hint or f"fix the cause, then {hints.resnapshot(relation.table)}",
             remedy=error.remedy,
             lsn=self._position,
             trace=error.trace,

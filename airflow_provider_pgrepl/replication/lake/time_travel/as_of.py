@@ -90,7 +90,7 @@ class HistoryAt:
     def arrow(self, current: pa.Table, plan: TablePlan | None = None) -> pa.Table:
         """Return all row versions: those that ended in the history, those that the plan's changes end, and
         the `current` rows."""
-        sql = f"select * from it where {self._ended}"  # noqa: S608 - names and numbers of ours
+        sql = f"select * from it where {self._ended}"  # noqa: S608 - this package's names and numbers
         opened = self.version.open()
         held = pa.schema(opened.schema().to_arrow())
         closed = query_delta(opened, sql).cast(held)
@@ -234,7 +234,7 @@ def _find(
 ) -> tuple[Moment, Planner]:
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
-            "pipeline: reading as of a moment needs the pipeline, whose choices the rows follow",
+            "pipeline: reading as of a point in time needs the pipeline, whose settings determine the rows",
             "pass Pipeline.read('pipeline.json')",
         )
     points = Points(pipeline.lake_root)

@@ -155,8 +155,8 @@ def _place_of(moment: datetime, changelog: DeltaTable, epoch: Epoch, newest: LSN
     after = first_commit_after(changelog, epoch, moment)
     if after is None:
         raise LakeError(
-            f"what had committed at {moment.isoformat()} is not known yet: no later transaction was received,"
-            f" so one of before may still come; the changelog is durable up to {LSN(newest + 1)}",
+            f"the transactions that committed up to {moment.isoformat()} may not all be received yet:"
+            f" no later transaction was received. The changelog is durable up to {LSN(newest + 1)}",
             f"to read the newest, pass lsn='{LSN(newest + 1)}'",
         )
     first = live_files(changelog, epoch, LSN(0))[0].min_lsn if floor else LSN(0)
@@ -191,9 +191,9 @@ class TableVersion:
             raise self._unreadable() from None
         if self._is_known and app_version(opened, self.app or "") != self.position:
             raise LakeError(
-                f"version {self.version} of {self.name} is not what the consistent point saw: the lake table"
-                " was put back",
-                "the replication app brings it forward when it runs; read it after that",
+                f"version {self.version} of {self.name} is not the one that the consistent point"
+                " recorded: the lake table was restored from a copy",
+                "start the replication app, which applies the missing changes; then read the table again",
             )
         return opened
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
-Told = TypeVar("Told")
+Value = TypeVar("Value")
 _WHICH, _TIMES, _RANK = "_pgrepl_which", "_pgrepl_times", "_pgrepl_rank"
 _SMALL = 200_000
 """Maximum number of changed rows that are broadcast to every executor. With more changes, Spark may shuffle
@@ -62,14 +62,14 @@ def one_task(spark: SparkSession, schema: StructType, work: Callable[[], pa.Tabl
     def run(batches: Iterable[pa.RecordBatch]) -> Batches:
         for batch in batches:
             if batch.num_rows:
-                rows = told(work)
+                rows = hiding_values(work)
                 if rows.num_rows:
                     yield from rows.select(names).combine_chunks().to_batches()
 
     return spark.range(0, 1, 1, 1).mapInArrow(reaching_store(run), schema)
 
 
-def told(work: Callable[[], Told]) -> Told:
+def hiding_values(work: Callable[[], Value]) -> Value:
     """Return what `work` returns. This package's errors pass. Any other becomes a LakeTableError with only
     its class and frames, because its message may contain values of rows."""
     try:
@@ -77,7 +77,7 @@ def told(work: Callable[[], Told]) -> Told:
     except PgReplError:
         raise
     except Exception as error:  # noqa: BLE001 - only its kind leaves the task
-        doing = "the changes cannot be laid over the lake table"
+        doing = "the changes cannot be applied on top of the lake table"
         log_unexpected(log, doing, error)
         failed = traced(LakeTableError(f"{doing}: {type(error).__name__}"), error)
     raise failed
@@ -144,7 +144,7 @@ def _numbered(net: NetRows) -> pa.Table:
 
 def _comparing(overlay: Overlay) -> Callable[[Iterable[pa.RecordBatch]], Batches]:
     def compare(batches: Iterable[pa.RecordBatch]) -> Batches:
-        net = told(overlay.net_rows)
+        net = hiding_values(overlay.net_rows)
         if net.overwrite:
             return
         times = np.append(net.times, 0)
@@ -298,7 +298,9 @@ def _lay_over(version: DataFrame, overlay: Overlay) -> DataFrame:
 def _each(change: Callable[[pa.Table], pa.Table]) -> Callable[[Iterable[pa.RecordBatch]], Batches]:
     def run(batches: Iterable[pa.RecordBatch]) -> Batches:
         for batch in batches:
-            yield from told(partial(change, pa.Table.from_batches([batch]))).combine_chunks().to_batches()
+            yield from (
+                hiding_values(partial(change, pa.Table.from_batches([batch]))).combine_chunks().to_batches()
+            )
 
     return run
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
@@ -104,7 +104,7 @@ def _is_altered_alike(before: Relation, after: Relation) -> bool:
 
 def _announcements(rows: pa.Table) -> pa.Table:
     """Return the op R rows that the stream sent."""
-    sent = pc.greater(rows["ordinal"], STANDING_ORDINAL)
+    sent = pc.greater(rows["ordinal"], STATUS_ORDINAL)
     return rows.filter(pc.and_(pc.equal(rows["op"], "R"), sent))
 
 

@@ -179,7 +179,9 @@ def _lock(connection: Connection, tables: Iterable[TableName]) -> bool:
                 raise
             cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
             if isinstance(error, psycopg2.errors.LockNotAvailable):
-                raise BusyError("another session alters, vacuums or analyzes the table") from None
+                raise BusyError(
+                    "the table is locked by another session, which alters, vacuums or analyzes it"
+                ) from None
             # The role may not lock the tables, or the server is a standby.
             return False
     return True

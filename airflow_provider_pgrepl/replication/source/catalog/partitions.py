@@ -278,7 +278,7 @@ def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
     )
 
 
-def _may_be_unsent(connection: Connection) -> bool:
+def _may_not_be_sent(connection: Connection) -> bool:
     """Return True if this server's walsenders may not send the rows of a table that was attached.
 
     Before PostgreSQL 15, ATTACH PARTITION does not invalidate a walsender's cache entry of the table. If the
@@ -307,7 +307,7 @@ def _has_earlier_row(
             # The result is not empty if there is such code, and None if the owner can add some.
             if not trusts_owners and _read_code(connection, part) != {}:
                 return True
-            may_lack_rows = _may_be_unsent(connection) or (
+            may_lack_rows = _may_not_be_sent(connection) or (
                 bool(told_by) and _may_be_there_again(leaf, links, told_by)
             )
             if may_lack_rows and not _keeps_its_first_row(connection, part, leaf):

@@ -173,7 +173,7 @@ class _Published:
                 f"ALTER PUBLICATION {quote_identifier(self.publication)} SET TABLE … with every column of the"
                 f" replica identity, and without a list where that is FULL; or {self._leave(table)}",
             )
-        if unsent := self._unsent(columns, needed):
+        if unsent := self._unpublished(columns, needed):
             return self._refused_for_generated(table, identity, has_primary_key, unsent)
         if self.filtered and not self.filtered <= needed and not self.member.links:
             names = ", ".join(show_identifier(named[a]) for a in sorted(self.filtered - needed) if a in named)
@@ -184,7 +184,7 @@ class _Published:
             )
         return None
 
-    def _unsent(self, columns: list[tuple[int, str, str]], needed: set[int]) -> list[tuple[str, str]]:
+    def _unpublished(self, columns: list[tuple[int, str, str]], needed: set[int]) -> list[tuple[str, str]]:
         """Return generated columns of the identity that are not published. Servers before 18 accept them."""
         if self.version < GENERATED_COLUMNS_SINCE or self.member.columns is not None:
             return []
@@ -233,7 +233,7 @@ def all_tables_publications(connection: Connection, slot: str, used: str = "") -
         return [name for (name,) in rows(connection, _PUBLICATIONS, {"slot": slot, "used": used})]
 
 
-def check_unsent(connection: Connection, slot: str, used: str, hint: str) -> None:
+def check_not_published(connection: Connection, slot: str, used: str, hint: str) -> None:
     """Raise PublicationError if a publication would send the tables of schema `_pgrepl` to subscribers."""
     found = all_tables_publications(connection, slot, used)
     if found:

@@ -321,7 +321,8 @@ class _CopyBytes(io.RawIOBase):
     def _stall(self) -> SourceConnectionError:
         return SourceConnectionError(
             f"copying {self._range.leaf}: the server has sent nothing for {STALL_LIMIT_S:g} s",
-            "the network swallows what is sent, or a lock on an index of the table keeps the copy waiting",
+            "check whether a firewall drops packets between this host and the source, and whether"
+            " another session holds a lock on an index of the table",
         )
 
     def _fail(self, error: PgReplError) -> None:

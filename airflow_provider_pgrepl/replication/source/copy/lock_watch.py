@@ -199,7 +199,7 @@ class LockWatch:
                         self._lend("; ".join(map(str, waiters)), self._release)
         except PgReplError as error:
             self._give_up(error.message)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
+        except Exception as error:  # noqa: BLE001 - after any error, the locks are unwatched
             if not self._stop.is_set():
                 log_unexpected(log, f"watching the locks of {self._name}", error)
             self._give_up(type(error).__name__)

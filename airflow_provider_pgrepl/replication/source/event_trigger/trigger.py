@@ -122,7 +122,8 @@ def install(connection: Connection, pipeline: Pipeline, former: Collection[str] 
         except _MADE_BY_ANOTHER:
             connection.cursor().execute("ROLLBACK")
             raise SourceConnectionError(
-                f"the event trigger of pipeline {pipeline.name} is being made by somebody else", "try again"
+                f"the event trigger of pipeline {pipeline.name} is being created by another session",
+                "try again",
             ) from None
         except psycopg2.errors.ReadOnlySqlTransaction:
             connection.cursor().execute("ROLLBACK")

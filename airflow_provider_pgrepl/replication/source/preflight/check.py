@@ -122,8 +122,8 @@ def server_problems(
         yield ServerSettingError(
             f"too few replication slots are free: {used_slots} of max_replication_slots = {slots} exist, and"
             f" {needed} more {'is' if needed == 1 else 'are'} needed, one only while a snapshot is taken",
-            "raise max_replication_slots (needs a restart), or drop a slot that nobody needs: select"
-            " slot_name, active from pg_replication_slots",
+            "raise max_replication_slots (needs a restart), or drop a slot that no program needs:"
+            " select slot_name, active from pg_replication_slots",
         )
     if used_senders >= senders:
         yield ServerSettingError(
@@ -170,8 +170,8 @@ def role_problems(connection: Connection, pipeline: Pipeline) -> Problems:
     if is_superuser or mighty:
         what = "a superuser" if is_superuser else f"a member of {mighty}"
         yield PrivilegeError(
-            f"role {role} is {what}: whoever owns a table, and gets code of his to run while it is read,"
-            " would have the database's host",
+            f"role {role} is {what}: the owner of a table whose code runs while the table is read"
+            " could access the database's host",
             "connect as a role with only the rights that docs/reference/connection.md lists, or set"
             " trust_table_owners to true if every owner of a replicated table may have those of this role",
         )
@@ -192,7 +192,8 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
         )
     elif slot.plugin != PLUGIN:
         yield SlotError(
-            f"slot {slot.name} exists and is somebody else's: plugin {slot.plugin}, database {slot.database}",
+            f"slot {slot.name} exists and belongs to another program: plugin {slot.plugin}, database"
+            f" {slot.database}",
             "give the pipeline another slot name",
         )
     # A new epoch drops the slot, also if it is invalidated.
@@ -218,9 +219,10 @@ def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
         encoding = row(connection, "SELECT pg_catalog.current_setting('server_encoding')")[0]
     if encoding not in ALWAYS_SENDABLE:
         yield (
-            f"the database's encoding is {encoding}, in which PostgreSQL takes texts that it cannot convert"
-            " into UTF-8. One such value in a published table ends the replication of the whole pipeline at"
-            " its transaction, until somebody gets past it; a copy of the table stops at it, too"
+            f"the database's encoding is {encoding}, in which PostgreSQL accepts text that it cannot"
+            " convert to UTF-8. One such value in a published table stops the replication of the"
+            " whole pipeline at its transaction, until the transaction is skipped. A copy of the"
+            " table stops at it as well"
         )
 
 
@@ -235,9 +237,9 @@ def _slot_limits(connection: Connection) -> Iterator[str]:
         )
     if idle:
         yield (
-            f"idle_replication_slot_timeout is {idle_shown}: the server invalidates a slot that nobody reads"
-            " for as long, as while the pipeline is stopped; it then needs a new epoch. During a snapshot the"
-            " slot is kept in use"
+            f"idle_replication_slot_timeout is {idle_shown}: the server invalidates the slot if no"
+            " walsender reads it for that time, for example while the pipeline is stopped. The"
+            " pipeline then needs a new epoch. During a snapshot the slot is kept in use"
         )
 
 

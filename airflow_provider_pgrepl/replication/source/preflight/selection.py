@@ -62,7 +62,7 @@ WHERE n.nspname = ANY (%s)
 _SHOWN = 20
 _TABLE_KINDS = ("r", "p", "f")
 _BY_PATTERN = " (one that a pattern matches: pgrepl remove FILE.json NAME)"
-_KEYLESS = "no usable key; one that is named in tables is told what it lacks"
+_KEYLESS = "no usable key; name such a table in `tables` to see what it lacks"
 _EXISTING = "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1"
 
 
@@ -196,11 +196,11 @@ def resolve_tables(
     problems = [error.message for error in selected.problems.values()]
     if not selected.tables:
         schemas = ", ".join(sorted(f"{schema}.*" for schema in _patterns(pipeline)))
-        problems = [f"{schemas}: no table that can be replicated; one that is named is told what it lacks"]
+        problems = [f"{schemas}: no table can be replicated; name a table to see what it lacks"]
     if problems:
         raise TableError(
             "\n".join(sorted(line for text in problems for line in text.splitlines())),
-            "mend that, or the name; or take the table out of the pipeline's tables"
+            "fix the cause or the name, or remove the table from the pipeline's tables"
             + (_BY_PATTERN if requested.replicated & selected.problems.keys() else ""),
         )
     check_choices(pipeline, selected.tables | requested.removed)
@@ -266,7 +266,7 @@ def _check_insert_only(
     unknown = sorted(table for table in insert_only if table not in named and table.schema not in patterns)
     if unknown:
         raise ConfigError(
-            f"insert_only: {', '.join(map(str, unknown))} not among the tables of the pipeline",
+            f"insert_only: {', '.join(map(str, unknown))} is not among the tables of the pipeline",
             "list it in tables too, or take it out of insert_only",
         )
 
@@ -281,7 +281,7 @@ def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
     if unknown:
         listed = "; ".join(f"{setting}: {', '.join(map(str, found))}" for setting, found in unknown.items())
         raise ConfigError(
-            f"{listed} not among the tables of the pipeline",
+            f"{listed} is not among the tables of the pipeline",
             f"list it in tables too, or take it out of {' and '.join(unknown)}",
         )
     schemas = {table.schema for table in tables} | _patterns(pipeline)

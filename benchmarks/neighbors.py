@@ -33,7 +33,7 @@ def run(folder: Path, scale: float) -> Figure:
         for table in _SMALL:
             workload.make_table(source, _ROWS, table)
         workload.make_table(source, rows, _LARGE)
-        pipeline = pipelines.make_pipeline(folder, "neighbours", *_SMALL, _LARGE)
+        pipeline = pipelines.make_pipeline(folder, "neighbors", *_SMALL, _LARGE)
         small = SteadyLoad(source.dsn, _SMALL_PER_S, inserts_and_updates(_SMALL, _ROWS))
         changes = random_updates(_LARGE, range(1, rows + 1))
         large = SteadyLoad(source.dsn, TRANSACTIONS_PER_S, changes)
@@ -51,7 +51,7 @@ def run(folder: Path, scale: float) -> Figure:
     )
     ratio = float(meanwhile[1] / usual[1])
     return Figure(
-        f"nine hot tables of {_ROWS:,} rows, beside 1,000 updates/s of any of a tenth's {rows / 1e6:g} M",
+        f"nine hot tables of {_ROWS:,} rows, with 1,000 updates/s of any of a tenth's {rows / 1e6:g} M",
         f"p95 {meanwhile[1]:.2f} s",
         f"without these: p95 {usual[1]:.2f} s",
         f"{ratio:.2f}",
@@ -59,7 +59,7 @@ def run(folder: Path, scale: float) -> Figure:
         ratio <= _LIMIT,
         {
             "without p50, p95 s": [round(float(value), 2) for value in usual],
-            "beside p50, p95 s": [round(float(value), 2) for value in meanwhile],
+            "with p50, p95 s": [round(float(value), 2) for value in meanwhile],
             "large table, changes": len(large.commits) * 10,
         },
     )

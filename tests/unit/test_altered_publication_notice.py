@@ -24,4 +24,4 @@ from airflow_provider_pgrepl.replication.source import slot
 def test_walsenders_notice_altered_publication_since_fixed_minor_releases(
     version: int, *, told: bool
 ) -> None:
-    assert slot.is_told_of_publications(version) is told
+    assert slot.notices_altered_publications(version) is told
