@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.epoch import (
     begun_epoch,
@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.storage.probe import check_store
 
@@ -89,9 +90,28 @@ def replicate(
         # Record this process before starting Spark, which takes seconds: until then `pgrepl status` would
         # show the previous process.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
-        check_role(dsn, pipeline)
-        target = _target(dsn, until)
-        return _replication(dsn, pipeline, store, record, stop, publisher, meanwhile).run(target)
+        with _recorded_run(store, pipeline.name):
+            check_role(dsn, pipeline)
+            target = _target(dsn, until)
+            return _replication(dsn, pipeline, store, record, stop, publisher, meanwhile).run(target)
+
+
+@contextmanager
+def _recorded_run(store: Store, pipeline: str) -> Iterator[None]:
+    """Record that the app started, and that it stopped or failed.
+
+    Not called before source, lake and state are known to be the pipeline's. If the state database is out of
+    reach at the end, the error of the app is raised.
+    """
+    store.record_run(pipeline, EventKind.STARTED)
+    try:
+        yield
+    except PgReplError as error:
+        with suppress(PgReplError):
+            store.record_run(pipeline, EventKind.FAILED, error)
+        raise
+    with suppress(PgReplError):
+        store.record_run(pipeline, EventKind.STOPPED)
 
 
 def _replication(

@@ -4,7 +4,7 @@ applier's progress."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.replication.changelog import reader
@@ -65,7 +65,8 @@ class ApplierProgress:
     changelog version of the newest consistent point, and `applied_lsn` its LSN. `changes`, `batches`: counts
     since the start. `caught_up`: True if all tables have every change received so far. `idle_at`, by the
     clock of the state database: every running merge uses table states that were read then or later. `merges`:
-    statistics by table path, updated every few seconds.
+    statistics by table path, updated every few seconds. `positions`: by table path, of the tables that were
+    merged since the start.
     """
 
     version: int = -1
@@ -77,6 +78,7 @@ class ApplierProgress:
     caught_up: bool = False
     idle_at: datetime | None = None
     merges: dict[str, TableMerges] | None = None
+    positions: dict[str, LSN] = field(default_factory=dict)
 
     def described(self) -> str:
         """Return up to which LSN all streaming tables are in the lake, as a clause."""
