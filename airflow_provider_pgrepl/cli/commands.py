@@ -75,6 +75,19 @@ SOURCE_NAME = Option("name", {"metavar": "NAME", "help": "the source's; the erro
 LOOK_ONLY = Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
 MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 
+ONE_TABLE = Option(
+    "table", {"nargs": "?", "metavar": "TABLE", "help": "only this table; without, pipeline and tables"}
+)
+SINCE = Option(
+    "--since",
+    {"metavar": "TIME", "help": "2026-01-31T12:00:00Z (UTC without an offset), or 30m, 24h, 7d ago"},
+)
+LIMIT_ROWS = Option(
+    "--limit", {"type": int, "default": 100, "metavar": "N", "help": "print the newest N rows at most"}
+)
+SAMPLES = Option(
+    "--samples", {"action": "store_true", "help": "samples of lag, WAL and throughput instead of events"}
+)
 SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all, if none"})
 AFTER = Option(
     "--after",
@@ -117,6 +130,17 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
 
     status = read_status(pipeline)
     return _say(to_json(status) if arguments.json else to_text(status))
+
+
+def _history(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.history import read_history, to_json, to_text
+
+    found = read_history(
+        pipeline, arguments.table, arguments.since, arguments.limit, samples=arguments.samples
+    )
+    with _until_reader_ends():
+        _say(to_json(found) if arguments.json else to_text(found))
+    return process.DONE
 
 
 def _pause(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -378,6 +402,12 @@ def _warm_up(_: Arguments) -> int:
 COMMANDS: tuple[Command, ...] = (
     *APPLICATIONS,
     Command("status", "tables, states, positions and lag of a pipeline", _status, (JSON,)),
+    Command(
+        "history",
+        "print the recorded events or samples of a pipeline or of one of its tables, the newest last",
+        _history,
+        (ONE_TABLE, SINCE, LIMIT_ROWS, SAMPLES, JSON),
+    ),
     Command("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
     Command("resume", "have paused tables catch up", _resume, (TABLES,)),
     Command("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),

@@ -281,21 +281,23 @@ class PgReplicationHook(DbApiHook):
             connection.close()
 
 
-def access_to(pipeline: Pipeline) -> Access:
+def access_to(pipeline: Pipeline, started_by: str = "") -> Access:
     """Return the pipeline with its connection strings, which are masked in logs from then on.
 
     Raises ConfigError.
+
+    :param started_by: the task that acts on the pipeline, for the events that it records
     """
     dsn = PgReplicationHook(pipeline.conn_id).dsn()
     state_dsn = PgReplicationHook(pipeline.state_conn_id).dsn() if pipeline.state_conn_id else dsn
-    return Access(pipeline, dsn, state_dsn)
+    return Access(pipeline, dsn, state_dsn, started_by)
 
 
-def access_with_lake(pipeline: Pipeline) -> Access:
+def access_with_lake(pipeline: Pipeline, started_by: str = "") -> Access:
     """Return the pipeline's access, and make this process use the store of its `lake_conn_id`.
 
     Call this before the process reads or writes the lake. Only tasks may call this, because each task has its
     own process. Triggers share one. Raises ConfigError.
     """
     use_store(lake_variables(pipeline))
-    return access_to(pipeline)
+    return access_to(pipeline, started_by)

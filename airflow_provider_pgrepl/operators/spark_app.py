@@ -36,6 +36,7 @@ from airflow_provider_pgrepl.hooks.replication import (
 )
 from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, StatusLink
 from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_well, translated
+from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
 from airflow_provider_pgrepl.replication.runtime import spark_submit
@@ -48,7 +49,7 @@ from airflow_provider_pgrepl.replication.runtime.process_io import (
 from airflow_provider_pgrepl.replication.runtime.spark_submit import quiet_logging, small_process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import replaced_by
-from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
+from airflow_provider_pgrepl.replication.state.actor import STARTED_BY_VARIABLE
 from airflow_provider_pgrepl.spark_driver.claim import AppAttachment, Claim, Order, Pause, RunDirectory
 from airflow_provider_pgrepl.spark_driver.follow import (
     RESULT_FILE,
@@ -181,14 +182,6 @@ def run_folder() -> Path:
     named = str(conf.get("pgrepl", "run_folder", fallback="")).strip()
     home = os.environ.get("AIRFLOW_HOME") or "~/airflow"
     return Path(named or f"{home}/pgrepl").expanduser()
-
-
-def task_of(context: Any) -> str:
-    """Return a readable name of the task's try, or of this process if there is no task."""
-    task = context.get("ti")
-    if task is None:
-        return f"process {os.getpid()}"
-    return f"task {task.task_id} of {task.dag_id}, run {task.run_id}, try {task.try_number}"
 
 
 def push(context: Any, key: str, value: Any) -> None:
@@ -391,7 +384,7 @@ class SparkAppOperator(SparkSubmitOperator):
         pipeline_file = claim.folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
         if not self._resolved.has_lake_tables:
-            return self._launch_without_spark(claim, pipeline_file, secrets)
+            return self._launch_without_spark(claim, pipeline_file, secrets, context)
         assert self._hook is not None
         conf = dict(self.conf or {})
         if not self._hook._connection["master"].startswith("local"):
@@ -413,10 +406,13 @@ class SparkAppOperator(SparkSubmitOperator):
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app
 
-    def _launch_without_spark(self, claim: Claim, pipeline_file: Path, secrets: dict[str, str]) -> LocalApp:
+    def _launch_without_spark(
+        self, claim: Claim, pipeline_file: Path, secrets: dict[str, str], context: Any
+    ) -> LocalApp:
         own = [*self._own_args, *self._given_args]
         command = spark_submit.without_spark(self.application, str(pipeline_file), own)
         environment = driver_environment(None, self.env_vars or {}, secrets, claim.folder)
+        environment[STARTED_BY_VARIABLE] = task_of(context)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
 )
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.operators.failures import translated
+from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class TablesOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         with translated():
             done = self.operate(
-                access_with_lake(read_pipeline(self.pipeline)), read_tables(self.tables), context
+                access_with_lake(read_pipeline(self.pipeline), task_of(context)),
+                read_tables(self.tables),
+                context,
             )
         self.log.info("%s: %s", self.done, ", ".join(done["tables"]) or "no table")
         return done

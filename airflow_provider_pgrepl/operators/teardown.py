@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
 )
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.operators.failures import translated
+from airflow_provider_pgrepl.operators.task_name import task_of
 
 
 class PgTeardownOperator(BaseOperator):
@@ -55,13 +56,13 @@ class PgTeardownOperator(BaseOperator):
         self.only_say = only_say
         self.timeout_s = timeout_s
 
-    def execute(self, context: Any) -> dict[str, Any]:  # noqa: ARG002
+    def execute(self, context: Any) -> dict[str, Any]:
         # Import this here: it imports deltalake, which parsing a DAG does not need.
         from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 
         with translated():
             result = teardown(
-                access_with_lake(read_pipeline(self.pipeline)),
+                access_with_lake(read_pipeline(self.pipeline), task_of(context)),
                 drop_lake=read_flag("drop_lake", self.drop_lake),
                 timeout_s=self.timeout_s,
                 dry_run=read_flag("only_say", self.only_say),

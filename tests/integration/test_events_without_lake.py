@@ -77,6 +77,39 @@ def test_one_small_process_without_spark_publishes_what_comes(events):
     assert [path.name for path in Path(events.pipeline.lake_root).iterdir()] == ["_pgrepl"]
 
 
+def test_course_of_a_pipeline_is_recorded(events):
+    """Snapshot, start, DDL that is followed, DDL that is refused, stop: as the applications record them."""
+    events.take()
+    with events.at_work():
+        wait_until(lambda: set(events.states().values()) == {"streaming"})
+        execute(events.dsn, "alter table t add column w int", "insert into t values (2, 'a', 1)")
+        wait_until(lambda: "schema_changed" in kinds(events, "t"))
+        execute(events.dsn, "alter table other alter v type int using 1", "insert into other values (1, 1)")
+        wait_until(lambda: events.states()["public.other"] == "errored")
+    assert kinds(events, "t") == [
+        *("pending", "snapshotting", "snapshot_taken", "catching_up", "streaming", "schema_changed")
+    ]
+    assert kinds(events, "other")[-1] == "errored"
+    assert kinds(events)[-2:] == ["started", "stopped"]
+    assert "epoch_begun" in kinds(events)
+    with events.access.store("test") as store:
+        found = store.read_events(events.pipeline.name, limit=1000)
+    added = next(one for one in found if one.kind == "schema_changed")
+    assert added.details == {"added": ["w"]}
+    assert added.lsn is not None
+    assert added.actor.startswith("pgrepl replicate on ")
+    refused = next(one for one in found if one.to_state == "errored")
+    assert (refused.error, refused.lsn is None) == ("DriftError", False)
+    assert refused.hint
+
+
+def kinds(events: EventsOnly, table: str | None = None) -> list[str]:
+    """The recorded events of a table, or of the pipeline: the new state, or the kind."""
+    with events.access.store("test") as store:
+        found = store.read_events(events.pipeline.name, limit=1000)
+    return [one.to_state or one.kind for one in found if (one.table.name if one.table else None) == table]
+
+
 @pytest.mark.real_kill
 def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rule(events):
     events.take()

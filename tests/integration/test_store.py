@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Column, Relati
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
 from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.locks import STARTED_BY_VARIABLE
+from airflow_provider_pgrepl.replication.state.actor import STARTED_BY_VARIABLE
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState

@@ -18,12 +18,14 @@ from airflow_provider_pgrepl.replication.state.store import Store
 class Access:
     """A pipeline and the connection strings that operations on it need.
 
-    Its repr omits the connection strings.
+    `started_by` names what started the operation, for the events that it records. The repr omits the
+    connection strings.
     """
 
     pipeline: Pipeline
     dsn: str = field(repr=False)
     state_dsn: str = field(repr=False)
+    started_by: str = ""
 
     @classmethod
     def from_environment(cls, pipeline: Pipeline) -> Access:
@@ -54,7 +56,7 @@ class Access:
         Creates nothing: raises StateError if the state is not set up, as in a database that was named by
         mistake. Raises SourceConnectionError.
         """
-        with Store(self.state_dsn, f"{role} {self.pipeline.name}") as store:
+        with Store(self.state_dsn, f"{role} {self.pipeline.name}", self.started_by) as store:
             if not store.is_set_up():
                 raise not_recorded(self.pipeline.name)
             store.migrate()

@@ -220,7 +220,7 @@ def record_tables(
             continue
         index.add(record.epoch, RelationRecord.of_catalog(relation), place)
         store.record_snapshot(pipeline.name, relation, position, 0, pipeline.to_json())
-        store.set_state(pipeline.name, relation.table, TableState.CATCHING_UP)
+        store.set_state(pipeline.name, relation.table, TableState.CATCHING_UP, reached=position)
         found.done[relation.table] = 0
         log.info("%s: the changelog has its changes after %s", relation.table, position)
     return found

@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SourceConnectionError
+from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.host import BlockThread
@@ -47,12 +48,14 @@ class ProgressWriter:
         received: Callable[[], ReceiverProgress],
         applied: Callable[[], ApplierProgress],
         idle_at: Callable[[], datetime | None],
+        samples: SampleWriter | None = None,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._received = received
         self._applied = applied
         self._idle_at = idle_at
+        self._samples = samples
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgrepl-progress", daemon=True)
         self._last_changes = 0
@@ -75,6 +78,8 @@ class ProgressWriter:
         try:
             while not self._stopping.wait(_INTERVAL_S if self._last_time else 0):
                 self._write()
+                if self._samples is not None:
+                    self._samples.write_if_due()
         except Exception as error:  # noqa: BLE001 - for the thread that supervises to raise
             log_unexpected(log, "writing the progress", error)
             self.error = error

@@ -26,9 +26,14 @@ def open_reconnecting_store(dsn: str, role: str, reconnect_s: float, wait: Wait)
     Every statement of a store may be executed twice. The locks are taken over from the lost session, which
     the server may still consider alive. If another process holds a lock, BusyError is raised at once: this
     process has to end. After `reconnect_s` seconds, or when it is time to end, the connection error is
-    raised. `write_progress` tries only once: the progress is soon written again.
+    raised. What is soon written again is tried only once: progress and samples.
     """
     return cast(Store, _ReconnectingStore(dsn, role, reconnect_s, wait))
+
+
+_REPEATED = frozenset(
+    {"write_progress", "write_sample", "write_table_samples", "delete_old_samples", "delete_old_events"}
+)
 
 
 class _ReconnectingStore:
@@ -52,7 +57,7 @@ class _ReconnectingStore:
             try:
                 return getattr(store, name)(*arguments, **named)
             except SourceConnectionError as error:
-                self._reopen(store, error, 0.0 if name == "write_progress" else self._reconnect_s)
+                self._reopen(store, error, 0.0 if name in _REPEATED else self._reconnect_s)
                 return getattr(self._store, name)(*arguments, **named)
 
         return call

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.epoch import (
     begun_epoch,
@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.storage.probe import check_store
 
@@ -96,9 +97,10 @@ def replicate(
         # Record this process before Spark has started: until then `pgrepl status` would show the previous
         # process.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
-        check_role(dsn, pipeline)
-        target = _target(dsn, until)
-        return _replication(dsn, pipeline, store, record, stop, session, publisher, meanwhile).run(target)
+        with _recorded_run(store, pipeline.name):
+            check_role(dsn, pipeline)
+            target = _target(dsn, until)
+            return _replication(dsn, pipeline, store, record, stop, session, publisher, meanwhile).run(target)
 
 
 def _session(pipeline: Pipeline, stack: ExitStack) -> LazySession | None:
@@ -111,6 +113,24 @@ def _session(pipeline: Pipeline, stack: ExitStack) -> LazySession | None:
     session = session_of(pipeline)
     stack.callback(session.stop)
     return session
+
+
+@contextmanager
+def _recorded_run(store: Store, pipeline: str) -> Iterator[None]:
+    """Record that the app started, and that it stopped or failed.
+
+    Not called before source, lake and state are known to be the pipeline's. If the state database is out of
+    reach at the end, the error of the app is raised.
+    """
+    store.record_run(pipeline, EventKind.STARTED)
+    try:
+        yield
+    except PgReplError as error:
+        with suppress(PgReplError):
+            store.record_run(pipeline, EventKind.FAILED, error)
+        raise
+    with suppress(PgReplError):
+        store.record_run(pipeline, EventKind.STOPPED)
 
 
 def _replication(

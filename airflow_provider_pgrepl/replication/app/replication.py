@@ -11,8 +11,9 @@ from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
+from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.app.source_problems import SourceProtection
-from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
+from airflow_provider_pgrepl.replication.app.status.summary import SourceReading, SummaryLog
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
@@ -67,7 +68,7 @@ class Replication:
         """Do the work while progress is reported: from before the work begins, which may take seconds."""
         summary = self._make_summary()
         protection = SourceProtection(self._dsn, process.state_dsn(), self._pipeline)
-        self._progress = self._make_progress_writer()
+        self._progress = self._make_progress_writer(lambda: summary.source)
         self._progress.start()
         summary.start()
         protection.start()
@@ -96,13 +97,20 @@ class Replication:
         """Return the newest changelog version that this run has finished with; below 0 if there is none."""
         raise NotImplementedError
 
-    def _make_progress_writer(self) -> ProgressWriter:
+    def _make_progress_writer(self, source: Callable[[], SourceReading | None]) -> ProgressWriter:
         return ProgressWriter(
             self._store,
             self._pipeline.name,
             lambda: self._receiver.progress,
             lambda: self._applied,
             lambda: None if self._tidying.locked() else self._applied.idle_at,
+            SampleWriter(
+                self._store,
+                self._pipeline.name,
+                lambda: self._receiver.progress,
+                lambda: self._applied,
+                source,
+            ),
         )
 
     def _make_summary(self) -> SummaryLog:

@@ -217,7 +217,7 @@ def opened(
     pipeline, given_up = access.pipeline, frozenset(give_up)
     check_store(pipeline.lake_root)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
+        store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}", access.started_by))
         source = stack.enter_context(access.source("snapshot"))
         for lake_may_fail in (True, False):
             evidence = gather(pipeline, store, source, lake_may_fail=lake_may_fail)

@@ -475,6 +475,7 @@ def _open_epoch(
             lake=pipeline.lake_root,
             lake_id=lake_id(open_changelog(uri)),
         )
+        taking.store.record_epoch(pipeline.name, record.epoch, begins)
     except BaseException:
         # A slot without a changelog would retain WAL at the source, and no receiver would read it.
         drop_unused(taking.access.dsn, taking.source, pipeline.slot)

@@ -208,9 +208,9 @@ class TableWatch:
         through = LSN(max(0, read_durable_lsn(tail) - 1))
         for one in self._tables.values():
             one.through = max(one.through, through)
-        for record in self._records.values():
+        for oid, record in self._records.items():
             if record.state is TableState.CATCHING_UP and self._store.move(
-                self._pipeline.name, record, TableState.STREAMING
+                self._pipeline.name, record, TableState.STREAMING, reached=self._tables[oid].through
             ):
                 self._read_at = float("-inf")
         progress = self._progress
@@ -252,7 +252,9 @@ class TableWatch:
             one.relation = timeline.relation
             # Recorded in one statement, so that changes before the position are never compared with a later
             # definition.
-            self._store.record_watched(self._pipeline.name, [one.table], one.saved, one.through, one.relation)
+            self._store.record_watched_relation(
+                self._pipeline.name, one.table, one.saved, one.through, one.relation
+            )
             one.saved = one.through
 
     def _stop(self, oid: int, error: PgReplError, lsn: LSN) -> None:

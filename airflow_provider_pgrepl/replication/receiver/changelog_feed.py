@@ -149,7 +149,8 @@ class ReceiverProgress:
     """The progress of a receiver.
 
     `seen_lsn`: every transaction that committed at or before it is durable. `sequence`: the sequence of the
-    writer's last commit, None before the first.
+    writer's last commit, None before the first. `changes`, `bytes`: changes that were received since the
+    start, and the bytes of the messages that held them.
     """
 
     received_lsn: LSN = field(default_factory=lambda: LSN(0))
@@ -159,6 +160,7 @@ class ReceiverProgress:
     changelog_version: int = 0
     sequence: int | None = None
     changes: int = 0
+    bytes: int = 0
 
 
 class ChangelogFeed:
@@ -251,6 +253,7 @@ class ChangelogFeed:
             rows = self._resent.drop(self._tagger.tag(split), split.ended)
             self._buffer.add(rows, split.ended, chunk.size)
             self._progress.changes += rows.num_rows
+            self._progress.bytes += chunk.size
             if split.ended:
                 self._idle_lsn = max(self._idle_lsn, LSN(split.ended[-1].end_lsn))
         if chunk.keepalive and not self._splitter.is_open:

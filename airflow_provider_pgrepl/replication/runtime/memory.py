@@ -1,4 +1,4 @@
-"""Release of memory that an idle process does not need: freed buffers, and pages of libraries.
+"""Memory of this process: its size, and the release of freed buffers and of pages of libraries.
 
 Loading the compiled functions reads most of LLVM, and the first commit much of delta-rs: 150 MB of libraries
 that are rarely used again. The kernel would drop such pages only when memory is short. This module drops them
@@ -8,6 +8,7 @@ while the process is idle. Pages that are needed are read again from the page ca
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from contextlib import suppress
@@ -36,6 +37,15 @@ def release_unused_memory() -> None:
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for start, end in _code_of_libraries():
             libc.madvise(start, end - start, _MADV_DONTNEED)
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process; None on systems without /proc."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _code_of_libraries() -> list[tuple[int, int]]:

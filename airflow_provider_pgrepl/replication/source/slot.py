@@ -39,8 +39,7 @@ SELECT slot_name::text, plugin::text, database::text, active, active_pid, confir
                   WHEN pg_catalog.to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict' END)
 FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s
 """
-
-
+_WAL_LIMIT = "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'"
 _INVALIDATING_SETTINGS = {
     "wal_removed": "max_slot_wal_keep_size",
     "idle_timeout": "idle_replication_slot_timeout",
@@ -98,6 +97,13 @@ class Slot:
         if self.invalidation:
             return 0
         return None if self.restart_lsn is None else max(0, end - self.restart_lsn)
+
+
+def read_wal_limit(connection: Connection) -> int | None:
+    """Return the bytes of WAL that the server retains for a slot at most; None without a limit."""
+    with source_errors("reading max_slot_wal_keep_size"):
+        (megabytes,) = row(connection, _WAL_LIMIT)
+    return None if megabytes < 0 else int(megabytes) << 20
 
 
 def read_slot(connection: Connection, name: str) -> Slot | None:

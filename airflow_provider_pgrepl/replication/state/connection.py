@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.state.actor import actor_fields
 from airflow_provider_pgrepl.replication.state.schema import check_ownership
 
 
@@ -24,7 +25,13 @@ class StateConnection:
     or holds objects of, other roles.
     """
 
-    def __init__(self, dsn: str, role: str) -> None:
+    def __init__(self, dsn: str, role: str, started_by: str = "") -> None:
+        """Open the connection.
+
+        :param role: the program and the pipeline, as the session shows them
+        :param started_by: what started this program, for the events that it records
+        """
+        self._actor = actor_fields(role.partition(" ")[0], started_by)
         self._connection = connect(dsn, role)
         try:
             check_ownership(self._connection)
@@ -57,10 +64,7 @@ def state_errors(doing: str) -> Iterator[None]:
                 f"state: {doing}: schema _pgrepl is not set up in this database", errors.SNAPSHOT
             ) from None
         except psycopg2.errors.UndefinedColumn:
-            raise StateError(
-                f"state: {doing}: schema _pgrepl is of an older version",
-                "any app of this version brings it up when it starts, as do pause, resume and retry",
-            ) from None
+            raise older_schema(doing) from None
         except psycopg2.errors.ForeignKeyViolation:
             raise StateError(f"state: {doing}: the pipeline is not recorded", errors.SNAPSHOT) from None
         except psycopg2.errors.ReadOnlySqlTransaction:
@@ -68,6 +72,14 @@ def state_errors(doing: str) -> Iterator[None]:
                 f"state: {doing}: the database is read-only",
                 "give another database for it: state_conn_id, or PGREPL_STATE_DSN",
             ) from None
+
+
+def older_schema(doing: str) -> StateError:
+    """Return the error of a schema that an older version has created."""
+    return StateError(
+        f"state: {doing}: schema _pgrepl is of an older version",
+        "any app of this version brings it up when it starts, as do pause, resume and retry",
+    )
 
 
 def text_of(lsn: LSN | None) -> str | None:

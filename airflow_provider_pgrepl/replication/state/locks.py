@@ -22,14 +22,11 @@ from typing import Any
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, one_line
 from airflow_provider_pgrepl.replication.source.connection import row, rows
 from airflow_provider_pgrepl.replication.state import schema
+from airflow_provider_pgrepl.replication.state.actor import started_by_environment
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
 Purpose = str
 """`replicate`, `snapshot`, `publication` (tables join or leave it), or `publish` and the publisher's name."""
-
-STARTED_BY_VARIABLE = "PGREPL_STARTED_BY"
-"""The environment variable that names what started this process, in terms that a person can look up.
-Processes that wait for a lock show it in their message."""
 
 _MAX_NAME = 63
 _POLL_S = 0.1
@@ -115,8 +112,8 @@ class _Lock:
         name = f"pgrepl {self.purpose} {self.pipeline}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         holder = f"{name} {socket.gethostname()}:{os.getpid()}"
-        if started_by := os.environ.get(STARTED_BY_VARIABLE):
-            holder += f", started by {one_line(started_by)}"
+        if started_by := started_by_environment():
+            holder += f", started by {started_by}"
         key = int.from_bytes(digest) >> 1
         return {"pipeline": self.pipeline, "purpose": self.purpose, "holder": holder, "key": key}
 
@@ -124,8 +121,8 @@ class _Lock:
 class PipelineLocks(StateConnection):
     """The locks that this connection holds. They end with the connection, however that ends."""
 
-    def __init__(self, dsn: str, role: str) -> None:
-        super().__init__(dsn, role)
+    def __init__(self, dsn: str, role: str, started_by: str = "") -> None:
+        super().__init__(dsn, role, started_by)
         self._locks: set[_Lock] = set()
         self.session = Session()
         """The session in the row of the last lock; empty for an advisory lock."""

@@ -31,6 +31,11 @@ WITH RECURSIVE ours (oid) AS (
     SELECT pg_catalog.format('relation %I', relname), relowner,
         CASE WHEN relkind = 'r' THEN pg_catalog.format('TABLE _pgrepl.%I', relname) END
     FROM held WHERE relkind <> 'i'
+        -- The server keeps the sequence of an identity column with the owner of its table.
+        AND NOT (relkind = 'S' AND EXISTS (SELECT FROM pg_catalog.pg_depend d
+            JOIN held t ON t.oid = d.refobjid
+            WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = held.oid
+                AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'))
     UNION ALL
     SELECT pg_catalog.format('function %I', p.proname), p.proowner, NULL FROM pg_catalog.pg_proc p
         JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = '_pgrepl'
@@ -167,6 +172,61 @@ _VERSIONS: tuple[str, ...] = (
     DROP INDEX _pgrepl.pipelines_publication;
     CREATE UNIQUE INDEX pipelines_publication
         ON _pgrepl.pipelines (system_identifier, database_oid, publication) WHERE publication_owned;
+    """,
+    # Events have no foreign key: they stay when their pipeline is torn down.
+    """
+    CREATE TABLE _pgrepl.events (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        pipeline text NOT NULL,
+        time timestamptz NOT NULL DEFAULT now(),
+        schema_name text,
+        table_name text,
+        kind text NOT NULL,
+        from_state text,
+        to_state text,
+        actor text NOT NULL,
+        error text NOT NULL DEFAULT '',
+        reason text NOT NULL DEFAULT '',
+        hint text NOT NULL DEFAULT '',
+        lsn pg_lsn,
+        details jsonb NOT NULL DEFAULT '{}',
+        CONSTRAINT events_table CHECK ((schema_name IS NULL) = (table_name IS NULL))
+    );
+    CREATE INDEX events_of_pipeline ON _pgrepl.events (pipeline, id);
+    CREATE INDEX events_of_table ON _pgrepl.events (pipeline, schema_name, table_name, id);
+    CREATE TABLE _pgrepl.samples (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        time timestamptz NOT NULL DEFAULT now(),
+        received_lsn pg_lsn,
+        durable_lsn pg_lsn,
+        confirmed_lsn pg_lsn,
+        applied_lsn pg_lsn,
+        wal_lsn pg_lsn,
+        lag_seconds double precision,
+        lag_bytes bigint,
+        changes_per_s double precision,
+        bytes_per_s double precision,
+        wal_retained_bytes bigint,
+        wal_limit_bytes bigint,
+        slot_active boolean,
+        memory_bytes bigint,
+        PRIMARY KEY (pipeline, time)
+    );
+    CREATE TABLE _pgrepl.table_samples (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        time timestamptz NOT NULL DEFAULT now(),
+        schema_name text NOT NULL,
+        table_name text NOT NULL,
+        state text NOT NULL,
+        position_lsn pg_lsn,
+        lag_seconds double precision,
+        live_bytes bigint,
+        kept_bytes bigint,
+        merge_seconds double precision,
+        PRIMARY KEY (pipeline, time, schema_name, table_name)
+    );
+    CREATE INDEX table_samples_of_table
+        ON _pgrepl.table_samples (pipeline, schema_name, table_name, time);
     """,
 )
 _MIGRATIONS_TABLE = """
@@ -315,7 +375,10 @@ def _drop_tables(connection: Connection) -> bool:
             cursor.execute("LOCK TABLE _pgrepl.pipelines IN ACCESS EXCLUSIVE MODE")
             if rows(connection, "SELECT 1 FROM _pgrepl.pipelines LIMIT 1"):
                 return False
-            cursor.execute("DROP TABLE IF EXISTS _pgrepl.locks, _pgrepl.selected_relations")
+            cursor.execute(
+                "DROP TABLE IF EXISTS _pgrepl.locks, _pgrepl.selected_relations, _pgrepl.events,"
+                " _pgrepl.samples, _pgrepl.table_samples"
+            )
             cursor.execute(
                 "DROP TABLE _pgrepl.progress, _pgrepl.tables, _pgrepl.pipelines, _pgrepl.migrations"
             )

@@ -23,25 +23,37 @@ from airflow_provider_pgrepl.replication.source.catalog import refused_changes
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state import schema
+from airflow_provider_pgrepl.replication.state.actor import ACTOR
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
 from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
+from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, EventRecords
+from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 from airflow_provider_pgrepl.replication.state.tables import SelectedRelations, TableRecord, TableRecords
 
-_REGISTER = """
-INSERT INTO _pgrepl.pipelines AS p
-    (name, system_identifier, database, database_oid, slot, publication, slot_owned, publication_owned, lake,
-     lake_id, config)
-VALUES (%(name)s, %(system_identifier)s, %(database)s, %(database_oid)s, %(slot)s, %(publication)s,
-        %(slot_owned)s, %(publication_owned)s, %(lake)s, %(lake_id)s, %(config)s)
-ON CONFLICT (name) DO UPDATE SET
-    system_identifier = excluded.system_identifier, database = excluded.database,
-    database_oid = excluded.database_oid, slot = excluded.slot, publication = excluded.publication,
-    slot_owned = excluded.slot_owned, publication_owned = excluded.publication_owned, lake = excluded.lake,
-    lake_id = excluded.lake_id, config = excluded.config
-WHERE %(replace)s OR (p.system_identifier, p.slot, p.lake)
-    = (excluded.system_identifier, excluded.slot, excluded.lake)
-RETURNING 1
+_REGISTER = f"""
+WITH earlier AS (
+    SELECT system_identifier, slot, publication, lake FROM _pgrepl.pipelines WHERE name = %(name)s FOR UPDATE
+), changed AS (
+    INSERT INTO _pgrepl.pipelines AS p
+        (name, system_identifier, database, database_oid, slot, publication, slot_owned, publication_owned,
+         lake, lake_id, config)
+    VALUES (%(name)s, %(system_identifier)s, %(database)s, %(database_oid)s, %(slot)s, %(publication)s,
+            %(slot_owned)s, %(publication_owned)s, %(lake)s, %(lake_id)s, %(config)s)
+    ON CONFLICT (name) DO UPDATE SET
+        system_identifier = excluded.system_identifier, database = excluded.database,
+        database_oid = excluded.database_oid, slot = excluded.slot, publication = excluded.publication,
+        slot_owned = excluded.slot_owned, publication_owned = excluded.publication_owned,
+        lake = excluded.lake, lake_id = excluded.lake_id, config = excluded.config
+    WHERE %(replace)s OR (p.system_identifier, p.slot, p.lake)
+        = (excluded.system_identifier, excluded.slot, excluded.lake)
+    RETURNING system_identifier, slot, publication, lake
+), event AS (
+    {INSERT} NULL, NULL, 'registered', NULL, NULL, {ACTOR}, '', '', '', NULL,
+        pg_catalog.to_jsonb(changed)
+    FROM changed WHERE NOT EXISTS (SELECT FROM earlier WHERE earlier = changed)
+)
+SELECT 1 FROM changed
 """
 
 # In another database, the same oids identify other tables.
@@ -72,7 +84,26 @@ WHERE name = %(name)s RETURNING 1
 """
 
 
-_RECORD_SLOT = "UPDATE _pgrepl.pipelines SET slot_owned = %s WHERE name = %s RETURNING 1"
+_RECORD_SLOT = f"""
+WITH changed AS (
+    UPDATE _pgrepl.pipelines SET slot_owned = %(owned)s
+    WHERE name = %(pipeline)s AND slot_owned <> %(owned)s RETURNING slot
+), event AS (
+    {INSERT} NULL, NULL, 'slot_changed', NULL, NULL, {ACTOR}, '', '', '', NULL,
+        pg_catalog.jsonb_build_object('slot', slot, 'owned', %(owned)s)
+    FROM changed
+)
+SELECT 1 FROM changed
+"""
+_FORGET = f"""
+WITH changed AS (
+    DELETE FROM _pgrepl.pipelines WHERE name = %(pipeline)s RETURNING slot, publication, lake
+), event AS (
+    {INSERT} NULL, NULL, 'torn_down', NULL, NULL, {ACTOR}, '', '', '', NULL, pg_catalog.to_jsonb(changed)
+    FROM changed
+)
+SELECT 1 FROM changed
+"""
 
 _READABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -172,6 +203,8 @@ class PipelineRecords(StateConnection):
         is set.
         """
         fields = {
+            **self._actor,
+            "pipeline": pipeline.name,
             "name": pipeline.name,
             "system_identifier": system_identifier,
             "database": database,
@@ -214,7 +247,7 @@ class PipelineRecords(StateConnection):
     def record_slot(self, name: str, *, is_owned: bool) -> None:
         """Record that the pipeline owns its slot, or that it no longer does."""
         with state_errors("recording the pipeline's slot"):
-            rows(self._connection, _RECORD_SLOT, (is_owned, name))
+            rows(self._connection, _RECORD_SLOT, {**self._actor, "pipeline": name, "owned": is_owned})
 
     def read_pipeline(self, name: str) -> PipelineRecord | None:
         """Return the record of the pipeline; None if there is none."""
@@ -223,9 +256,10 @@ class PipelineRecords(StateConnection):
         return PipelineRecord(*found[0]) if found else None
 
     def forget_pipeline(self, name: str) -> None:
-        """Delete all records of a pipeline. Does nothing if the pipeline is not recorded."""
+        """Delete all records of a pipeline, except for its events. Does nothing if the pipeline is not
+        recorded."""
         with state_errors("forgetting the pipeline"):
-            rows(self._connection, "DELETE FROM _pgrepl.pipelines WHERE name = %s RETURNING 1", (name,))
+            rows(self._connection, _FORGET, {**self._actor, "pipeline": name})
 
     def _refuse_taken(self, fields: dict[str, Any], constraint: str) -> NoReturn:
         what, condition = {
@@ -320,7 +354,15 @@ def _by_table(measured: Mapping[str, TableBytes] | Mapping[str, TableMerges]) ->
     return json.dumps({path: asdict(one) for path, one in measured.items()})
 
 
-class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, ProgressRecords):
+class Store(
+    PipelineLocks,
+    PipelineRecords,
+    TableRecords,
+    SelectedRelations,
+    ProgressRecords,
+    EventRecords,
+    SampleRecords,
+):
     """A connection to the state database, with all records and locks. Its locks last as long as the
     connection.
 

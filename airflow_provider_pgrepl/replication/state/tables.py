@@ -6,7 +6,8 @@ relation index has every later selection; before the first epoch there is no lak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,60 +18,130 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
+from airflow_provider_pgrepl.replication.state.actor import ACTOR
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
+from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, schema_changes
 
-_SET_STATE = """
-UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s,
-    since = CASE WHEN state = %(state)s THEN since ELSE now() END
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND state = ANY (%(before)s)
-RETURNING 1
+_KEY = "pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s"
+_EVENT = f"{INSERT} %(schema)s, %(table)s,"
+_STATE_EVENT = f"""
+{_EVENT} 'state_changed', from_state, to_state, {ACTOR}, error, reason, hint, lsn, details
+FROM (SELECT from_state, t.state AS to_state, t.error, t.reason, t.hint,
+    coalesce(t.lsn, %(reached)s::pg_lsn) AS lsn, %(details)s::jsonb AS details FROM changed t) AS event
 """
-_ADD_PENDING = """
-INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn, trace)
-VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s, %(lsn)s::pg_lsn,
-    %(trace)s)
-ON CONFLICT DO NOTHING RETURNING 1
+# The row is locked first, so that the event has the state which the update replaces.
+_SET_STATE = f"""
+WITH earlier AS (
+    SELECT state, error, reason FROM _pgrepl.tables WHERE {_KEY} FOR UPDATE
+), changed AS (
+    UPDATE _pgrepl.tables t SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
+        remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s,
+        since = CASE WHEN t.state = %(state)s THEN since ELSE now() END
+    FROM earlier
+    WHERE {_KEY} AND t.state = ANY (%(before)s)
+    RETURNING t.*, earlier.state AS from_state, earlier.error AS earlier_error,
+        earlier.reason AS earlier_reason
+), event AS (
+    {_STATE_EVENT} WHERE EXISTS (SELECT FROM changed
+        WHERE (from_state, earlier_error, earlier_reason) IS DISTINCT FROM (state, error, reason))
+)
+SELECT 1 FROM changed
+"""
+_ADD_PENDING = f"""
+WITH changed AS (
+    INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn, trace)
+    VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s,
+        %(lsn)s::pg_lsn, %(trace)s)
+    ON CONFLICT DO NOTHING RETURNING *, NULL AS from_state
+), event AS ({_STATE_EVENT})
+SELECT 1 FROM changed
 """
 _TABLES = """
 SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
     snapshot_at, rows_copied, membership, config, remedy, trace
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
-_RECORD_SNAPSHOT = """
-UPDATE _pgrepl.tables SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn, snapshot_at = now(),
-    rows_copied = %(rows)s, config = %(config)s
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+# A statement that is repeated after a lost connection finds its own position.
+_RECORD_SNAPSHOT = f"""
+WITH earlier AS (
+    SELECT position_lsn FROM _pgrepl.tables WHERE {_KEY} FOR UPDATE
+), changed AS (
+    UPDATE _pgrepl.tables t SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn,
+        snapshot_at = now(), rows_copied = %(rows)s, config = %(config)s
+    FROM earlier WHERE {_KEY} RETURNING earlier.position_lsn AS earlier_position
+), event AS (
+    {_EVENT} 'snapshot_taken', NULL, NULL, {ACTOR}, '', '', '', %(position)s::pg_lsn, %(details)s::jsonb
+    FROM changed WHERE earlier_position IS DISTINCT FROM %(position)s::pg_lsn
+)
+SELECT 1 FROM changed
 """
-_RECORD_RELATION = """
-UPDATE _pgrepl.tables SET relation = %(relation)s
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND position_lsn = %(position)s::pg_lsn RETURNING 1
+_READ_RELATION = f"SELECT relation FROM _pgrepl.tables WHERE {_KEY} AND position_lsn = %(position)s::pg_lsn"
+_SCHEMA_EVENT = f"""
+{_EVENT} 'schema_changed', NULL, NULL, {ACTOR}, '', '', '', %(reached)s::pg_lsn, %(details)s::jsonb
+FROM changed WHERE %(details)s::jsonb <> '{{}}'
+"""
+_RECORD_RELATION = f"""
+WITH changed AS (
+    UPDATE _pgrepl.tables SET relation = %(relation)s
+    WHERE {_KEY} AND position_lsn = %(position)s::pg_lsn AND relation IS NOT DISTINCT FROM %(before)s
+    RETURNING 1
+), event AS ({_SCHEMA_EVENT})
+SELECT 1 FROM changed
 """
 _RECORD_WATCHED = """
-UPDATE _pgrepl.tables SET position_lsn = %(through)s::pg_lsn, relation = coalesce(%(relation)s, relation)
+UPDATE _pgrepl.tables SET position_lsn = %(through)s::pg_lsn
 WHERE pipeline = %(pipeline)s AND position_lsn = %(seen)s::pg_lsn AND state IN ('catching_up', 'streaming')
     AND (schema_name, table_name) IN (SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]))
 RETURNING 1
 """
-_MARK_ERRORED = """
-UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, since = now()
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
+_RECORD_WATCHED_RELATION = f"""
+WITH changed AS (
+    UPDATE _pgrepl.tables SET position_lsn = %(reached)s::pg_lsn, relation = %(relation)s
+    WHERE {_KEY} AND position_lsn = %(position)s::pg_lsn AND state IN ('catching_up', 'streaming')
+    RETURNING 1
+), event AS ({_SCHEMA_EVENT})
+SELECT 1 FROM changed
 """
-_MOVE = """
-UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL, lsn = NULL,
-    trace = '', since = now(), membership = coalesce(%(membership)s, membership),
-    config = coalesce(%(config)s, config)
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
-    AND state = %(seen)s AND since = %(since)s AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
-RETURNING 1
+_MARK_ERRORED = f"""
+WITH changed AS (
+    UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
+        remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, since = now()
+    WHERE {_KEY} AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s
+    RETURNING *, %(state)s AS from_state
+), event AS ({_STATE_EVENT})
+SELECT 1 FROM changed
 """
-_SET_MEMBERSHIP = """
-UPDATE _pgrepl.tables SET membership = %(membership)s
-WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+_MOVE = f"""
+WITH changed AS (
+    UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL,
+        lsn = NULL, trace = '', since = now(), membership = coalesce(%(membership)s, membership),
+        config = coalesce(%(config)s, config)
+    WHERE {_KEY} AND state = %(seen)s AND since = %(since)s
+        AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
+    RETURNING *, %(seen)s AS from_state
+), event AS ({_STATE_EVENT})
+SELECT 1 FROM changed
+"""
+_SET_MEMBERSHIP = f"""
+WITH earlier AS (
+    SELECT membership FROM _pgrepl.tables WHERE {_KEY} FOR UPDATE
+), changed AS (
+    UPDATE _pgrepl.tables t SET membership = %(membership)s FROM earlier WHERE {_KEY}
+    RETURNING earlier.membership AS earlier_membership
+), event AS (
+    {_EVENT} 'membership_changed', NULL, NULL, {ACTOR}, '', '', '', NULL,
+        pg_catalog.jsonb_build_object('from', earlier_membership, 'to', %(membership)s::text)
+    FROM changed WHERE earlier_membership <> %(membership)s
+)
+SELECT 1 FROM changed
+"""
+_FORGET = f"""
+WITH changed AS (
+    DELETE FROM _pgrepl.tables WHERE {_KEY} RETURNING state
+), event AS (
+    {_EVENT} 'table_forgotten', state, NULL, {ACTOR}, '', '', '', NULL, '{{}}' FROM changed
+)
+SELECT 1 FROM changed
 """
 Membership = Literal["configured", "added", "removed"]
 _ADD = """
@@ -211,8 +282,13 @@ class TableRecords(StateConnection):
         lsn: LSN | None = None,
         remedy: Remedy | None = None,
         trace: str = "",
+        reached: LSN | None = None,
     ) -> None:
-        """Set the state of a table. Raises StateError if it may not follow the present state."""
+        """Set the state of a table. Raises StateError if it may not follow the present state.
+
+        :param lsn: the position of the error
+        :param reached: the table's position, for the event
+        """
         fields = {
             **_table_key(pipeline, table),
             "state": state.value,
@@ -223,6 +299,7 @@ class TableRecords(StateConnection):
             "lsn": text_of(lsn),
             "trace": trace,
             "before": [before.value for before in states_before(state)],
+            **self._event(reached),
         }
         with state_errors(f"setting the state of {table}"):
             changed = rows(self._connection, _SET_STATE, fields)
@@ -248,6 +325,7 @@ class TableRecords(StateConnection):
             "trace": error.trace,
             "state": seen.state.value,
             "relation": seen.relation_text,
+            **self._event(),
         }
         with state_errors(f"marking {seen.table} errored"):
             return bool(rows(self._connection, _MARK_ERRORED, fields))
@@ -260,12 +338,15 @@ class TableRecords(StateConnection):
         *,
         membership: Membership | None = None,
         config: str | None = None,
+        reached: LSN | None = None,
     ) -> bool:
         """Set a table to another state and return True, or return False if its state or its snapshot has
         changed since it was read as `seen`.
 
         The error is cleared. `membership` and `config` are recorded if they are given. Raises StateError if
         the state may not follow the one in `seen`.
+
+        :param reached: the table's position, for the event
         """
         check_transition(seen.state, state, str(seen.table))
         fields = {
@@ -276,6 +357,7 @@ class TableRecords(StateConnection):
             "seen": seen.state.value,
             "since": seen.since,
             "position": text_of(seen.position_lsn),
+            **self._event(reached, {} if membership is None else {"membership": membership}),
         }
         with state_errors(f"setting the state of {seen.table}"):
             return bool(rows(self._connection, _MOVE, fields))
@@ -283,55 +365,82 @@ class TableRecords(StateConnection):
     def set_membership(self, pipeline: str, table: TableName, membership: Membership) -> None:
         """Record whether the pipeline file, or an operator, selects the table. Raises StateError if the table
         is not recorded."""
-        fields = {**_table_key(pipeline, table), "membership": membership}
+        fields = {**_table_key(pipeline, table), **self._event(), "membership": membership}
         with state_errors(f"recording who wants {table}"):
             if not rows(self._connection, _SET_MEMBERSHIP, fields):
                 raise StateError(f"{table}: not recorded as a table of pipeline {pipeline}")
 
-    def record_relation(self, pipeline: str, relation: Relation, position: LSN) -> None:
+    def record_relation(
+        self, pipeline: str, relation: Relation, position: LSN, reached: LSN | None = None
+    ) -> None:
         """Record the present relation of a lake table. Does nothing if the table's position is not
-        `position`, the position of its snapshot."""
+        `position`, the position of its snapshot, or if the relation is recorded already.
+
+        :param reached: the position of the lake table, for the event
+        """
         fields = {
             **_table_key(pipeline, relation.table),
             "relation": relation.to_json(),
             "position": str(position),
         }
         with state_errors(f"recording the shape of {relation.table}"):
-            rows(self._connection, _RECORD_RELATION, fields)
+            while found := rows(self._connection, _READ_RELATION, fields):
+                before = found[0][0]
+                if before == fields["relation"]:
+                    return
+                event = self._event(reached, _differences(before, relation))
+                if rows(self._connection, _RECORD_RELATION, {**fields, **event, "before": before}):
+                    return
 
-    def record_watched(
-        self,
-        pipeline: str,
-        tables: Collection[TableName],
-        seen: LSN,
-        through: LSN,
-        relation: Relation | None = None,
-    ) -> None:
+    def record_watched(self, pipeline: str, tables: Collection[TableName], seen: LSN, through: LSN) -> None:
         """Record that definitions of the tables were checked up to `through`. Only tables in `catching_up` or
-        `streaming` whose recorded position is `seen` are changed. `relation`: the present relation of the
-        table, if it has changed."""
+        `streaming` whose recorded position is `seen` are changed."""
         fields = {
             "pipeline": pipeline,
             "schemas": [table.schema for table in tables],
             "tables": [table.name for table in tables],
             "seen": str(seen),
             "through": str(through),
-            "relation": None if relation is None else relation.to_json(),
         }
         with state_errors("recording how far tables are watched"):
             rows(self._connection, _RECORD_WATCHED, fields)
 
+    def record_watched_relation(
+        self, pipeline: str, table: TableName, seen: LSN, through: LSN, relation: Relation
+    ) -> None:
+        """Do what `record_watched` does for a table whose relation has changed, and record the relation."""
+        fields = {
+            **_table_key(pipeline, table),
+            "relation": relation.to_json(),
+            "position": str(seen),
+        }
+        with state_errors(f"recording the shape of {table}"):
+            found = rows(self._connection, _READ_RELATION, fields)
+            before = found[0][0] if found else None
+            event = self._event(through, _differences(before, relation))
+            rows(self._connection, _RECORD_WATCHED_RELATION, {**fields, **event})
+
     def record_snapshot(
-        self, pipeline: str, relation: Relation, position: LSN, copied: int, config: str | None = None
+        self,
+        pipeline: str,
+        relation: Relation,
+        position: LSN,
+        copied: int,
+        config: str | None = None,
+        **measured: float,
     ) -> None:
         """Record the relation of a table when it was copied, the position of the copy, the number of rows,
-        and the pipeline file. Raises StateError if the table is not recorded."""
+        and the pipeline file. Raises StateError if the table is not recorded.
+
+        :param measured: `bytes` and `seconds` of the copy, for the event
+        """
         fields = {
             **_table_key(pipeline, relation.table),
             "relation": relation.to_json(),
             "position": str(position),
             "rows": copied,
             "config": config,
+            **self._event(None, {"rows": copied, **measured}),
         }
         with state_errors(f"recording the snapshot of {relation.table}"):
             if not rows(self._connection, _RECORD_SNAPSHOT, fields):
@@ -340,12 +449,20 @@ class TableRecords(StateConnection):
     def remove_table(self, pipeline: str, table: TableName) -> None:
         """Delete the record of a table. Does nothing if the table is not recorded."""
         with state_errors(f"removing {table}"):
-            rows(
-                self._connection,
-                "DELETE FROM _pgrepl.tables WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s"
-                " AND table_name = %(table)s RETURNING 1",
-                _table_key(pipeline, table),
-            )
+            rows(self._connection, _FORGET, {**_table_key(pipeline, table), **self._event()})
+
+    def _event(
+        self, reached: LSN | None = None, details: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """Return the parameters that only an event has.
+
+        :param reached: the position of the table, unless its record has an LSN
+        """
+        return {**self._actor, "reached": text_of(reached), "details": json.dumps(details or {})}
+
+
+def _differences(before: str | None, relation: Relation) -> dict[str, Any]:
+    return {} if before is None else schema_changes(Relation.from_json(before), relation)
 
 
 def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:

@@ -97,6 +97,8 @@ def skip_transaction(
             if not dry_run:
                 record_gap(access.pipeline, gap, receiver.progress.sequence)
         if not dry_run:
+            epoch = read_epoch(changelog_uri(access.pipeline.lake_root)).epoch
+            store.record_skip(name, epoch, gap.lsn, gap.begun.xid, gap.why)
             pass_gaps(source, access.pipeline)
             _mark_errored(store, name, records, gap)
         return _skipped(gap, records, named, seen)

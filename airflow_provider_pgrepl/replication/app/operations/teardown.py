@@ -79,7 +79,8 @@ def teardown(
         a restore
     """
     pipeline = access.pipeline
-    with access.source("teardown") as source, Store(access.state_dsn, f"teardown {pipeline.name}") as store:
+    role = f"teardown {pipeline.name}"
+    with access.source("teardown") as source, Store(access.state_dsn, role, access.started_by) as store:
         deadline, given_up = selection.Deadline(timeout_s), frozenset(give_up)
         work = _Teardown(pipeline, source, store, drop_lake, deadline, given_up)
         return work.run(dry_run=dry_run)

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot import read_slot, read_wal_limit
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of
@@ -98,6 +98,22 @@ class Summary:
         return "the source cannot be asked how far it is"
 
 
+@dataclass(frozen=True)
+class SourceReading:
+    """The values of the source that the last summary read; None for those that it could not read.
+
+    `at`: the time of the reading, by the monotonic clock.
+    """
+
+    at: float
+    wal_lsn: LSN | None = None
+    wal_retained_bytes: int | None = None
+    wal_limit_bytes: int | None = None
+    slot_active: bool | None = None
+    lag_seconds: float | None = None
+    lag_bytes: int | None = None
+
+
 class SummaryLog:
     """A thread that logs a summary every minute from `start` to `stop`, with connections of its own.
 
@@ -125,6 +141,8 @@ class SummaryLog:
         self._changes = received().changes
         self._at = time.monotonic()
         self._ends: deque[tuple[float, LSN]] = deque(maxlen=_SAMPLES)
+        self.source: SourceReading | None = None
+        """The last reading of the source, None before the first. Any thread may read it."""
 
     def start(self) -> None:
         """Start the thread. The first line comes after a minute."""
@@ -156,7 +174,8 @@ class SummaryLog:
         with Store(self._state_dsn, role) as store:
             records = list(store.read_tables(self._pipeline.name).values())
         records = [record for record in records if record.state is not TableState.REMOVED]
-        lag_s, lag_bytes, held = self._behind(role)
+        reading = self._behind(role)
+        self.source = reading
         now, changes = time.monotonic(), self._received().changes
         summary = Summary(
             states=dict(Counter(record.state for record in records).most_common()),
@@ -167,31 +186,32 @@ class SummaryLog:
             seconds=now - self._at,
             applied=self._applied().changes,
             applied_lsn=self._applied().applied_lsn,
-            lag_s=lag_s,
-            lag_bytes=lag_bytes,
-            held_bytes=held,
+            lag_s=reading.lag_seconds,
+            lag_bytes=reading.lag_bytes,
+            held_bytes=reading.wal_retained_bytes,
             has_lake_tables=self._pipeline.has_lake_tables,
         )
         self._changes, self._at = changes, now
         return summary
 
-    def _behind(self, role: str) -> tuple[float | None, int | None, int | None]:
-        """Return the lag of the lake in seconds and in bytes of WAL, and the bytes of WAL that the slot
-        holds."""
+    def _behind(self, role: str) -> SourceReading:
+        """Return the source's WAL, its slot, and the lag of the lake behind it."""
         try:
             with closing(connect(self._dsn, role)) as connection:
                 asked, end = time.monotonic(), wal_lsn(connection)
                 slot = read_slot(connection, self._pipeline.slot)
+                limit = read_wal_limit(connection)
         except PgReplError:
-            return None, None, None
+            return SourceReading(time.monotonic())
         held = None if slot is None else slot.held_bytes(end)
+        reading = SourceReading(asked, end, held, limit, slot is not None and slot.active)
         applied = self._applied()
         self._ends.append((asked, end))
         if not applied.applied_lsn:
-            return None, None, held
+            return reading
         behind, age = max(0, end - self._shown()), self._age(applied)
         seconds = self._until_shown(asked, end)
-        return age if seconds is None else seconds, behind, held
+        return replace(reading, lag_seconds=age if seconds is None else seconds, lag_bytes=behind)
 
     def _shown(self) -> LSN:
         """Return the LSN before which the lake shows everything that committed.

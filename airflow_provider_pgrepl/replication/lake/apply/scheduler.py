@@ -243,11 +243,13 @@ class TableOutcomes:
             log.warning("table %s: %s; trying again", job.work.relation.table, result.overtaken)
         else:
             self._progress.changes += result.changes
+            if record is not None:
+                self._progress.positions[record.table.path] = LSN(result.position)
             if record is not None and result.relation is not None:
                 # The lake table has this relation already. Record it for `pgrepl status` and for the drift
                 # sensor.
                 relation = Relation.from_json(result.relation)
-                self._store.record_relation(self._pipeline, relation, job.snapshot)
+                self._store.record_relation(self._pipeline, relation, job.snapshot, LSN(result.position))
             if job.is_last:
                 caught_up = CaughtUpTable(
                     job.snapshot,
@@ -263,14 +265,14 @@ class TableOutcomes:
         failed = result.error is not None or result.has_gone_back or bool(result.overtaken)
         self._schedule.finish(oid, caught_up, now if failed else None)
         if caught_up is not None and record is not None and record.state is TableState.CATCHING_UP:
-            self._move(record)
+            self._move(record, LSN(result.position))
 
     def mark_errored(self, record: TableRecord, result: TableResult) -> None:
         """Mark a table as errored whose merge could not be planned. Raises what `take` does."""
         self._mark_errored(record, snapshot_of(record), result)
 
-    def _move(self, record: TableRecord) -> None:
-        if self._store.move(self._pipeline, record, TableState.STREAMING):
+    def _move(self, record: TableRecord, reached: LSN) -> None:
+        if self._store.move(self._pipeline, record, TableState.STREAMING, reached=reached):
             log.info("table %s has caught up", record.table)
 
     def _mark_errored(self, record: TableRecord | None, snapshot: LSN, result: TableResult) -> None:

@@ -3,7 +3,7 @@ applier's progress."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.replication.changelog import reader
@@ -56,7 +56,8 @@ class ApplierProgress:
     changelog version of the newest consistent point, and `applied_lsn` its LSN. `changes`, `batches`: counts
     since the start. `caught_up`: True if all tables have every change received so far. `idle_at`, by the
     clock of the state database: every running merge uses table states that were read then or later. `merges`:
-    statistics by table path, updated every few seconds.
+    statistics by table path, updated every few seconds. `positions`: by table path, of the tables that were
+    merged since the start.
     """
 
     version: int = -1
@@ -68,6 +69,7 @@ class ApplierProgress:
     caught_up: bool = False
     idle_at: datetime | None = None
     merges: dict[str, TableMerges] | None = None
+    positions: dict[str, LSN] = field(default_factory=dict)
 
     def described(self) -> str:
         """Return up to which LSN all streaming tables are in the lake, as a clause."""

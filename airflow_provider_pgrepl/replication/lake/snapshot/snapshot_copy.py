@@ -84,6 +84,7 @@ class SnapshotCopy:
         self._rules = BoundRules(pipeline, self._index.records, lambda: set(self._index.relation_ids()))
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
+        self._measured: dict[TableName, tuple[int, float]] = {}
         self._comments: dict[TableName, Comments] = {}
         self._ranges_at_once = 1
 
@@ -107,10 +108,19 @@ class SnapshotCopy:
         )
 
     def _finish(self, relation: Relation, rows: int) -> None:
+        size, seconds = self._measured[relation.table]
         self._store.record_snapshot(
-            self._pipeline.name, relation, self._position, rows, self._pipeline.to_json()
+            self._pipeline.name,
+            relation,
+            self._position,
+            rows,
+            self._pipeline.to_json(),
+            bytes=size,
+            seconds=seconds,
         )
-        self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
+        self._store.set_state(
+            self._pipeline.name, relation.table, TableState.CATCHING_UP, reached=self._position
+        )
 
     def write_point(self) -> None:
         """Write a consistent point of the copied tables: the first point in time of an epoch that can be
@@ -147,7 +157,9 @@ class SnapshotCopy:
                 prepare_history(relation, self._pipeline, *self._moment)
             files = self._copy_ranges(keeper, relation, ranges)
         rows = self._commit(relation, files)
-        log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self._measured[relation.table] = sum(file.size for file in files), round(seconds, 3)
+        log.info("copied %s: %d rows in %.1f s", relation.table, rows, seconds)
         return rows
 
     def _check_replaceable(self, table: TableName) -> None:
