@@ -41,6 +41,11 @@ FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s
 """
 
 
+# In MB. -1: no limit.
+_WAL_LIMIT = """
+SELECT setting::bigint * 1024 * 1024 FROM pg_catalog.pg_settings
+WHERE name = 'max_slot_wal_keep_size' AND setting::bigint >= 0
+"""
 _INVALIDATING_SETTINGS = {
     "wal_removed": "max_slot_wal_keep_size",
     "idle_timeout": "idle_replication_slot_timeout",
@@ -108,6 +113,13 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
         return None
     slot, plugin, database, active, pid, confirmed, restart, wal_status, invalidation = found[0]
     return Slot(slot, plugin, database, active, pid, _lsn(confirmed), _lsn(restart), wal_status, invalidation)
+
+
+def read_wal_limit(connection: Connection) -> int | None:
+    """Return the bytes of WAL that the server retains for a slot at most; None without a limit."""
+    with source_errors("reading max_slot_wal_keep_size"):
+        found = rows(connection, _WAL_LIMIT, ())
+    return next((int(limit) for (limit,) in found), None)
 
 
 def why_invalidated(connection: Connection, slot: Slot) -> str:
