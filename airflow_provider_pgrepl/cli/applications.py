@@ -1,4 +1,4 @@
-"""The `pgrepl` commands that run the packaged applications and copy the packaged example DAGs."""
+"""The `pgrepl` commands that run the packaged applications and copy the packaged files."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import supervisor
 
+DASHBOARDS = Path(__file__).resolve().parents[1] / "dashboards"
+GRAFANA, RULES = "pgrepl_grafana.json", "pgrepl_rules.yaml"
 _EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://host:7077"
 
 
@@ -39,6 +41,13 @@ def _copy(arguments: argparse.Namespace) -> int:
     sys.stdout.write(
         "their pipeline is in pipeline.json there, or in the file that PGREPL_PIPELINE_FILE names\n"
     )
+    return 0
+
+
+def _copy_dashboards(arguments: argparse.Namespace) -> int:
+    copied = copy_dashboards(arguments.copy_to)
+    sys.stdout.write("".join(f"{file}\n" for file in copied))
+    sys.stdout.write("import the dashboard into Grafana, and name the rules in rule_files of Prometheus\n")
     return 0
 
 
@@ -130,21 +139,36 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def copy_dags(folder: Path) -> list[Path]:
     """Copy the example DAGs and their pipeline file to `folder`, and return the paths of the copies.
 
-    Existing files are never overwritten.
-
-    :raises ConfigError: if one of the files or a link of that name exists, if the folder is a link, or if it
-        cannot be created. Nothing is copied then.
-    :raises ToolError: if the package lacks the examples
+    Raises what `copy_files` does, and ToolError if the package lacks the examples.
     """
     examples = spark_submit.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
         raise ToolError("the example DAGs are missing", "reinstall the wheel of airflow-provider-pgrepl")
     sources = [*sorted(examples.glob("*.py")), examples / "pipeline.json"]
+    return copy_files(sources, folder, "dags/pgrepl")
+
+
+def copy_dashboards(folder: Path) -> list[Path]:
+    """Copy the Grafana dashboard and the alert rules for Prometheus to `folder`, and return the paths of the
+    copies.
+
+    Raises what `copy_files` does.
+    """
+    return copy_files([DASHBOARDS / GRAFANA, DASHBOARDS / RULES], folder, "monitoring/pgrepl")
+
+
+def copy_files(sources: Sequence[Path], folder: Path, example: str) -> list[Path]:
+    """Copy files to `folder`, and return the paths of the copies. Existing files are never overwritten.
+
+    :param example: the name of a folder, for hints
+    :raises ConfigError: if one of the files or a link of that name exists, if the folder is a link, or if it
+        cannot be created. Nothing is copied then.
+    """
     targets = [folder / source.name for source in sources]
     if taken := [str(target) for target in targets if os.path.lexists(target)]:
         raise ConfigError(
             f"already there: {', '.join(taken)}",
-            "name a folder of their own, as dags/pgrepl, or move these away",
+            f"name a folder of their own, as {example}, or move these away",
         )
     if folder.is_symlink():
         raise ConfigError(
@@ -181,6 +205,13 @@ APPLICATIONS = (
                 "--copy-to", {"type": Path, "required": True, "metavar": "DIR", "help": "a folder of DAGs"}
             ),
         ),
+        has_pipeline=False,
+    ),
+    Command(
+        "dashboards",
+        "copy the Grafana dashboard and the alert rules for Prometheus of this version",
+        _copy_dashboards,
+        (Option("--copy-to", {"type": Path, "required": True, "metavar": "DIR", "help": "a folder"}),),
         has_pipeline=False,
     ),
 )

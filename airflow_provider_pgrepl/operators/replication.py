@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.hooks.target import target_secrets
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_replication
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import metrics_address
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _MODES = ("continuous", "caught_up")
@@ -24,6 +25,9 @@ class PgReplicationOperator(SparkAppOperator):
         committed at the start is in the lake (templated)
     :param publisher: the name of a publisher that runs in the same process. Only for a pipeline without lake
         tables (`lake_tables` none) (templated)
+    :param metrics_port: the port on which the application serves metrics for Prometheus; None: it serves none
+        (templated)
+    :param metrics_host: the address to listen on for it; by default 127.0.0.1 (templated)
     :param hand_over_after_s: with `continuous`, seconds after which the task succeeds and leaves the
         application to the next run, which adopts it. The application stops if no run adopts it within 15
         minutes.
@@ -34,19 +38,29 @@ class PgReplicationOperator(SparkAppOperator):
 
     app = "replicate"
     may_replace = True
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "mode", "publisher")
+    template_fields: Sequence[str] = (
+        *SparkAppOperator.template_fields,
+        "mode",
+        "publisher",
+        "metrics_port",
+        "metrics_host",
+    )
 
     def __init__(
         self,
         *,
         mode: str = "continuous",
         publisher: str = "",
+        metrics_port: int | str | None = None,
+        metrics_host: str = "",
         hand_over_after_s: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.mode = mode
         self.publisher = publisher
+        self.metrics_port = metrics_port
+        self.metrics_host = metrics_host
         self.hand_over_after_s = hand_over_after_s
 
     def app_arguments(self) -> list[str]:
@@ -55,7 +69,15 @@ class PgReplicationOperator(SparkAppOperator):
         if self.mode == "caught_up":
             self.hand_over_after_s = None
         until = ["--until", "caught-up"] if self.mode == "caught_up" else []
-        return until + (["--publish", self._publisher_settings().name] if self.publisher else [])
+        publish = ["--publish", self._publisher_settings().name] if self.publisher else []
+        return [*until, *publish, *self._metrics_arguments()]
+
+    def _metrics_arguments(self) -> list[str]:
+        given = str(self.metrics_port or "").strip()
+        if given and not (given.isascii() and given.isdigit()):
+            raise ConfigError(f"metrics_port: {given!r} is not a port", "use a number from 1 to 65535")
+        address = metrics_address(int(given) if given else None, self.metrics_host)
+        return [] if address is None else [f"--metrics-port={address[1]}", f"--metrics-host={address[0]}"]
 
     def secrets(self) -> dict[str, str]:
         secrets = super().secrets()

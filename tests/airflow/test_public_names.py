@@ -14,7 +14,9 @@ CLASSES = {
     "hooks.replication.PgReplicationHook": "",
     "operators.maintenance.PgMaintenanceOperator": "pipeline tables limit_s",
     "operators.publish.PgPublishOperator": f"publisher mode hand_over_after_s {_APPLICATION}",
-    "operators.replication.PgReplicationOperator": f"mode publisher hand_over_after_s {_APPLICATION}",
+    "operators.replication.PgReplicationOperator": (
+        f"mode publisher metrics_port metrics_host hand_over_after_s {_APPLICATION}"
+    ),
     "operators.resnapshot.PgResnapshotOperator": f"tables reason {_APPLICATION}",
     "operators.resnapshot.PgAddTablesOperator": f"tables {_APPLICATION}",
     "operators.snapshot.PgSnapshotOperator": f"tables new_epoch give_up take_over {_APPLICATION}",

@@ -23,13 +23,14 @@ from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expir
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.metrics import serve_metrics
+from airflow_provider_pgrepl.replication.events.publish.metrics import PublisherCollector
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.record import publisher_uri, read_record
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import serve_metrics
 from tests.support.rabbitmq import Message, Queue, applied
 from tests.support.replicated import execute
 
@@ -245,13 +246,14 @@ def test_status_says_where_publishers_are_and_what_stopped(published, dsn, monke
 def test_metrics_are_served_while_it_runs(published, dsn, monkeypatch):
     address = ("127.0.0.1", 0)
     progress = PublisherProgress(published=7, published_lsn=LSN(100), durable_lsn=LSN(201), is_connected=True)
-    with serve_metrics(address, ("shop", "events"), lambda: progress) as port:
+    collector = PublisherCollector("shop", "events", lambda: progress)
+    with serve_metrics("metrics", address, collector) as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             text = answer.read().decode()
-        taken = serve_metrics(("127.0.0.1", port), ("shop", "other"), lambda: progress)
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be had"):
+        taken = serve_metrics("metrics", ("127.0.0.1", port), collector)
+        with pytest.raises(ConfigError, match=f"metrics: cannot listen on 127.0.0.1:{port}"):
             taken.__enter__()
-    assert 'pgrepl_publisher_published_total{pipeline="shop",publisher="events"} 7.0' in text
+    assert 'pgrepl_publisher_events_total{pipeline="shop",publisher="events"} 7.0' in text
     assert 'pgrepl_publisher_lag_bytes{pipeline="shop",publisher="events"} 100.0' in text
 
 

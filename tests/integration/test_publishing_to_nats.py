@@ -366,7 +366,7 @@ def test_dashboards_made_for_creek_show_the_publisher(published):
         "creek_producer_pg_behind_bytes 0.0",
         "creek_producer_pg_behind_time 0.0",
         'log_messages_total{application="creek_producer",level="error"} 0.0',
-        'pgrepl_publisher_connected{pipeline="',
+        'pgrepl_publisher_target_up{pipeline="',
     ):
         assert line in lines, line
     position = next(line for line in lines.splitlines() if line.startswith("creek_producer_lsn "))

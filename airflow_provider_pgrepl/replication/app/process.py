@@ -284,7 +284,7 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
 
 
 def of_replicate(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the replication app: where it ends, and its publisher."""
+    """Add the arguments of the replication app: where it ends, its publisher, and its metrics."""
     parser.add_argument(
         "--until",
         type=_until,
@@ -295,6 +295,12 @@ def of_replicate(parser: argparse.ArgumentParser) -> None:
         "--publish",
         metavar="NAME",
         help="without lake tables: run this publisher in the same process, with its target's variables",
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus on this port"
+    )
+    parser.add_argument(
+        "--metrics-host", metavar="HOST", help="the address to listen on for it; by default 127.0.0.1"
     )
 
 

@@ -46,6 +46,7 @@ from airflow_provider_pgrepl.replication.events.targets.base import Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import check_client, serve_metrics
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -319,7 +320,8 @@ def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
 def _metrics(
     pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher, target: Target
 ) -> Iterator[None]:
-    from airflow_provider_pgrepl.replication.events.publish.metrics import serve_metrics
+    check_client()
+    from airflow_provider_pgrepl.replication.events.publish.metrics import PublisherCollector
 
     more = []
     if FORMATS[settings.format].has_snapshots:
@@ -327,8 +329,9 @@ def _metrics(
 
         more.append(CreekMetrics(cast("JetStream", target), lambda: publisher.progress))
     ours = logging.getLogger("airflow_provider_pgrepl")
-    labels = (pipeline.name, settings.name)
-    with serve_metrics(settings.metrics_address(), labels, lambda: publisher.progress, *more):
+    collector = PublisherCollector(pipeline.name, settings.name, lambda: publisher.progress)
+    setting = f"publishers: {settings.name}: metrics"
+    with serve_metrics(setting, settings.metrics_address(), collector, *more):
         for one in more:
             ours.addHandler(one)
         try:

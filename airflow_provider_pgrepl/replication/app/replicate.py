@@ -27,6 +27,11 @@ from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import (
+    Address,
+    check_client,
+    metrics_address,
+)
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
@@ -47,8 +52,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    metrics = metrics_address(arguments.metrics_port, arguments.metrics_host)
     with process.StopSignal() as stop:
-        return replicate(pipeline, stop, arguments.until, arguments.publish)
+        return replicate(pipeline, stop, arguments.until, arguments.publish, metrics=metrics)
 
 
 def replicate(
@@ -57,6 +63,7 @@ def replicate(
     until: LSN | str | None = None,
     publisher: str | None = None,
     meanwhile: Callable[[], None] = lambda: None,
+    metrics: Address | None = None,
 ) -> int:
     """Replicate until it is time to end, or up to an LSN or `caught-up`, and return the exit code.
 
@@ -64,8 +71,11 @@ def replicate(
 
     :param publisher: the publisher that runs in this process, only for a pipeline without lake tables
     :param meanwhile: called repeatedly, only for a pipeline without lake tables
+    :param metrics: host and port of a Prometheus endpoint
     """
     _check_publisher(pipeline, publisher)
+    if metrics is not None:
+        check_client()
     begin_compiling()
     dsn = process.source_dsn()
     role = f"replicate {pipeline.name}"
@@ -100,7 +110,9 @@ def replicate(
         with _recorded_run(store, pipeline.name):
             check_role(dsn, pipeline)
             target = _target(dsn, until)
-            return _replication(dsn, pipeline, store, record, stop, session, publisher, meanwhile).run(target)
+            return _replication(dsn, pipeline, store, record, stop, session, publisher, meanwhile).run(
+                target, metrics
+            )
 
 
 def _session(pipeline: Pipeline, stack: ExitStack) -> LazySession | None:

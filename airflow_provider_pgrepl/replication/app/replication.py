@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
@@ -19,6 +20,7 @@ from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProg
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.receiver import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import Address
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
@@ -53,16 +55,33 @@ class Replication:
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
         self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
 
-    def run(self, target: LSN | None) -> int:
+    def run(self, target: LSN | None, metrics: Address | None = None) -> int:
         """Run until stopped or failed or, with a target, until everything up to it is in the lake.
 
         Returns the exit code.
+
+        :param metrics: host and port of a Prometheus endpoint
         """
-        self._receiver.start()
-        try:
-            return self._run_reported(target)
-        finally:
-            self._receiver.stop()
+        with nullcontext() if metrics is None else self._serve_metrics(metrics):
+            self._receiver.start()
+            try:
+                return self._run_reported(target)
+            finally:
+                self._receiver.stop()
+
+    def _serve_metrics(self, address: Address) -> AbstractContextManager[None]:
+        # Import this here: it imports prometheus-client, which need not be installed.
+        from airflow_provider_pgrepl.replication.app.metrics.serving import serve_replication
+
+        return serve_replication(
+            address,
+            self._dsn,
+            process.state_dsn(),
+            self._pipeline,
+            lambda: self._receiver.progress,
+            lambda: self._applied,
+            self._receiver.request_keepalive,
+        )
 
     def _run_reported(self, target: LSN | None) -> int:
         """Do the work while progress is reported: from before the work begins, which may take seconds."""

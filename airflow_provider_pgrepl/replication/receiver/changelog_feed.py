@@ -102,10 +102,13 @@ class TransactionBuffer:
         self._open_parts.append(self._writer.write_part(pa.concat_tables(self._open)))
         self._open, self._open_bytes = [], 0
 
-    def flush(self, idle_lsn: LSN) -> None:
-        """Commit all complete transactions. `idle_lsn`: an LSN before the commit of any later transaction."""
+    def flush(self, idle_lsn: LSN) -> int:
+        """Commit all complete transactions, and return the bytes of their values.
+
+        `idle_lsn`: an LSN before the commit of any later transaction.
+        """
         if self._last is None:
-            return
+            return 0
         parts = [*self._whole_parts, *(self._writer.write_part(rows) for rows in self._cut_parts())]
         self._writer.append(
             parts,
@@ -116,6 +119,7 @@ class TransactionBuffer:
         )
         self._whole, self._whole_parts, self.whole_bytes = [], [], 0
         self._first_lsn, self._last = 0, None
+        return sum(part.value_bytes for part in parts)
 
     def _cut_parts(self) -> list[pa.Table]:
         parts: list[list[pa.Table]] = []
@@ -149,8 +153,8 @@ class ReceiverProgress:
     """The progress of a receiver.
 
     `seen_lsn`: every transaction that committed at or before it is durable. `sequence`: the sequence of the
-    writer's last commit, None before the first. `changes`, `bytes`: changes that were received since the
-    start, and the bytes of the messages that held them.
+    writer's last commit, None before the first. Counts since the start: `changes` received, `bytes` of the
+    messages that held them, `committed_bytes` (uncompressed values in the changelog), `reconnects`.
     """
 
     received_lsn: LSN = field(default_factory=lambda: LSN(0))
@@ -161,6 +165,8 @@ class ReceiverProgress:
     sequence: int | None = None
     changes: int = 0
     bytes: int = 0
+    committed_bytes: int = 0
+    reconnects: int = 0
 
 
 class ChangelogFeed:
@@ -319,7 +325,7 @@ class ChangelogFeed:
         if not self._buffer.has_whole:
             return
         self._look()
-        self._buffer.flush(self._idle_lsn)
+        self._progress.committed_bytes += self._buffer.flush(self._idle_lsn)
         self._is_idle = False
         self._last_flush = time.monotonic()
         self._settle()

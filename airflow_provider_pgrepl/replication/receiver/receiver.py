@@ -522,6 +522,7 @@ class ReconnectingReceiver:
                 log.info("not connected yet: %s", failure.message)
             else:
                 self._receiver = receiver
+                self.progress.reconnects += 1
                 if self._stopping.is_set():
                     # `stop` was called while this receiver started, and stopped the previous one.
                     receiver.stop()

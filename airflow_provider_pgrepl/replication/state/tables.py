@@ -61,6 +61,9 @@ SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, re
     snapshot_at, rows_copied, membership, config, remedy, trace
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
+_CONDITIONS = """
+SELECT schema_name, table_name, state, error, since FROM _pgrepl.tables WHERE pipeline = %s
+"""
 # A statement that is repeated after a lost connection finds its own position.
 _RECORD_SNAPSHOT = f"""
 WITH earlier AS (
@@ -261,8 +264,26 @@ class TableRecord:
     relation."""
 
 
+@dataclass(frozen=True)
+class TableCondition:
+    """The state of a table, without the rest of its record. `error`: the class of its error."""
+
+    state: TableState
+    error: str
+    since: datetime
+
+
 class TableRecords(StateConnection):
     """The recorded tables of pipelines."""
+
+    def read_conditions(self, pipeline: str) -> dict[TableName, TableCondition]:
+        """Return the states of all recorded tables of a pipeline: less to read than `read_tables`."""
+        with state_errors("reading the states of tables"):
+            found = rows(self._connection, _CONDITIONS, (pipeline,))
+        return {
+            TableName(schema, table): TableCondition(TableState(state), error, since)
+            for schema, table, state, error, since in found
+        }
 
     def read_tables(self, pipeline: str) -> dict[TableName, TableRecord]:
         """Return all recorded tables of a pipeline, by name."""

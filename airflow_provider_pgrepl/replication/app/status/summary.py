@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
 from airflow_provider_pgrepl.replication.app.status.text import show_bytes
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 60.0
 _NAMED = 20
-_SAMPLES = 120
 _ANSWER_S, _POLL_S = 5.0, 0.1
 
 
@@ -140,7 +139,7 @@ class SummaryLog:
         self._stopping = threading.Event()
         self._changes = received().changes
         self._at = time.monotonic()
-        self._ends: deque[tuple[float, LSN]] = deque(maxlen=_SAMPLES)
+        self._lag = LagMeter(received, applied)
         self.source: SourceReading | None = None
         """The last reading of the source, None before the first. Any thread may read it."""
 
@@ -206,41 +205,18 @@ class SummaryLog:
         held = None if slot is None else slot.held_bytes(end)
         reading = SourceReading(asked, end, held, limit, slot is not None and slot.active)
         applied = self._applied()
-        self._ends.append((asked, end))
+        self._lag.add_end(asked, end)
         if not applied.applied_lsn:
             return reading
-        behind, age = max(0, end - self._shown()), self._age(applied)
+        behind, age = max(0, end - self._lag.shown()), self._lag.age()
         seconds = self._until_shown(asked, end)
         return replace(reading, lag_seconds=age if seconds is None else seconds, lag_bytes=behind)
-
-    def _shown(self) -> LSN:
-        """Return the LSN before which the lake shows everything that committed.
-
-        It advances also without a new consistent point, if nothing was committed for the lake's tables.
-        """
-        seen, version = self._received().seen_lsn, self._received().changelog_version
-        applied = self._applied()
-        # The applied LSN is inclusive: the WAL's end is the byte after it.
-        points = LSN(applied.applied_lsn + 1)
-        return max(points, seen) if applied.caught_up and applied.version >= version else points
 
     def _until_shown(self, asked: float, end: LSN) -> float | None:
         """Return the seconds from reading the WAL's end until the lake shows it; None after 5 s, or when
         stopping."""
         self._request_keepalive()
-        while self._shown() < end:
+        while self._lag.shown() < end:
             if time.monotonic() - asked > _ANSWER_S or self._stopping.wait(_POLL_S):
                 return None
         return time.monotonic() - asked
-
-    def _age(self, applied: ApplierProgress) -> float | None:
-        """Return the age in seconds of the last transaction in the lake.
-
-        It is less if the source has written none since then: the time since its WAL ended at or before what
-        the lake shows.
-        """
-        shown = self._shown()
-        ages = [time.monotonic() - at for at, end in self._ends if end <= shown]
-        if applied.commit_ts is not None:
-            ages.append((datetime.now(UTC) - applied.commit_ts).total_seconds())
-        return max(0.0, min(ages)) if ages else None

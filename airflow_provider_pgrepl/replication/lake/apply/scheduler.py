@@ -232,6 +232,9 @@ class TableOutcomes:
             listed=job.bytes,
             live=result.bytes_live,
         )
+        self._progress.merges_ended += 1
+        self._progress.merge_seconds += result.seconds
+        self._progress.merged_bytes += result.bytes_written
         caught_up = None
         if result.error is not None:
             self._mark_errored(record, job.snapshot, result)

@@ -54,7 +54,8 @@ class ApplierProgress:
 
     `version`: the changelog version that all followed tables have caught up with. `point_version`: the
     changelog version of the newest consistent point, and `applied_lsn` its LSN. `changes`, `batches`: counts
-    since the start. `caught_up`: True if all tables have every change received so far. `idle_at`, by the
+    since the start, and so are `merges_ended`, their `merge_seconds` and the `merged_bytes` that they wrote.
+    `caught_up`: True if all tables have every change received so far. `idle_at`, by the
     clock of the state database: every running merge uses table states that were read then or later. `merges`:
     statistics by table path, updated every few seconds. `positions`: by table path, of the tables that were
     merged since the start.
@@ -66,6 +67,9 @@ class ApplierProgress:
     commit_ts: datetime | None = None
     changes: int = 0
     batches: int = 0
+    merges_ended: int = 0
+    merge_seconds: float = 0.0
+    merged_bytes: int = 0
     caught_up: bool = False
     idle_at: datetime | None = None
     merges: dict[str, TableMerges] | None = None

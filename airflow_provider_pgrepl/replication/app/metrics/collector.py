@@ -1,0 +1,188 @@
+"""The metrics of one replication, computed at each scrape from what its process holds in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from airflow_provider_pgrepl.replication.app.metrics.error_counts import ErrorCounts
+from airflow_provider_pgrepl.replication.app.metrics.observer import Observed
+from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
+from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import build_info
+from airflow_provider_pgrepl.replication.state.progress import TableMerges
+from airflow_provider_pgrepl.replication.state.tables import TableCondition, TableState
+
+MOST_TABLES = 2_000
+"""The maximum number of tables that have series of their own. Errored tables come first, then by name."""
+_GAUGES = {
+    "source_up": "1 if the last reading of the source succeeded, else 0: its figures are old then.",
+    "state_up": "1 if the last reading of the state database succeeded, else 0: table states are old then.",
+    "source_lsn": "End of the source's WAL at the last reading.",
+    "received_lsn": "LSN up to which the receiver has read the slot.",
+    "durable_lsn": "LSN up to which the changelog holds all changes.",
+    "confirmed_lsn": "LSN that the receiver has confirmed to the slot.",
+    "applied_lsn": "LSN of the newest consistent point of this run.",
+    "applied_commit_timestamp_seconds": "Commit time of the newest applied transaction, by the source.",
+    "lag_seconds": "Age of the newest transaction in the lake; 0 while the lake has everything.",
+    "lag_bytes": "Bytes of WAL between what the lake shows and the known end of the source's WAL.",
+    "wal_retained_bytes": "Bytes of WAL that the server retains for the slot.",
+    "wal_limit_bytes": "max_slot_wal_keep_size: the server invalidates a slot beyond it. +Inf: no limit.",
+    "slot_active": "1 while a session reads the slot, else 0.",
+    "slot_lost": "1 if the slot is missing or invalidated, else 0.",
+}
+_COUNTERS = {
+    "changes": "Changes of rows that the receiver has read.",
+    "applied_changes": "Changes of rows that merges have applied to lake tables.",
+    "commit_bytes": "Bytes of uncompressed values that the receiver has committed to the changelog.",
+    "merge_bytes": "Bytes that merges have written to lake tables.",
+    "reconnects": "Times that the receiver has connected to the source again.",
+}
+
+
+class ReplicationCollector(Collector):
+    """The metrics `pgrepl_…` of a replication. A scrape asks no server and waits for no thread."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        received: Callable[[], ReceiverProgress],
+        applied: Callable[[], ApplierProgress],
+        observed: Callable[[], Observed],
+        lag: LagMeter,
+        errors: ErrorCounts,
+    ) -> None:
+        self._pipeline = pipeline
+        self._received, self._applied, self._observed = received, applied, observed
+        self._lag, self._errors = lag, errors
+
+    def collect(self) -> Iterator[Metric]:
+        received, applied, observed = self._received(), self._applied(), self._observed()
+        yield build_info(self._pipeline)
+        gauges = self._gauges(received, applied, observed)
+        for name, about in _GAUGES.items():
+            yield self._gauge(name, about, gauges[name])
+        counters = _counters(received, applied)
+        for name, about in _COUNTERS.items():
+            yield self._counter(name, about, counters[name])
+        yield self._merges(applied)
+        yield self._error_counts()
+        yield from self._tables(observed.tables, applied.merges or {})
+
+    def _gauges(
+        self, received: ReceiverProgress, applied: ApplierProgress, observed: Observed
+    ) -> dict[str, float | None]:
+        lag_s, lag_bytes = self._lag.now()
+        commit_ts = applied.commit_ts
+        return {
+            "source_up": observed.is_source_up,
+            "state_up": observed.is_state_up,
+            "source_lsn": observed.end,
+            "received_lsn": received.received_lsn or None,
+            "durable_lsn": received.durable_lsn or None,
+            "confirmed_lsn": received.confirmed_lsn or None,
+            "applied_lsn": applied.applied_lsn or None,
+            "applied_commit_timestamp_seconds": None if commit_ts is None else commit_ts.timestamp(),
+            "lag_seconds": lag_s,
+            "lag_bytes": lag_bytes,
+            "wal_retained_bytes": observed.retained_bytes,
+            "wal_limit_bytes": observed.limit_bytes,
+            "slot_active": observed.is_slot_active,
+            "slot_lost": observed.is_slot_lost,
+        }
+
+    def _gauge(self, name: str, about: str, value: float | None) -> Metric:
+        gauge = GaugeMetricFamily(f"pgrepl_{name}", about, labels=("pipeline",))
+        if value is not None:
+            gauge.add_metric((self._pipeline,), value)
+        return gauge
+
+    def _counter(self, name: str, about: str, value: float) -> Metric:
+        counter = CounterMetricFamily(f"pgrepl_{name}", about, labels=("pipeline",))
+        counter.add_metric((self._pipeline,), value)
+        return counter
+
+    def _merges(self, applied: ApplierProgress) -> Metric:
+        summary = SummaryMetricFamily(
+            "pgrepl_merge_seconds",
+            "Merges of tables that have ended, and their durations.",
+            labels=("pipeline",),
+        )
+        summary.add_metric((self._pipeline,), applied.merges_ended, applied.merge_seconds)
+        return summary
+
+    def _error_counts(self) -> Metric:
+        counter = CounterMetricFamily(
+            "pgrepl_errors",
+            "Errors that stopped a table or that the application logged, by class.",
+            labels=("pipeline", "class"),
+        )
+        for name, count in self._errors.read().items():
+            counter.add_metric((self._pipeline, name), count)
+        return counter
+
+    def _tables(
+        self, tables: Mapping[TableName, TableCondition], merges: Mapping[str, TableMerges]
+    ) -> Iterator[Metric]:
+        counts = GaugeMetricFamily("pgrepl_tables", "Tables by state.", labels=("pipeline", "state"))
+        by_state = Counter(one.state for one in tables.values())
+        for state in TableState:
+            if state is not TableState.REMOVED:
+                counts.add_metric((self._pipeline, state.value), by_state[state])
+        yield counts
+        chosen = _chosen(tables)
+        yield self._gauge(
+            "tables_omitted",
+            f"Tables without series of their own, beyond the first {MOST_TABLES:,}.",
+            len(tables) - len(chosen),
+        )
+        states = GaugeMetricFamily(
+            "pgrepl_table_state",
+            "1 for the present state of a table. Its other states have no series.",
+            labels=("pipeline", "table", "state"),
+        )
+        lag = GaugeMetricFamily(
+            "pgrepl_table_lag_seconds",
+            "Age of a table's oldest change that waits for a merge; 0 if none waits.",
+            labels=("pipeline", "table"),
+        )
+        last = GaugeMetricFamily(
+            "pgrepl_table_merge_seconds", "Duration of a table's last merge.", labels=("pipeline", "table")
+        )
+        for table in chosen:
+            name, state = str(table), tables[table].state
+            states.add_metric((self._pipeline, name, state.value), 1)
+            made = merges.get(table.path)
+            if made is not None:
+                last.add_metric((self._pipeline, name), made.seconds)
+                if state.is_followed:
+                    lag.add_metric((self._pipeline, name), made.waiting_s)
+        yield from (states, lag, last)
+
+
+def _counters(received: ReceiverProgress, applied: ApplierProgress) -> dict[str, float]:
+    return {
+        "changes": received.changes,
+        "applied_changes": applied.changes,
+        "commit_bytes": received.committed_bytes,
+        "merge_bytes": applied.merged_bytes,
+        "reconnects": received.reconnects,
+    }
+
+
+def _chosen(tables: Mapping[TableName, TableCondition]) -> list[TableName]:
+    if len(tables) <= MOST_TABLES:
+        return sorted(tables)
+    return sorted(tables, key=lambda table: (tables[table].state is not TableState.ERRORED, table))[
+        :MOST_TABLES
+    ]
