@@ -93,6 +93,9 @@ AS_OF = Option(
 FORMAT = Option(
     "--format", {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "of the rows"}
 )
+CHECK = Option(
+    "--check", {"action": "store_true", "help": "print only the problems, and exit with 1 for a failure"}
+)
 UNITY = Option(
     "--unity",
     {
@@ -105,6 +108,9 @@ UNITY_CATALOG = Option(
 )
 REMOVE = Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
 
+_PROBLEMS = 1
+"""The exit code of a check that has found problems."""
+
 
 def _say(*lines: str) -> int:
     sys.stdout.write("".join(f"{escaped(line)}\n" for line in lines))
@@ -116,6 +122,12 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
 
     status = read_status(pipeline)
+    if arguments.check:
+        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, judge_health
+
+        report = judge_health(status, HealthLimits())
+        _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
+        return _PROBLEMS if report.has_failed else process.DONE
     return _say(to_json(status) if arguments.json else to_text(status))
 
 
@@ -377,7 +389,7 @@ def _warm_up(_: Arguments) -> int:
 
 COMMANDS: tuple[Command, ...] = (
     *APPLICATIONS,
-    Command("status", "tables, states, positions and lag of a pipeline", _status, (JSON,)),
+    Command("status", "tables, states, positions and lag of a pipeline", _status, (CHECK, JSON)),
     Command("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
     Command("resume", "have paused tables catch up", _resume, (TABLES,)),
     Command("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),
