@@ -98,12 +98,11 @@ class PgReplicationHealthSensor(BaseSensorOperator):
 
     def poke(self, context: Any) -> PokeReturnValue:
         # Import these here: they import pyarrow, which parsing a DAG does not need.
-        from airflow_provider_pgrepl.replication.app.status.health import judge_health
-        from airflow_provider_pgrepl.replication.app.status.status import read_status
+        from airflow_provider_pgrepl.replication.app.health_check import check_health
 
         with translated():
             pipeline = read_pipeline(self.pipeline)
-            report = judge_health(read_status(pipeline, access_with_lake(pipeline)), self._limits())
+            report = check_health(access_with_lake(pipeline), self._limits())
         return self._conclude(report, context)
 
     def _limits(self) -> HealthLimits:

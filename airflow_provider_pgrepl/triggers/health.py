@@ -38,12 +38,12 @@ class HealthTrigger(BaseTrigger):
 
     def _read(self) -> dict[str, Any]:
         # Import these in the reading thread: they import pyarrow, which would block the triggerer.
-        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, judge_health
-        from airflow_provider_pgrepl.replication.app.status.status import read_status
+        from airflow_provider_pgrepl.replication.app.health_check import check_health
+        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits
 
         try:
             pipeline = Pipeline.from_json(self.pipeline)
-            report = judge_health(read_status(pipeline, access_to(pipeline)), HealthLimits(**self.limits))
+            report = check_health(access_to(pipeline), HealthLimits(**self.limits))
         except AirflowNotFoundException as error:
             # Airflow reports a missing connection of a task, but of a trigger only that it failed.
             return _failed(ConfigError(str(error), "define the connection"))

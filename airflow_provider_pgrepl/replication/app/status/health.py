@@ -45,6 +45,8 @@ class ProblemKind(StrEnum):
     NOT_OURS = "not_ours"
     SLOT_MISSING = "slot_missing"
     SLOT_LOST = "slot_lost"
+    SLOT_DROPPED = "slot_dropped"
+    SLOT_KEPT = "slot_kept"
     SLOT_INACTIVE = "slot_inactive"
     WAL_RETAINED = "wal_retained"
     NO_HEARTBEAT = "no_heartbeat"

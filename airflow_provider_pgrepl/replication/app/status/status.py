@@ -248,11 +248,13 @@ class PipelineStatus:
     changelog: ChangelogStatus | None = None
     is_ours: bool = True
     has_lake_tables: bool = True
+    wal_budget: int | None = None
 
     @property
     def wal_limit_bytes(self) -> int | None:
         """The bytes of WAL that the slot may retain, or None without a limit."""
-        return self.source.wal_keep_bytes
+        limits = [limit for limit in (self.source.wal_keep_bytes, self.wal_budget) if limit is not None]
+        return min(limits, default=None)
 
 
 @dataclass(frozen=True)
@@ -321,6 +323,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
         is_ours=not contradictions,
         changelog=_changelog(lake, statuses),
         has_lake_tables=pipeline.has_lake_tables,
+        wal_budget=pipeline.wal_budget,
     )
 
 
