@@ -96,6 +96,15 @@ FORMAT = Option(
 CHECK = Option(
     "--check", {"action": "store_true", "help": "print only the problems, and exit with 1 for a failure"}
 )
+SCRIPT = Option(
+    "--script",
+    {
+        "nargs": "?",
+        "const": "self-hosted",
+        "choices": ("self-hosted", "rds", "aurora", "cloud-sql", "azure", "supabase", "neon"),
+        "help": "print the statements and steps that prepare the source at a provider, and check nothing",
+    },
+)
 UNITY = Option(
     "--unity",
     {
@@ -129,6 +138,18 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
         _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
         return _PROBLEMS if report.has_failed else process.DONE
     return _say(to_json(status) if arguments.json else to_text(status))
+
+
+def _doctor(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.access import Access
+    from airflow_provider_pgrepl.replication.app.doctor.diagnosis import diagnose
+    from airflow_provider_pgrepl.replication.app.doctor.source_script import source_script
+
+    if arguments.script is not None:
+        return _say(source_script(pipeline, arguments.script))
+    found = diagnose(Access.from_environment(pipeline))
+    _say(json.dumps(found.to_dict(), indent=2) if arguments.json else found.to_text())
+    return _PROBLEMS if found.has_problems else process.DONE
 
 
 def _pause(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -390,6 +411,12 @@ def _warm_up(_: Arguments) -> int:
 COMMANDS: tuple[Command, ...] = (
     *APPLICATIONS,
     Command("status", "tables, states, positions and lag of a pipeline", _status, (CHECK, JSON)),
+    Command(
+        "doctor",
+        "check source, lake, state and this host, and say what to do",
+        _doctor,
+        (SCRIPT, JSON),
+    ),
     Command("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
     Command("resume", "have paused tables catch up", _resume, (TABLES,)),
     Command("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),

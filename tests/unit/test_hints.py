@@ -30,8 +30,11 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 OF_OTHERS = frozenset(
     {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
     | {"--ulimit", "--schema", "--schema-only", "--exclude-schema"}
+    | {"--db-parameter-group-name", "--db-cluster-parameter-group-name", "--db-instance-identifier"}
+    | {"--parameters", "--database-flags", "--resource-group", "--server-name", "--value"}
+    | {"--experimental", "--project-ref", "--config"}
 )
-"""Options of spark-submit; of containers, of pg_dump."""
+"""Options of spark-submit; of containers, of pg_dump; of the command lines of providers."""
 
 
 def filled(text: str) -> str:
