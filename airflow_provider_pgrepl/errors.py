@@ -5,7 +5,8 @@ Each class declares if a retry can help (`retry`), and if one table or the pipel
     PgReplError
     ├─ ConfigError                 the pipeline file or an argument is wrong
     ├─ SourceError                 PostgreSQL
-    │  ├─ SourceConnectionError    cannot be reached, or rejects the login    (retry)
+    │  ├─ SourceConnectionError    cannot be reached                          (retry)
+    │  │  └─ LoginError            rejects the login
     │  ├─ ServerSettingError       wal_level, no free slot or walsender, version
     │  ├─ PrivilegeError           a right is missing
     │  ├─ TableError               missing, not a table, no usable key        (table)
@@ -160,9 +161,15 @@ class SourceError(PgReplError):
 
 
 class SourceConnectionError(SourceError):
-    """The source cannot be reached, or rejected the login."""
+    """The source cannot be reached, or rejected a login that may succeed later."""
 
     retry = Retry.TIMED
+
+
+class LoginError(SourceConnectionError):
+    """The source rejected the login (SQLSTATE 28P01, 28000), and this process has never logged in with it."""
+
+    retry = Retry.NEVER
 
 
 class ServerSettingError(SourceError):

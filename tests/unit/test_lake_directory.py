@@ -23,6 +23,12 @@ def test_lake_inside_a_file_is_rejected(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
+def test_lake_whose_changelog_cannot_be_made_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "_pgrepl").touch()
+    with pytest.raises(LakeError, match="cannot write under"):
+        check_directory(str(tmp_path))
+
+
 def test_lake_where_the_system_makes_no_folders_is_rejected() -> None:
     with pytest.raises(LakeUnavailableError, match="cannot write under /proc/lake") as caught:
         check_directory("/proc/lake")
