@@ -5,7 +5,8 @@ Each class declares if a retry can help (`retry`), and if one table or the pipel
     PgReplError
     ├─ ConfigError                 the pipeline file or an argument is wrong
     ├─ SourceError                 PostgreSQL
-    │  ├─ SourceConnectionError    cannot be reached, or rejects the login    (retry)
+    │  ├─ SourceConnectionError    cannot be reached                          (retry)
+    │  │  └─ LoginError            rejects the login
     │  ├─ ServerSettingError       wal_level, no free slot or walsender, version
     │  ├─ PrivilegeError           a right is missing
     │  ├─ TableError               missing, not a table, no usable key        (table)
@@ -168,10 +169,18 @@ class SourceError(PgReplError):
 
 
 class SourceConnectionError(SourceError):
-    """The source cannot be reached, rejected the login, or the connection was lost."""
+    """The source cannot be reached, rejected a login that may succeed later, or the connection was lost."""
 
     advice = "check the network and the connection (`conn_id`, or `PGREPL_DSN`); Airflow retries the task"
     retry = Retry.TIMED
+
+
+class LoginError(SourceConnectionError):
+    """The source rejected user, password or host (`pg_hba.conf`), and this process has never logged in with
+    it. Without a password in the connection (`passfile`, `service`), it is a `SourceConnectionError`."""
+
+    advice = "correct the connection, or the server's `pg_hba.conf`"
+    retry = Retry.NEVER
 
 
 class ServerSettingError(SourceError):

@@ -70,13 +70,19 @@ PROVIDER_INFO: dict[str, object] = {
     "sensors": [
         {
             "integration-name": "PostgreSQL replication",
-            "python-modules": ["airflow_provider_pgrepl.sensors.drift"],
+            "python-modules": [
+                "airflow_provider_pgrepl.sensors.drift",
+                "airflow_provider_pgrepl.sensors.health",
+            ],
         }
     ],
     "triggers": [
         {
             "integration-name": "PostgreSQL replication",
-            "python-modules": ["airflow_provider_pgrepl.triggers.drift"],
+            "python-modules": [
+                "airflow_provider_pgrepl.triggers.drift",
+                "airflow_provider_pgrepl.triggers.health",
+            ],
         }
     ],
     "extra-links": [

@@ -62,12 +62,19 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     :param spark: options of spark-submit
     :raises ToolError: if Spark or Java is missing
     :raises ConfigError: if the driver runs on this host and its DSN is missing
+    :raises LakeError: if the driver runs on this host, which cannot write the lake
     """
-    if not Pipeline.read(pipeline_file).has_lake_tables:
+    pipeline = Pipeline.read(pipeline_file)
+    if not pipeline.has_lake_tables:
         _run_without_spark(name, pipeline_file, own, spark)
     is_here = _value(spark, "--deploy-mode") != "cluster"
     if is_here:
         source_dsn()
+        # Imported here: parsing arguments needs no library. The application checks this only after Spark has
+        # started.
+        from airflow_provider_pgrepl.replication.app.start_check import check_storage
+
+        check_storage(pipeline)
     spark_submit.java()
     spark_submit.allow_open_files()
     submit = spark_submit.spark_submit()

@@ -106,6 +106,18 @@ AS_OF = Option(
 FORMAT = Option(
     "--format", {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "of the rows"}
 )
+CHECK = Option(
+    "--check", {"action": "store_true", "help": "print only the problems, and exit with 1 for a failure"}
+)
+SCRIPT = Option(
+    "--script",
+    {
+        "nargs": "?",
+        "const": "self-hosted",
+        "choices": ("self-hosted", "rds", "aurora", "cloud-sql", "azure", "supabase", "neon"),
+        "help": "print the statements and steps that prepare the source at a provider, and check nothing",
+    },
+)
 UNITY = Option(
     "--unity",
     {
@@ -118,6 +130,9 @@ UNITY_CATALOG = Option(
 )
 REMOVE = Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
 
+_PROBLEMS = 1
+"""The exit code of a check that has found problems."""
+
 
 def _say(*lines: str) -> int:
     sys.stdout.write("".join(f"{escaped(line)}\n" for line in lines))
@@ -129,6 +144,12 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
 
     status = read_status(pipeline)
+    if arguments.check:
+        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, judge_health
+
+        report = judge_health(status, HealthLimits())
+        _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
+        return _PROBLEMS if report.has_failed else process.DONE
     return _say(to_json(status) if arguments.json else to_text(status))
 
 
@@ -141,6 +162,18 @@ def _history(pipeline: Pipeline, arguments: Arguments) -> int:
     with _until_reader_ends():
         _say(to_json(found) if arguments.json else to_text(found))
     return process.DONE
+
+
+def _doctor(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.access import Access
+    from airflow_provider_pgrepl.replication.app.doctor.diagnosis import diagnose
+    from airflow_provider_pgrepl.replication.app.doctor.source_script import source_script
+
+    if arguments.script is not None:
+        return _say(source_script(pipeline, arguments.script))
+    found = diagnose(Access.from_environment(pipeline))
+    _say(json.dumps(found.to_dict(), indent=2) if arguments.json else found.to_text())
+    return _PROBLEMS if found.has_problems else process.DONE
 
 
 def _pause(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -401,12 +434,18 @@ def _warm_up(_: Arguments) -> int:
 
 COMMANDS: tuple[Command, ...] = (
     *APPLICATIONS,
-    Command("status", "tables, states, positions and lag of a pipeline", _status, (JSON,)),
     Command(
         "history",
         "print the recorded events or samples of a pipeline or of one of its tables, the newest last",
         _history,
         (ONE_TABLE, SINCE, LIMIT_ROWS, SAMPLES, JSON),
+    ),
+    Command("status", "tables, states, positions and lag of a pipeline", _status, (CHECK, JSON)),
+    Command(
+        "doctor",
+        "check source, lake, state and this host, and say what to do",
+        _doctor,
+        (SCRIPT, JSON),
     ),
     Command("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
     Command("resume", "have paused tables catch up", _resume, (TABLES,)),

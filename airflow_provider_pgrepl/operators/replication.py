@@ -9,6 +9,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.target import target_secrets
+from airflow_provider_pgrepl.operators.notifications import Callback, ProblemNotifications, as_callbacks
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_replication
@@ -32,6 +33,14 @@ class PgReplicationOperator(SparkAppOperator):
         application to the next run, which adopts it. The application stops if no run adopts it within 15
         minutes.
 
+    :param on_table_errored: a callable or a notifier, or a list of them, called when a table becomes
+        `errored`
+    :param on_lag: the same, called when the lake is `lag_s` seconds behind the source
+    :param lag_s: the lag in seconds from which on `on_lag` is called
+
+    The callbacks get Airflow's context, in which `pgrepl_problem` has `kind`, `object`, `reason` and `hint`.
+    They are called once for each problem and try of the task.
+
     Other parameters: see SparkAppOperator. Set unlimited retries: an error that a retry cannot fix fails the
     task at once.
     """
@@ -54,6 +63,9 @@ class PgReplicationOperator(SparkAppOperator):
         metrics_port: int | str | None = None,
         metrics_host: str = "",
         hand_over_after_s: float | None = None,
+        on_table_errored: Callback | Sequence[Callback] | None = None,
+        on_lag: Callback | Sequence[Callback] | None = None,
+        lag_s: float = 300.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -62,6 +74,18 @@ class PgReplicationOperator(SparkAppOperator):
         self.metrics_port = metrics_port
         self.metrics_host = metrics_host
         self.hand_over_after_s = hand_over_after_s
+        self.on_table_errored = on_table_errored
+        self.on_lag = on_lag
+        self.lag_s = lag_s
+        self._notifications: ProblemNotifications | None = None
+
+    def on_status(self, context: Any, status: dict[str, Any]) -> None:
+        super().on_status(context, status)
+        if self._notifications is None:
+            self._notifications = ProblemNotifications(
+                as_callbacks(self.on_table_errored), as_callbacks(self.on_lag), self.lag_s
+            )
+        self._notifications.look(context, status)
 
     def app_arguments(self) -> list[str]:
         if self.mode not in _MODES:

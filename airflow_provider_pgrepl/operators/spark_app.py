@@ -278,6 +278,10 @@ class SparkAppOperator(SparkSubmitOperator):
         """Raise the error that the application would raise at its start, if it can be found without Spark."""
         raise NotImplementedError
 
+    def on_status(self, context: Any, status: dict[str, Any]) -> None:
+        """Push a new status of the application to XCom."""
+        push(context, STATUS, status)
+
     def ended_well(self) -> None:
         """Called if the application ended with exit code 0 and the task was not asked to stop."""
 
@@ -353,7 +357,7 @@ class SparkAppOperator(SparkSubmitOperator):
             self.poll_interval_s,
             self.hand_over_after_s,
             after_end=self._after_end,
-            on_result=lambda found: push(context, STATUS, found),
+            on_result=lambda found: self.on_status(context, found),
         )
         try:
             return self.execute_resumable(context)

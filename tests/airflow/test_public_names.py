@@ -15,7 +15,8 @@ CLASSES = {
     "operators.maintenance.PgMaintenanceOperator": "pipeline tables limit_s",
     "operators.publish.PgPublishOperator": f"publisher mode hand_over_after_s {_APPLICATION}",
     "operators.replication.PgReplicationOperator": (
-        f"mode publisher metrics_port metrics_host hand_over_after_s {_APPLICATION}"
+        "mode publisher metrics_port metrics_host hand_over_after_s on_table_errored on_lag"
+        f" lag_s {_APPLICATION}"
     ),
     "operators.resnapshot.PgResnapshotOperator": f"tables reason {_APPLICATION}",
     "operators.resnapshot.PgAddTablesOperator": f"tables {_APPLICATION}",
@@ -27,6 +28,8 @@ CLASSES = {
     "operators.teardown.PgTeardownOperator": "pipeline drop_lake give_up only_say timeout_s",
     "sensors.drift.PgSchemaDriftSensor": "pipeline fail_on mark_errored until_drift sql migration_file"
     " database_conn_id migration_timeout_s deferrable",
+    "sensors.health.PgReplicationHealthSensor": "pipeline fail_on lag_s wal_warning wal_failure stalled_s"
+    " heartbeat_s is_continuous deferrable",
 }
 """By class the parameters that are ours, in the order of the classes that take them."""
 HOOK = (

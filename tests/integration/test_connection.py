@@ -1,7 +1,14 @@
 import psycopg2
 import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
 
-from airflow_provider_pgrepl.errors import ConfigError, PrivilegeError, SourceConnectionError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    LoginError,
+    PrivilegeError,
+    Retry,
+    SourceConnectionError,
+)
 from airflow_provider_pgrepl.replication.source.connection import (
     PINNED_SETTINGS,
     address,
@@ -146,3 +153,31 @@ def test_a_password_that_libpq_takes_for_something_else_is_not_shown(dsn):
 )
 def test_address_parses_valid_dsn_and_omits_percent_encoded_password(dsn):
     assert "p@s" not in address(dsn)
+
+
+def test_rejected_login_with_given_password_is_not_retried(dsn):
+    """Retries would repeat for days what cannot succeed before a person corrects the connection."""
+    with pytest.raises(LoginError, match='role "nobody_here" does not exist') as caught:
+        connect(make_dsn(dsn, user="nobody_here", password="open sesame"), "test")
+    assert caught.value.retry is Retry.NEVER
+    assert "open sesame" not in str(caught.value)
+
+
+def test_rejected_login_without_given_password_is_retried(dsn, monkeypatch):
+    """A passfile or a service file may be rewritten by the program that rotates the password."""
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    parts = {name: value for name, value in parse_dsn(dsn).items() if name != "password"}
+    with pytest.raises(SourceConnectionError) as caught:
+        connect(make_dsn(**{**parts, "user": "nobody_here"}), "test")
+    assert caught.value.retry is Retry.TIMED
+
+
+def test_login_that_worked_before_in_this_process_is_retried(dsn, pg):
+    """The password was rotated: the next try of the task reads the connection again."""
+    pg.cursor().execute("create role rotated_login login")
+    given = make_dsn(dsn, user="rotated_login", password="open sesame")
+    connect(given, "test").close()
+    pg.cursor().execute("drop role rotated_login")
+    with pytest.raises(SourceConnectionError) as caught:
+        connect(given, "test")
+    assert caught.value.retry is Retry.TIMED

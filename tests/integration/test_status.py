@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server, wal_l
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
+from tests.support.changelogs import Written
 
 ROOT = Path(__file__).parents[2]
 TO_STREAMING = (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.STREAMING)
@@ -370,3 +371,35 @@ def test_a_wrong_command_ends_with_78_and_the_usage(shop: Shop) -> None:
     found = shop.run("--nonsense")
     assert found.returncode == 78
     assert "usage: pgrepl" in found.stderr
+
+
+def test_check_prints_problems_with_hints_and_exits_1(shop: Shop) -> None:
+    shop.set_up()
+    found = shop.status("--check")
+    assert found.returncode == 1, found.stderr
+    assert f"failure: slot {shop.pipeline.slot} is not read by any process\n  hint: " in found.stdout
+    assert "failure: table public.broken is errored: ValueRangeError: column price" in found.stdout
+    found = shop.status("--check", "--json")
+    assert found.returncode == 1
+    problems = json.loads(found.stdout)["problems"]
+    assert {"slot_inactive", "table_errored"} <= {problem["kind"] for problem in problems}
+
+
+def test_oldest_change_that_no_table_has_applied_is_dated(shop: Shop) -> None:
+    at = shop.set_up()
+    assert shop.json()["changelog"]["oldest_needed_at"] is None
+    written = Written(changelog_uri(shop.pipeline.lake_root))
+    written.transaction(at + 8, r7=1)  # dated at the epoch of PostgreSQL's timestamps
+    written.flush()
+    assert shop.json()["changelog"]["oldest_needed_at"].startswith("2000-01-01T00:00:")
+    assert f"failure: pipeline {shop.pipeline.name} lags " in shop.status("--check").stdout
+
+
+def test_app_that_starts_is_reported_as_running(shop: Shop) -> None:
+    shop.set_up()
+    with Store(shop.dsn, "replicate") as store:
+        store.lock(shop.pipeline.name, "replicate")
+        store.write_progress(shop.pipeline.name, holder="host:43")
+        text = shop.status().stdout
+    assert "running on host:43, does not read the slot: starts, or connects again; last report" in text
+    assert "app       not running; was on host:43" in shop.status().stdout

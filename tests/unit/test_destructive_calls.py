@@ -48,6 +48,7 @@ SITES: dict[Site, str] = {
     ("replication/app/source_snapshots.py", "_copied", "truncate"): "just made",
     ("replication/app/source_snapshots.py", "_copy_range", "truncate"): "just made",
     ("replication/app/creek/service.py", "_write_file", "replace"): "changelog",
+    ("replication/app/health_check.py", "_give_up", "drop_slot"): "slot",
     ("replication/app/operations/removal.py", "_unpublish", "drop_tables"): "publication",
     ("replication/app/operations/removal.py", "_drop", "drop_lake_tables"): "only our commits",
     ("replication/app/operations/teardown.py", "_slot", "drop_slot"): "slot",

@@ -33,8 +33,11 @@ EXTRA = re.compile(r"airflow-provider-pgrepl\[([^\]]+)\]")
 OF_OTHERS = frozenset(
     {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
     | {"--ulimit", "--schema", "--schema-only", "--exclude-schema"}
+    | {"--db-parameter-group-name", "--db-cluster-parameter-group-name", "--db-instance-identifier"}
+    | {"--parameters", "--database-flags", "--resource-group", "--server-name", "--value"}
+    | {"--experimental", "--project-ref", "--config"}
 )
-"""Options of spark-submit; of containers, of pg_dump."""
+"""Options of spark-submit; of containers, of pg_dump; of the command lines of providers."""
 
 
 def filled(text: str) -> str:

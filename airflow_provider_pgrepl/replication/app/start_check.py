@@ -37,12 +37,25 @@ def check_own_tables(access: Access, store: Store, source: Connection) -> None:
         check_not_published(source, pipeline.slot, used, _WITHOUT_TRIGGER)
 
 
+def check_storage(pipeline: Pipeline) -> None:
+    """Check that this host can write the lake. Leaves nothing there.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    # Imported here: a process that only parses DAGs may lack the packages for the lake.
+    from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store
+
+    check_directory(pipeline.lake_root)
+    check_store(pipeline.lake_root)
+
+
 def check_replication(access: Access) -> None:
     """Raise the error that would keep the replication app from receiving.
 
-    Checks the server's settings, the replication connection, the slot, the role's rights, and that the lake
-    has a changelog.
+    Checks the server's settings, the replication connection, the slot, the role's rights, that the lake can
+    be written, and that it has a changelog.
     """
+    check_storage(access.pipeline)
     check_surroundings(access.dsn, access.pipeline)
     _check_lake(access.pipeline, _read_records(access), must_have_begun=True)
 
@@ -59,6 +72,7 @@ def check_snapshot(
     :param resnapshot: tables to copy again
     :param added: tables to add to the pipeline
     """
+    check_storage(access.pipeline)
     with Store(access.state_dsn, "preflight") as store, access.source("preflight") as source:
         check_own_tables(access, store, source)
     records = _read_records(access)

@@ -187,6 +187,10 @@ def _check_numbers(pipeline: Pipeline) -> None:
         _check_number(name, name, value)
     if pipeline.points_keep_h > pipeline.changelog_retention_h:
         raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
+    if pipeline.on_wal_budget == "drop_slot" and pipeline.wal_budget is None:
+        raise ConfigError(
+            "on_wal_budget: drop_slot needs a wal_budget", "set wal_budget to bytes of WAL, as 53687091200"
+        )
 
 
 def _check_number(where: str, name: str, value: object) -> None:

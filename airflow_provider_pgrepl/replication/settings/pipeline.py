@@ -77,6 +77,8 @@ class Pipeline:
     event_trigger: bool = False
     trust_table_owners: bool = False
     protect_source: bool = False
+    wal_budget: int | None = None
+    on_wal_budget: Literal["alert", "drop_slot"] = "alert"
     per_table: dict[str, Any] = field(default_factory=dict)
     per_column: dict[str, Any] = field(default_factory=dict)
     commit_lsn_column: bool = True

@@ -35,6 +35,7 @@ import psycopg2.extras
 
 from airflow_provider_pgrepl.errors import (
     ConfigError,
+    LoginError,
     PrivilegeError,
     ServerSettingError,
     SourceConnectionError,
@@ -114,8 +115,9 @@ _MAX_APPLICATION_NAME = 63
 _SCHEMES = ("postgresql", "postgres")
 _REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
     (
-        "password authentication failed|no password supplied|authentication failed",
-        SourceConnectionError,
+        'password authentication failed|no password supplied|authentication failed|role ".*" does not exist'
+        "|is not permitted to log in",
+        LoginError,
         "check user and password of the connection",
     ),
     (
@@ -132,7 +134,7 @@ _REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
     ("permission denied", PrivilegeError, "GRANT CONNECT ON DATABASE … TO …"),
     (
         "pg_hba.conf",
-        SourceConnectionError,
+        LoginError,
         "pg_hba.conf of the server must let this user in from this host (to the database itself: a"
         " replication entry does not count here)",
     ),
@@ -147,6 +149,8 @@ _REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
         "a connection pooler does not pass replication connections on: use the server's direct address",
     ),
 )
+_logged_in: set[str] = set()
+"""The connection strings with which this process has logged in."""
 UNREAD_S = 2.0
 """The seconds that data from the server may stay unread. An answer is read within milliseconds."""
 _LOOKS = 20
@@ -372,6 +376,7 @@ def _open(dsn: str, conninfo: str, factory: type[Connection]) -> Connection:
         connection = psycopg2.connect(conninfo, connection_factory=factory)
     except psycopg2.Error as error:
         raise _refused(dsn, str(error)) from None
+    _logged_in.add(dsn)
     try:
         # Replication connections are always in autocommit mode, and raise an error if it is set.
         if factory is LimitedConnection:
@@ -437,10 +442,22 @@ def _refused(dsn: str, text: str) -> SourceError:
     reason = " ".join(_without_password(text, dsn).split())
     for pattern, kind, hint in _REFUSALS:
         if re.search(pattern, reason):
+            if kind is LoginError and _may_succeed_later(dsn):
+                kind = SourceConnectionError
             return kind(f"cannot connect to {address(dsn)}: {reason}", hint)
     return SourceConnectionError(
         f"cannot connect to {address(dsn)}: {reason}", "check host and port, and that the server runs"
     )
+
+
+def _may_succeed_later(dsn: str) -> bool:
+    """Return True if a rejected login may succeed without a correction of the connection string.
+
+    Either the string has no password, so that libpq reads it from a file that another program may rewrite. Or
+    this process has logged in with the string before: the password was changed since then, and the next try
+    of a task reads the connection again.
+    """
+    return dsn in _logged_in or not ("password" in _parse(dsn) or "PGPASSWORD" in os.environ)
 
 
 def _without_password(text: str, dsn: str) -> str:

@@ -49,6 +49,14 @@ _FLUSH_WAIT_S, _FLUSH_LIMIT_S = 1.0, 120.0
 _WAL_PAGE, _PAGE_HEADER, _FIRST_PAGE_HEADER = 8192, 24, 40
 _SEGMENT_SIZE = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size'"
 _SETTING = "SELECT pg_catalog.current_setting('synchronous_standby_names')"
+# The second setting exists since PostgreSQL 18. Their units are MiB and seconds.
+_SLOT_LIMITS = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
+    pg_catalog.current_setting('max_slot_wal_keep_size', true),
+    max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
+    pg_catalog.current_setting('idle_replication_slot_timeout', true)
+FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
+"""
 _METHOD = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
 _NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
 
@@ -126,6 +134,27 @@ def end_of_last_record(insert_lsn: int, segment: int) -> int:
     page = insert_lsn - insert_lsn % _WAL_PAGE
     header = _FIRST_PAGE_HEADER if page % segment == 0 else _PAGE_HEADER
     return page if insert_lsn - page == header else insert_lsn
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """The settings by which the server invalidates a slot. None: it does not, or has no such setting.
+
+    `wal_keep_shown`, `idle_shown`: the values as the server shows them.
+    """
+
+    wal_keep_bytes: int | None
+    wal_keep_shown: str
+    idle_s: int | None
+    idle_shown: str
+
+
+def read_slot_limits(connection: Connection) -> SlotLimits:
+    """Return the server's limits for slots. Raises SourceError."""
+    with source_errors("asking for limits of slots"):
+        kept, kept_shown, idle, idle_shown = row(connection, _SLOT_LIMITS)
+    kept_bytes = None if kept is None or kept < 0 else kept << 20
+    return SlotLimits(kept_bytes, kept_shown or "", idle or None, idle_shown or "")
 
 
 def names_standby(setting: str, application: str) -> bool:

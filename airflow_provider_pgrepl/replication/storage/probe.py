@@ -90,18 +90,19 @@ def check_store(lake_root: str) -> None:
 
 
 def check_directory(lake_root: str) -> None:
-    """Check that a folder can be created at the location of a new lake; does nothing for a store.
+    """Check that a folder can be created at the location of a lake, and where the lake has its changelog.
 
-    The folder is created in the nearest existing parent folder, and removed again. Raises LakeError,
-    LakeUnavailableError.
+    The folders are created in the nearest existing parent folders, and removed again. Does nothing for a
+    store. Raises LakeError, LakeUnavailableError.
     """
     directory = local_path(lake_root)
     if directory is None:
         return
     with storage_errors(lake_root):
-        nearest = next(path for path in (directory, *directory.parents) if path.exists())
-        with tempfile.TemporaryDirectory(prefix="_pgrepl_probe_", dir=nearest):
-            pass
+        for wanted in (directory, directory / "_pgrepl" / "changelog"):
+            nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
+            with tempfile.TemporaryDirectory(prefix="_pgrepl_probe_", dir=nearest):
+                pass
 
 
 class _NotOpenedError(OSError):

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, NoChangelogError, PgReplError, StateError
-from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_lake_choice, lost_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import differences
@@ -38,7 +38,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_ta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
-from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
+from airflow_provider_pgrepl.replication.source.server import read_server, read_slot_limits, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -106,6 +106,8 @@ class ChangelogStatus:
 
     `bytes`: their size in the storage. `since`: their oldest hour. `slowest`: the table whose position is the
     lowest, None without one. `needed_bytes`: the size of the files that this table needs.
+    `oldest_needed_at`: the commit time of the oldest change that a table which follows the stream has not
+    applied; of a compacted file, the newest commit time counts.
     """
 
     files: int
@@ -113,12 +115,16 @@ class ChangelogStatus:
     since: datetime | None = None
     slowest: str | None = None
     needed_bytes: int = 0
+    oldest_needed_at: datetime | None = None
 
 
-def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, LSN]) -> ChangelogStatus:
+def changelog_status(
+    changelog: DeltaTable, epoch: int, positions: Mapping[str, LSN], followed: LSN | None = None
+) -> ChangelogStatus:
     """Return the status of the changelog.
 
     :param positions: for each table, the LSN of this epoch up to which it is whole
+    :param followed: the lowest LSN up to which a table is whole that follows the stream
     """
     files = pa.table(changelog.get_add_actions(flatten=True))
     if files.num_rows == 0:
@@ -126,21 +132,31 @@ def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, 
     slowest = min(positions, key=lambda table: positions[table], default=None)
     needed = 0
     if slowest is not None:
-        above = pc.and_(
-            pc.equal(files["min.epoch"], epoch), pc.greater(files["max.commit_lsn"], positions[slowest])
-        )
-        needed = pc.sum(files.filter(above)["size_bytes"]).as_py() or 0
+        needed = pc.sum(_above(files, epoch, positions[slowest])["size_bytes"]).as_py() or 0
+    oldest = None if followed is None else pc.min(_above(files, epoch, followed)["max.commit_ts"]).as_py()
     since = start_of_hour(pc.min(files[f"partition.{PARTITION}"]).as_py())
-    return ChangelogStatus(files.num_rows, pc.sum(files["size_bytes"]).as_py(), since, slowest, needed)
+    return ChangelogStatus(
+        files.num_rows, pc.sum(files["size_bytes"]).as_py(), since, slowest, needed, oldest
+    )
+
+
+def _above(files: pa.Table, epoch: int, position: LSN) -> pa.Table:
+    """Return the rows of the files of this epoch that hold changes above a position."""
+    is_epoch = pc.equal(files["min.epoch"], epoch)
+    return files.filter(pc.and_(is_epoch, pc.greater(files["max.commit_lsn"], position)))
 
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """The source as it answered: its address, its version, and the end of its WAL."""
+    """The source as it answered: its address, its version, and the end of its WAL.
+
+    `wal_keep_bytes`: its max_slot_wal_keep_size, None without a limit.
+    """
 
     address: str
     server_version_num: int
     wal_lsn: LSN
+    wal_keep_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -157,11 +173,15 @@ class SlotStatus:
 
 @dataclass(frozen=True)
 class AppStatus:
-    """The last report of the replication app about itself."""
+    """The last report of the replication app about itself.
+
+    `is_running`: a session holds the pipeline's lock, so that an app runs, even if it does not read the slot.
+    """
 
     holder: str
     reported_at: datetime | None
     changes_per_s: float
+    is_running: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +223,8 @@ class TableStatus:
 class PipelineStatus:
     """The status of a pipeline.
 
-    `problems`: sentences about what is wrong or could not be read. `steps`: received, durable, confirmed,
+    `problems`: sentences about what is wrong or could not be read. `warnings`: those of the problems that may
+    be intended. `steps`: received, durable, confirmed,
     applied. `tables`: without removed ones. `recorded`: the state database records the pipeline, which it
     does not after a teardown that kept the lake. `is_ours`: source, lake and state do not contradict each
     other; otherwise `problems` has the contradictions.
@@ -223,9 +244,17 @@ class PipelineStatus:
     tables: tuple[TableStatus, ...] = ()
     publishers: tuple[PublisherStatus, ...] = ()
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     changelog: ChangelogStatus | None = None
     is_ours: bool = True
     has_lake_tables: bool = True
+    wal_budget: int | None = None
+
+    @property
+    def wal_limit_bytes(self) -> int | None:
+        """The bytes of WAL that the slot may retain, or None without a limit."""
+        limits = [limit for limit in (self.source.wal_keep_bytes, self.wal_budget) if limit is not None]
+        return min(limits, default=None)
 
 
 @dataclass(frozen=True)
@@ -239,26 +268,31 @@ class _Lake:
     changelog: DeltaTable | None = None
 
 
-def read_status(pipeline: Pipeline) -> PipelineStatus:
-    """Read the status from source and state database, which the environment names, and from the lake.
+def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineStatus:
+    """Read the status from source, state database and lake.
+
+    :param access: the connection strings, by default those of the environment
 
     Raises ConfigError, SourceConnectionError, PrivilegeError. Whatever else cannot be read is a problem in
     the result.
     """
-    dsn = process.source_dsn()
+    access = access or Access.from_environment(pipeline)
+    dsn = access.dsn
     with closing(connect(dsn, f"status {pipeline.name}")) as connection:
         end = wal_lsn(connection)
-        source = SourceStatus(address(dsn), read_server(connection).version_num, end)
+        limit = read_slot_limits(connection).wal_keep_bytes
+        source = SourceStatus(address(dsn), read_server(connection).version_num, end, limit)
         slot = read_slot(connection, pipeline.slot)
-        recorded, progress, tables, problems = _read_state(pipeline)
-        contradictions = _contradictions(pipeline, connection)
-        suffered = _source_problems(connection, pipeline, tables)
+        state = _read_state(access)
+        recorded, progress, tables, problems = state.recorded, state.progress, state.tables, state.problems
+        contradictions = _contradictions(access, connection)
+        suffered, warnings = _source_problems(connection, pipeline, tables)
     lake = _read_lake(pipeline)
     if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
     differences = file_differences(pipeline, {record.table: record for record in tables}) if tables else ()
-    problems = (*problems, *_lake_choice(pipeline, tables), *differences, *suffered)
+    problems = (*problems, *_lake_choice(pipeline, tables), *differences, *suffered, *warnings)
     applied = _applied(pipeline, lake, progress)
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
@@ -273,7 +307,7 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         recorded=recorded,
         epoch=lake.epoch.epoch if lake.epoch else None,
         slot=_slot(slot, end) if slot else None,
-        app=AppStatus(progress.holder, progress.updated_at, progress.changes_per_s) if progress else None,
+        app=_app(state),
         steps={
             "received": _step(progress.received_lsn if progress else None, end),
             "durable": _step(lake.durable_lsn, end),
@@ -285,9 +319,11 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         tables=statuses,
         publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
         problems=(*problems, *contradictions, *lake.problems),
+        warnings=(*differences, *warnings),
         is_ours=not contradictions,
         changelog=_changelog(lake, statuses),
         has_lake_tables=pipeline.has_lake_tables,
+        wal_budget=pipeline.wal_budget,
     )
 
 
@@ -315,26 +351,48 @@ def _sentence(error: PgReplError) -> str:
 
 def _source_problems(
     source: Connection, pipeline: Pipeline, tables: Iterable[TableRecord]
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the problems at the source, and the warnings."""
     records = {record.table: record for record in tables}
     try:
         refused = published_refused(source, pipeline, records)
-        return (*source_problems(source, pipeline, refused), *source_warnings(source, pipeline, records))
+        return source_problems(source, pipeline, refused), source_warnings(source, pipeline, records)
     except PgReplError as error:
-        return (f"the source could not be looked at: {error.message}",)
+        return (f"the source could not be looked at: {error.message}",), ()
 
 
-def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:
-    with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+@dataclass(frozen=True)
+class _State:
+    """What the state database records of the pipeline. `is_running`: its replication lock is held."""
+
+    recorded: bool = False
+    progress: Progress | None = None
+    tables: tuple[TableRecord, ...] = ()
+    problems: tuple[str, ...] = ()
+    is_running: bool = False
+
+
+def _read_state(access: Access) -> _State:
+    name = access.pipeline.name
+    with Store(access.state_dsn, f"status {name}") as store:
         if not store.is_set_up():
-            return False, None, [], ()  # The first snapshot creates its schema.
+            return _State()  # The first snapshot creates its schema.
         try:
-            if store.read_pipeline(pipeline.name) is None:
-                return False, None, [], ()
-            tables = list(store.read_tables(pipeline.name).values())
-            return True, store.read_progress(pipeline.name), tables, _left_behind(pipeline, store, tables)
+            if store.read_pipeline(name) is None:
+                return _State()
+            tables = tuple(store.read_tables(name).values())
+            is_running = store.is_locked(name, "replicate")
+            left = _left_behind(access.pipeline, store, tables)
+            return _State(True, store.read_progress(name), tables, left, is_running)
         except StateError as error:
-            return True, None, [], (_sentence(error),)
+            return _State(True, problems=(_sentence(error),))
+
+
+def _app(state: _State) -> AppStatus | None:
+    found = state.progress
+    if found is None:
+        return None
+    return AppStatus(found.holder, found.updated_at, found.changes_per_s, state.is_running)
 
 
 def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
@@ -345,9 +403,10 @@ def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]
     return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {errors.SNAPSHOT}",)
 
 
-def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:
+def _contradictions(access: Access, source: Connection) -> tuple[str, ...]:
     """Return the contradictions to source, lake and state being this pipeline's, as sentences."""
-    with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+    pipeline = access.pipeline
+    with Store(access.state_dsn, f"status {pipeline.name}") as store:
         try:
             found = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
         except StateError:
@@ -387,7 +446,9 @@ def _changelog(lake: _Lake, tables: Iterable[TableStatus]) -> ChangelogStatus | 
         return None
     needing = {table.table: table.whole_lsn for table in tables if table.state.needs_changes}
     positions = {table: lsn for table, lsn in needing.items() if lsn is not None}
-    return changelog_status(lake.changelog, lake.epoch.epoch, positions)
+    following = (table.whole_lsn for table in tables if table.state.is_followed)
+    followed = min((lsn for lsn in following if lsn is not None), default=None)
+    return changelog_status(lake.changelog, lake.epoch.epoch, positions, followed)
 
 
 def _table(

@@ -125,6 +125,9 @@ def _app(status: PipelineStatus) -> list[str]:
         return [_line("app", text)]
     if is_read:
         return [_line("app", f"running on {app.holder}, {app.changes_per_s:,.0f} changes/s, {ago}")]
+    if app.is_running:
+        text = f"running on {app.holder}, does not read the slot: starts, or connects again; {ago}"
+        return [_line("app", text)]
     return [_line("app", f"not running; was on {app.holder}, {ago}")]
 
 

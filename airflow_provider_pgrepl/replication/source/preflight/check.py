@@ -37,7 +37,12 @@ from airflow_provider_pgrepl.replication.source.preflight.tables import (
     publication_problems,
     right_problems,
 )
-from airflow_provider_pgrepl.replication.source.server import Server, read_server, synchronous_problem
+from airflow_provider_pgrepl.replication.source.server import (
+    Server,
+    read_server,
+    read_slot_limits,
+    synchronous_problem,
+)
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.replication.source.slot import PLUGIN, read_slot, why_invalidated
 
@@ -63,14 +68,6 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
 Problems = Iterator[PgReplError]
-# The second setting exists since PostgreSQL 18.
-_SLOT_LIMITS = """
-SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
-    pg_catalog.current_setting('max_slot_wal_keep_size', true),
-    max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
-    pg_catalog.current_setting('idle_replication_slot_timeout', true)
-FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
-"""
 # If schema _pgrepl does not exist yet, the current role will own it.
 _OWNER_WITHOUT_RIGHT = """
 SELECT r.rolname::text FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba
@@ -228,18 +225,17 @@ def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
 
 def _slot_limits(connection: Connection) -> Iterator[str]:
     """Yield warnings about server settings that invalidate the slot of a stopped or lagging pipeline."""
-    with source_errors("asking for limits of slots"):
-        kept, kept_shown, idle, idle_shown = row(connection, _SLOT_LIMITS)
-    if kept is not None and kept >= 0:
+    limits = read_slot_limits(connection)
+    if limits.wal_keep_bytes is not None:
         yield (
-            f"max_slot_wal_keep_size is {kept_shown}: the server invalidates the slot of a pipeline that is"
-            " behind by more, which then needs a new epoch"
+            f"max_slot_wal_keep_size is {limits.wal_keep_shown}: the server invalidates the slot of a"
+            " pipeline that is behind by more, which then needs a new epoch"
         )
-    if idle:
+    if limits.idle_s:
         yield (
-            f"idle_replication_slot_timeout is {idle_shown}: the server invalidates the slot if no"
-            " walsender reads it for that time, for example while the pipeline is stopped. The"
-            " pipeline then needs a new epoch. During a snapshot the slot is kept in use"
+            f"idle_replication_slot_timeout is {limits.idle_shown}: the server invalidates a slot that nobody"
+            " reads for as long, as while the pipeline is stopped; it then needs a new epoch. During a"
+            " snapshot the slot is kept in use"
         )
 
 

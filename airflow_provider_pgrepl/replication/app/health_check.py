@@ -1,0 +1,112 @@
+"""A check of a pipeline's health, which also applies its setting `on_wal_budget`.
+
+The check needs no running application: the source's disk fills up while none runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import PgReplError, SlotError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.ownership import check_ours
+from airflow_provider_pgrepl.replication.app.status.health import (
+    HealthLimits,
+    HealthProblem,
+    HealthReport,
+    ProblemKind,
+    Severity,
+    judge_health,
+)
+from airflow_provider_pgrepl.replication.app.status.status import read_status
+from airflow_provider_pgrepl.replication.app.status.text import show_bytes
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.server import written_lsn
+from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableState
+
+log = logging.getLogger(__name__)
+_KEPT = "stop the replication app, check the slot, and drop it by hand if it is not needed"
+
+
+def check_health(access: Access, limits: HealthLimits) -> HealthReport:
+    """Return the problems of a pipeline.
+
+    If the setting `on_wal_budget` is `drop_slot` and the slot retains more WAL than `wal_budget`, drop the
+    slot first, unless a process reads it or the evidence that it is the pipeline's is incomplete. Raises
+    SourceConnectionError, ConfigError, StateError.
+    """
+    status = read_status(access.pipeline, access)
+    report = judge_health(status, limits)
+    held = None if status.slot is None else status.slot.held_bytes
+    if access.pipeline.on_wal_budget != "drop_slot" or held is None or not _is_beyond(access.pipeline, held):
+        return report
+    problem = _give_up(access)
+    if problem is None:
+        return report
+    if problem.kind is ProblemKind.SLOT_DROPPED:
+        return replace(report, problems=(problem, *report.problems))
+    return replace(report, problems=(*report.problems, problem))
+
+
+def _is_beyond(pipeline: Pipeline, held: int) -> bool:
+    return pipeline.wal_budget is not None and held > pipeline.wal_budget
+
+
+def _give_up(access: Access) -> HealthProblem | None:
+    """Drop the slot, and return the problem that reports it, or why it was kept.
+
+    Returns None if the slot is within its budget by now, or gone.
+    """
+    pipeline = access.pipeline
+    role = f"budget {pipeline.name}"
+    with access.source("budget") as source, Store(access.state_dsn, role) as store:
+        try:
+            _check_provably_ours(pipeline, store, source)
+            found = read_slot(source, pipeline.slot)
+            held = None if found is None else found.held_bytes(written_lsn(source))
+            if held is None or not _is_beyond(pipeline, held):
+                return None
+            drop_slot(source, pipeline.slot)
+        except PgReplError as error:
+            reason = f"slot {pipeline.slot} is beyond wal_budget and was not dropped: {error.message}"
+            hint = error.hint or _KEPT
+            return HealthProblem(Severity.FAILURE, ProblemKind.SLOT_KEPT, pipeline.slot, reason, hint)
+        dropped = _record(pipeline, store, held)
+    return HealthProblem(
+        Severity.FAILURE, ProblemKind.SLOT_DROPPED, pipeline.slot, dropped.message, dropped.hint
+    )
+
+
+def _check_provably_ours(pipeline: Pipeline, store: Store, source: Connection) -> None:
+    """Raise PgReplError unless source, lake and state agree that the slot is this pipeline's.
+
+    The lake may be out of reach, which may be why the slot retains WAL: the state is compared then.
+    """
+    evidence = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
+    check_ours(evidence)
+    recorded, found = evidence.recorded, evidence.slots.get(pipeline.slot)
+    if recorded is None or not recorded.slot_owned or recorded.slot != pipeline.slot or found is None:
+        raise SlotError("the state does not record it as created by this pipeline", _KEPT)
+    if (reason := reason_to_keep(source, found)) is not None:
+        raise SlotError(reason, _KEPT)
+
+
+def _record(pipeline: Pipeline, store: Store, held: int) -> SlotError:
+    """Record that the slot is gone, and mark every table that needs changes errored. Return its error."""
+    error = SlotError(
+        f"slot {pipeline.slot} was dropped, because it retained {show_bytes(held)} of WAL, more than"
+        f" wal_budget ({show_bytes(pipeline.wal_budget)})",
+        errors.NEW_EPOCH,
+    )
+    log.error("%s", error)
+    store.record_slot(pipeline.name, is_owned=False)
+    for record in store.read_tables(pipeline.name).values():
+        if record.state.needs_changes or record.state in (TableState.PENDING, TableState.SNAPSHOTTING):
+            store.mark_errored(pipeline.name, record, error)
+    return error
