@@ -173,7 +173,11 @@ soak: setup java jars ## Random tables, types, transactions and failures under m
 bench: setup java jars kafka debezium versitygw ## Measure speed against peers in the same run; writes docs/benchmarks.md
 	$(PYTHON) -m benchmarks
 
+.PHONY: docs
+docs: setup ## Build the site of the documents into .docs/site; a warning, such as of a lost link, is an error
+	@sh setup/docs.sh .docs
+
 .PHONY: clean
 clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw, .gcs_server, .azurite, .postgresql and .rehearsal
-	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
+	rm -rf .demo .docs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.rehearsal/*' -prune -exec rm -rf {} +

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def get_provider_info() -> dict[str, object]:
-    """Return the provider's declarations for Airflow; see `airflow_provider_pgrepl.provider_info`."""
-    from airflow_provider_pgrepl.provider_info import PROVIDER_INFO
+    """Return the provider's declarations for Airflow; they are in `provider.yaml`."""
+    from airflow_provider_pgrepl.provider_info import read_provider_info
 
-    return PROVIDER_INFO
+    return read_provider_info()

@@ -1,5 +1,7 @@
 """Reading a pipeline's lake: tables as of one point in time in Arrow, Spark and SQL, and their changes.
 
+For example::
+
     from airflow_provider_pgrepl.lake import open_lake
 
     lake = open_lake("shop.json")
@@ -61,13 +63,14 @@ HERE = "here"
 def open_lake(lake: str | Path | Pipeline, *, lsn: int | str | None = None, epoch: int | None = None) -> Lake:
     """Return the lake at its newest consistent point, or at the newest one at or before `lsn`.
 
-    The point is looked up at the first use, and then stays the same. `lake`: the pipeline's file, or its lake
-    root, which is a folder or a URI such as `s3://bucket/lake`. Reading the lake between consistent points,
-    and changes that follow the pipeline's settings, need the file. `epoch`: the epoch of the LSN, by default
-    the newest one.
+    The point is looked up at the first use, and then stays the same. Reading the lake between consistent
+    points, and changes that follow the pipeline's settings, need the pipeline's file.
 
-    Raises ConfigError for a file that is not a pipeline file. The first use of the point raises LakeError if
-    no such point is retained.
+    :param lake: the pipeline's file, or its lake root, which is a folder or a URI such as `s3://bucket/lake`
+    :param lsn: the LSN up to which the point is looked up; None: the newest point
+    :param epoch: the epoch of the LSN; None: the newest one
+    :raises ConfigError: for a file that is not a pipeline file
+    :raises LakeError: at the first use of the point, if no such point is retained
     """
     opened = lake if isinstance(lake, Pipeline) else _opened(lake)
     return Lake(opened, lambda: consistent_arrow(opened, lsn, epoch))
@@ -136,12 +139,12 @@ class Lake:
     def at(self, moment: int | str | datetime | None = None, *, epoch: int | None = None) -> Lake:
         """Return the lake as of a transaction of the source, even if it has not been applied yet.
 
-        `moment`: an LSN as a number or as text such as `16/B374D848`; a datetime with a time zone, for all
-        transactions that committed until then by the source's clock; or None, for the newest durable LSN in
-        the changelog. `epoch`: the epoch of the LSN, by default the newest one.
-
-        Raises ConfigError without the pipeline's file, and for an invalid `moment`. Raises LakeError for a
-        point in time that is not known yet or no longer retained.
+        :param moment: an LSN as a number or as text such as `16/B374D848`; a datetime with a time zone, for
+            all transactions that committed until then by the source's clock; or None, for the newest durable
+            LSN in the changelog
+        :param epoch: the epoch of the LSN; None: the newest one
+        :raises ConfigError: without the pipeline's file, and for an invalid `moment`
+        :raises LakeError: for a point in time that is not known yet or no longer retained
         """
         pipeline = _needs_pipeline(self._pipeline, "to read as of a point in time")
         lsn, timestamp = (None, moment) if isinstance(moment, datetime) else (moment, None)
@@ -177,12 +180,15 @@ class Lake:
     ) -> pa.Table:
         """Return the retained logical messages in commit order, independent of the lake's point in time.
 
-        `above_lsn`: only messages that committed after it. `prefix`: only messages with this prefix. `epoch`:
-        the epoch of the messages, by default the newest one. Columns: `epoch`, `lsn`, `ordinal`, `xid`,
-        `commit_ts`, `transactional`, `prefix`, `content`, `size` (bytes).
+        Columns: `epoch`, `lsn`, `ordinal`, `xid`, `commit_ts`, `transactional`, `prefix`, `content`, `size`
+        (bytes).
 
-        Raises ChangelogError if a skipped transaction comes next, if changes above `above_lsn` are no longer
-        retained, and if there is no changelog. Raises LakeUnavailableError if the changelog cannot be read.
+        :param above_lsn: only messages that committed after it
+        :param prefix: only messages with this prefix
+        :param epoch: the epoch of the messages; None: the newest one
+        :raises ChangelogError: if a skipped transaction comes next, if changes above `above_lsn` are no
+            longer retained, and if there is no changelog
+        :raises LakeUnavailableError: if the changelog cannot be read
         """
         return read_messages(self._pipeline, above_lsn=above_lsn, prefix=prefix, epoch=epoch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,14 @@ from typing import Any
 
 import airflow
 import jsonschema
+import pytest
+import yaml
 
+import airflow_provider_pgrepl
 from airflow_provider_pgrepl import get_provider_info
 
+PACKAGE = Path(airflow_provider_pgrepl.__file__).parent
+YAML_SCHEMA = Path(airflow.__file__).parent / "provider.yaml.schema.json"
 SCHEMA = Path(airflow.__file__).parent / "provider_info.schema.json"
 
 
@@ -23,6 +29,23 @@ def info() -> Any:
 
 def test_provider_info_is_valid_for_airflow() -> None:
     jsonschema.validate(info(), json.loads(SCHEMA.read_text(encoding="utf-8")))
+
+
+def test_provider_yaml_is_valid_for_airflow_and_names_the_version() -> None:
+    declared = yaml.safe_load((PACKAGE / "provider.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(declared, json.loads(YAML_SCHEMA.read_text(encoding="utf-8")))
+    assert declared["versions"][0] == airflow_provider_pgrepl.__version__
+
+
+@pytest.mark.parametrize("kind", ["operators", "sensors", "triggers"])
+def test_provider_yaml_names_every_module_with_public_class(kind: str) -> None:
+    has_public_class = re.compile(r"^class (Pg\w+|\w+Trigger)\(", re.MULTILINE)
+    modules = {
+        f"airflow_provider_pgrepl.{kind}.{file.stem}"
+        for file in (PACKAGE / kind).glob("*.py")
+        if has_public_class.search(file.read_text(encoding="utf-8"))
+    }
+    assert modules == {module for group in info()[kind] for module in group["python-modules"]}
 
 
 def test_every_named_module_and_hook_can_be_imported() -> None:

@@ -112,6 +112,17 @@ def test_pages_stay_short(page, limit):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit
 
 
+def test_index_lists_decisions_by_number_and_title():
+    listed = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\((decisions/.+)\) \|$", prose(ROOT / "docs" / "README.md"), re.MULTILINE
+    )
+    titles = [
+        (*re.match(r"# (\d+)\. (.+)\n", page.read_text(encoding="utf-8")).groups(), f"decisions/{page.name}")
+        for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    ]
+    assert listed == titles
+
+
 def test_every_file_that_the_architecture_names_is_there():
     core = ROOT / "airflow_provider_pgrepl" / "replication"
     places = [core, core.parent, ROOT, ROOT / "docs"]

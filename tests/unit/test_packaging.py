@@ -98,7 +98,8 @@ def test_the_wheel_contains_every_module_of_the_package_and_nothing_else(wheel):
     dags = {f"airflow_provider_pgrepl/example_dags/{path.name}" for path in (ROOT / "dags").glob("*.py")}
     inside = {name for name in wheel.namelist() if name.endswith(".py")}
     assert inside == modules | apps | dags
-    assert "airflow_provider_pgrepl/example_dags/pipeline.json" in wheel.namelist()
+    data = {"airflow_provider_pgrepl/example_dags/pipeline.json", "airflow_provider_pgrepl/provider.yaml"}
+    assert data <= set(wheel.namelist())
 
 
 def test_the_wheel_contains_the_documents(wheel):
