@@ -19,7 +19,7 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
+from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
 from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.cli.applications import APPLICATIONS
 from airflow_provider_pgrepl.cli.command import Arguments, Command, Option
-from airflow_provider_pgrepl.errors import ConfigError, escaped
+from airflow_provider_pgrepl.errors import ConfigError, ToolError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.catalogs.unity_client import TOKEN_VARIABLE
@@ -425,10 +425,17 @@ def _creek(arguments: Arguments) -> int:
 
 def _warm_up(_: Arguments) -> int:
     from airflow_provider_pgrepl.replication.runtime import compiled_loops
+    from airflow_provider_pgrepl.replication.runtime.spark_jvm import make_class_archive
 
     logging.getLogger(compiled_loops.__name__).setLevel(logging.INFO)
     compiled_loops.ensure_compiled()
-    sys.stdout.write(f"all loops are compiled, in {compiled_loops.folder()}\n")
+    sys.stdout.write(f"all functions are compiled, in {compiled_loops.folder()}\n")
+    try:
+        archive = make_class_archive()
+    except ToolError as error:
+        sys.stdout.write(f"Spark's classes are not archived: {error.message}\n")
+    else:
+        sys.stdout.write(f"Spark's classes are archived: {archive or 'no'}\n")
     return process.DONE
 
 
@@ -544,7 +551,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "warm-up",
-        "compile what this host will run, before the first start waits for it",
+        "compile functions and archive Spark's classes, so that later starts need not wait for that",
         _warm_up,
         has_pipeline=False,
     ),

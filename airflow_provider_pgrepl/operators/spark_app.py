@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_we
 from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
-from airflow_provider_pgrepl.replication.runtime import spark_submit
+from airflow_provider_pgrepl.replication.runtime import spark_jvm, spark_submit
 from airflow_provider_pgrepl.replication.runtime.process_io import (
     FORMAT_VARIABLE,
     JSON,
@@ -404,7 +404,7 @@ class SparkAppOperator(SparkSubmitOperator):
         command = hook._build_spark_submit_command(self.application)
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
         if self.application == spark_submit.application(self.app):
-            environment |= spark_submit.small_jvm(environment) | spark_submit.readable_names(command)
+            environment |= spark_jvm.small_jvm(environment) | spark_submit.readable_names(command)
         environment[STARTED_BY_VARIABLE] = task_of(context)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)

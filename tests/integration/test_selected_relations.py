@@ -144,7 +144,7 @@ def test_column_renamed_while_executors_are_waited_for_stays_out(
     kept.configure(tables=("public.other",), exclude_columns=())
     kept.take(str(OTHER))
     kept.configure(tables=("public.*",), exclude_columns=("public.e.ssn",))
-    before(monkeypatch, snapshot, "_check_executors", lambda: execute(kept.dsn, *REPLACED))
+    before(monkeypatch, snapshot, "_prepare_executors", lambda: execute(kept.dsn, *REPLACED))
     outcome = take_tables(kept.access)
     assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
     assert kept.states() == {str(E): "errored", str(OTHER): "streaming"}

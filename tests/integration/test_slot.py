@@ -155,7 +155,7 @@ def test_a_slot_in_use_is_not_dropped(pg, dsn, name):
 def test_a_temporary_name_that_is_taken_says_to_wait(pg, dsn, name):
     with export_snapshot(dsn, name, timeout_s=30), pytest.raises(SlotError) as caught:
         export_snapshot(dsn, name, timeout_s=30)
-    assert "run the same again" in caught.value.hint
+    assert "run the command again" in caught.value.hint
 
 
 @pytest.mark.parametrize("loses_connection", [False, True])

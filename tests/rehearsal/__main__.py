@@ -65,7 +65,7 @@ class Rehearsal:
             found = self._in_image("--workdir", folder, OURS, "python", "-c", ask)
             assert found.startswith("/opt/pgrepl/.venv/"), f"in {folder} the package is imported from {found}"
         log = self._in_image(OURS, "sh", "-c", "pgrepl warm-up 2>&1")
-        assert "all loops are compiled" in log, log
+        assert "all functions are compiled" in log, log
         assert "compiling" not in log, f"the image has to compile again: {log}"
 
     def _in_image(self, *arguments: str) -> str:

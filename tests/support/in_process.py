@@ -127,10 +127,6 @@ class InProcess(Received):
             yield
         finally:
             del os.environ[process.DSN_VARIABLE]
-            # An app that has failed leaves the session to the thread that still creates it.
-            for thread in threading.enumerate():
-                if thread.name == "pgrepl-spark":
-                    thread.join()
             module.build_session = build_session
             process.end_at_once = end_at_once
             root.removeHandler(to_file)

@@ -78,8 +78,8 @@ def test_compiled_functions_are_reused_from_read_only_image_package(place, tmp_p
     (image / "wire").mkdir(parents=True)
     (image / "wire" / "scan.nbc").write_text("machine code")
     place.setattr(compiled_loops, "BESIDE", image)
-    is_writable = compiled_loops._is_writable
-    place.setattr(compiled_loops, "_is_writable", lambda path: path != image and is_writable(path))
+    is_writable = compiled_loops.is_writable
+    place.setattr(compiled_loops, "is_writable", lambda path: path != image and is_writable(path))
     assert (folder() / "wire" / "scan.nbc").read_text() == "machine code"
 
 

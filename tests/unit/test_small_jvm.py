@@ -1,4 +1,4 @@
-"""applications.small_jvm: what is given for a driver's JVM elsewhere counts, and Java starts with it."""
+"""runtime/spark_jvm.py: what is given for a driver's JVM elsewhere counts, and Java starts with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM, small_jvm
+from airflow_provider_pgrepl.replication.runtime import compiled_loops
+from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM, make_class_archive, small_jvm
 from airflow_provider_pgrepl.replication.spark.session_settings import session_settings
 
 NAME = "SPARK_SUBMIT_OPTS"
+
+
+@pytest.fixture(autouse=True)
+def no_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive that `make setup` has made next to the package is not found."""
+    monkeypatch.setattr(compiled_loops, "BESIDE", Path("/nowhere/compiled"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
 
 
 def test_existing_spark_submit_opts_are_appended_to_small_jvm_options() -> None:
@@ -53,4 +61,64 @@ def test_pgrepl_starts_spark_submit_with_them(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert ended.stdout.strip() == f"{SMALL_JVM} -Xss8m", ended.stderr
+    given = ended.stdout.strip()
+    assert given.startswith(SMALL_JVM), ended.stderr
+    assert given.endswith(" -Xss8m")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, in which archives are made because the package's folder cannot be written."""
+    monkeypatch.setattr(compiled_loops, "BESIDE", tmp_path / "package" / "compiled")
+    is_writable = compiled_loops.is_writable
+    monkeypatch.setattr(
+        compiled_loops, "is_writable", lambda path: path != tmp_path / "package" and is_writable(path)
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "airflow_provider_pgrepl"
+
+
+def submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    submit = tmp_path / "spark-submit"
+    submit.write_text(f"#!/bin/sh\n{script}\n")
+    submit.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+WRITES = 'set -- $SPARK_SUBMIT_OPTS; echo classes >"${1#-XX:ArchiveClassesAtExit=}"'
+
+
+def test_archive_of_classes_is_made_once_and_given_to_the_jvm(cache, tmp_path, monkeypatch) -> None:
+    assert small_jvm({}) == {NAME: SMALL_JVM}
+    submits(tmp_path, monkeypatch, WRITES)
+    made = make_class_archive()
+    assert made is not None
+    assert made.parent == cache
+    submits(tmp_path, monkeypatch, "exit 1")
+    assert make_class_archive() == made
+    assert small_jvm({NAME: "-Xss8m"})[NAME].startswith(f"{SMALL_JVM} -XX:SharedArchiveFile={made} ")
+    assert small_jvm({NAME: "-Xss8m"})[NAME].endswith(" -Xss8m")
+
+
+def test_archive_for_another_java_is_replaced(cache, tmp_path, monkeypatch) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    outdated = cache / "spark-0123456789ab.jsa"
+    outdated.touch()
+    assert small_jvm({}) == {NAME: SMALL_JVM}
+    submits(tmp_path, monkeypatch, WRITES)
+    assert make_class_archive() is not None
+    assert not outdated.exists()
+
+
+def test_archive_in_a_folder_that_others_can_write_is_not_used(cache, tmp_path, monkeypatch) -> None:
+    submits(tmp_path, monkeypatch, WRITES)
+    assert make_class_archive() is not None
+    cache.chmod(0o777)
+    assert small_jvm({}) == {NAME: SMALL_JVM}
+
+
+def test_java_that_writes_no_archive_leaves_none(cache, tmp_path, monkeypatch, caplog) -> None:
+    submits(tmp_path, monkeypatch, "exit 3")
+    assert make_class_archive() is None
+    assert "exit code 3" in caplog.text
+    assert not list(cache.iterdir())

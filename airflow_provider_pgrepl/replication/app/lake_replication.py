@@ -12,7 +12,12 @@ from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
-from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session, runs_on_cluster
+from airflow_provider_pgrepl.replication.spark.session import (
+    LazySession,
+    build_session,
+    has_local_jvm,
+    runs_on_cluster,
+)
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
@@ -27,20 +32,20 @@ repeated."""
 
 
 def session_of(pipeline: Pipeline) -> LazySession:
-    """Return the session of a run. A local one is started at once: it takes seconds.
+    """Return the session of a run. One whose JVM runs already is started at once: it takes seconds.
 
     Executors of a cluster are requested only when everything else is checked.
     """
     session = LazySession(lambda: _start_spark(pipeline))
-    if not runs_on_cluster():
+    if has_local_jvm():
         session.begin()
     return session
 
 
 def _start_spark(pipeline: Pipeline) -> SparkSession:
-    """Return a session. A local one has loaded its Python workers' modules: the first merge need not wait."""
+    """Return a session. One that is started early has loaded the modules of its Python workers."""
     spark = build_session(f"pgrepl replicate {pipeline.name}", delta=False)
-    if not runs_on_cluster():
+    if has_local_jvm():
         warm_up(spark)
     return spark
 

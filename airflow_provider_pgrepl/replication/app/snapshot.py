@@ -79,7 +79,12 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 )
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
-from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session, runs_on_cluster
+from airflow_provider_pgrepl.replication.spark.session import (
+    LazySession,
+    build_session,
+    has_local_jvm,
+    runs_on_cluster,
+)
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store
@@ -285,17 +290,18 @@ def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own
 
 
 def _start_spark(pipeline: Pipeline) -> SparkSession:
-    """Return a session. A local one has loaded its Python workers' modules: the first copy need not wait."""
+    """Return a session. One that is started early has loaded the modules of its Python workers."""
     spark = build_session(f"pgrepl snapshot {pipeline.name}", delta=False)
-    if not runs_on_cluster():
+    if has_local_jvm():
         with spark_errors("starting Spark's Python workers"):
             spark.sparkContext.parallelize([None], 1).foreach(lambda _nothing: None)
     return spark
 
 
 def _begin_local(session: LazySession, pipeline: Pipeline) -> None:
-    """Start a local session. Executors of a cluster are requested only when everything else is checked."""
-    if pipeline.has_lake_tables and not runs_on_cluster():
+    """Start a session whose JVM runs already. Executors of a cluster are requested only when everything else
+    is checked."""
+    if pipeline.has_lake_tables and has_local_jvm():
         session.begin()
 
 

@@ -66,10 +66,10 @@ def folder() -> Path:
     given = os.environ.get(FOLDER_VARIABLE, "").strip()
     if given:
         return _made(Path(given))
-    if _is_writable(BESIDE):
+    if is_writable(BESIDE):
         return BESIDE
-    own = _user_cache()
-    if own is not None and _is_private(own):
+    own = user_cache()
+    if own is not None and is_private(own):
         if BESIDE.is_dir():
             shutil.copytree(BESIDE, own, dirs_exist_ok=True, copy_function=_copy_newer)
         return own
@@ -87,14 +87,16 @@ def _made(place: Path) -> Path:
     return place
 
 
-def _user_cache() -> Path | None:
+def user_cache() -> Path | None:
+    """Return the folder for this package in the user's cache; None without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _NAME
     except RuntimeError:  # no home
         return None
 
 
-def _is_writable(place: Path) -> bool:
+def is_writable(place: Path) -> bool:
+    """Return True if this process can write a file into a folder, which is created if necessary."""
     try:
         with tempfile.TemporaryFile(dir=_made(place)):
             return True
@@ -102,7 +104,7 @@ def _is_writable(place: Path) -> bool:
         return False
 
 
-def _is_private(place: Path) -> bool:
+def is_private(place: Path) -> bool:
     """Return True if a folder, created if necessary, belongs to this user, and no other user may write it."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def _is_private(place: Path) -> bool:
     except OSError:
         return False
     is_ours = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
-    return is_ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and _is_writable(place)
+    return is_ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and is_writable(place)
 
 
 def _copy_newer(source: str, target: str) -> str:

@@ -13,10 +13,6 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ToolError
 
-SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
-"""Options of the applications' JVMs, which only start tasks, and process no rows. By default a JVM reserves
-1/64 of the host's memory at its start, and spends time on optimizing code that runs for seconds. The options
-name no garbage collector: Java does not start if another option names a different one."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 _OPEN_FILES, _USUAL_OPEN_FILES = 512, 1024
 """The number of open files that a Spark process needs: the JVM of an idle driver has 333 open."""
@@ -82,16 +78,6 @@ def driver_python(conf: Mapping[Any, Any], chosen: str | None) -> dict[str, str]
     """
     name = "spark.pyspark.driver.python"
     return {} if name in conf else {name: chosen or sys.executable}
-
-
-def small_jvm(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variable with the options SMALL_JVM for spark-submit's JVM.
-
-    Options of the environment and of Spark's settings come later on the command line, and take precedence.
-    Options of a Spark session would come too late.
-    """
-    name = "SPARK_SUBMIT_OPTS"
-    return {name: f"{SMALL_JVM} {environment.get(name, '')}".strip()}
 
 
 def readable_names(command: Sequence[str]) -> dict[str, str]:

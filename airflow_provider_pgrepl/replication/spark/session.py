@@ -56,6 +56,12 @@ def runs_on_cluster() -> bool:
     return not (_submitted_settings() or {}).get("spark.master", "local").startswith("local")
 
 
+def has_local_jvm() -> bool:
+    """Return True if spark-submit started this process with a local master: its JVM runs already."""
+    submitted = _submitted_settings()
+    return submitted is not None and submitted.get("spark.master", "local").startswith("local")
+
+
 def check_java() -> None:
     """Raise ToolError unless there is a Java that Spark can run on."""
     home = os.environ.get("JAVA_HOME")

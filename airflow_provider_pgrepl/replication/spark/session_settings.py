@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
+from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
 from airflow_provider_pgrepl.replication.spark.connectors import added_jars, connector_settings, joined
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
