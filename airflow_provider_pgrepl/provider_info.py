@@ -61,6 +61,7 @@ PROVIDER_INFO: dict[str, object] = {
                 "airflow_provider_pgrepl.operators.snapshot",
                 "airflow_provider_pgrepl.operators.replication",
                 "airflow_provider_pgrepl.operators.resnapshot",
+                "airflow_provider_pgrepl.operators.verify",
                 "airflow_provider_pgrepl.operators.maintenance",
                 "airflow_provider_pgrepl.operators.tables",
                 "airflow_provider_pgrepl.operators.teardown",

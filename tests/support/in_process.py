@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot
+from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot, verify
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
-SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication}
+APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app, "verify": verify}
+SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication, "verify": verify}
 """The modules that make an app's session."""
 
 

@@ -46,6 +46,8 @@ STOP_LIMIT_S = 100.0
 CAUGHT_UP = "caught-up"
 MAINTENANCE_LIMIT_S = 600.0
 """Seconds that maintenance compacts files by default. A compaction that has begun is finished."""
+VERIFY_TIMEOUT_S = 600.0
+"""Seconds that a comparison waits by default until the changelog has reached the source's snapshot."""
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
@@ -281,6 +283,22 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
         metavar="SLOT",
         help="begin with the changes that the reader of that slot, of another program, has not confirmed",
     )
+
+
+def of_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verification app: the tables to compare, and what the report shows."""
+    parser.add_argument("--tables", metavar="a.b,c.d", default="", help="compare these tables, and no others")
+    parser.add_argument(
+        "--show-keys", action="store_true", help="list the keys of up to 100 rows of each kind of difference"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=VERIFY_TIMEOUT_S,
+        metavar="SECONDS",
+        help="wait so long for the changelog to reach the source's snapshot",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report for programs")
 
 
 def of_replicate(parser: argparse.ArgumentParser) -> None:

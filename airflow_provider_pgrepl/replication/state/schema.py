@@ -168,6 +168,7 @@ _VERSIONS: tuple[str, ...] = (
     CREATE UNIQUE INDEX pipelines_publication
         ON _pgrepl.pipelines (system_identifier, database_oid, publication) WHERE publication_owned;
     """,
+    "ALTER TABLE _pgrepl.tables ADD verified_through pg_lsn, ADD verified_at timestamptz",
 )
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

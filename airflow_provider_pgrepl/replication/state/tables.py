@@ -35,13 +35,18 @@ ON CONFLICT DO NOTHING RETURNING 1
 """
 _TABLES = """
 SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied, membership, config, remedy, trace
+    snapshot_at, rows_copied, membership, config, remedy, trace, verified_through::text, verified_at
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
 _RECORD_SNAPSHOT = """
 UPDATE _pgrepl.tables SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn, snapshot_at = now(),
-    rows_copied = %(rows)s, config = %(config)s
+    rows_copied = %(rows)s, config = %(config)s, verified_through = NULL, verified_at = NULL
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+"""
+_RECORD_VERIFIED = """
+UPDATE _pgrepl.tables SET verified_through = %(through)s::pg_lsn, verified_at = %(at)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND snapshot_at IS NOT DISTINCT FROM %(snapshot_at)s RETURNING 1
 """
 _RECORD_RELATION = """
 UPDATE _pgrepl.tables SET relation = %(relation)s
@@ -167,7 +172,8 @@ class TableRecord:
     `position_lsn`, `snapshot_at` and `rows_copied` are those of the last snapshot, and `config` is the
     pipeline file with which it was made. `relation` is the relation for which the lake table was built then,
     with the changes since. `membership`: whether the pipeline file alone selects the table, or an operator
-    has added or removed it.
+    has added or removed it. `verified_through` and `verified_at`: the LSN and the time at which the table was
+    last found equal to its source, since the last snapshot.
     """
 
     table: TableName
@@ -185,6 +191,8 @@ class TableRecord:
     config: str | None = None
     remedy: Remedy | None = None
     trace: str = ""
+    verified_through: LSN | None = None
+    verified_at: datetime | None = None
     relation_text: str | None = field(default=None, repr=False, compare=False)
     """The relation's JSON as it is recorded: an older version may have written other JSON for the same
     relation."""
@@ -337,6 +345,21 @@ class TableRecords(StateConnection):
             if not rows(self._connection, _RECORD_SNAPSHOT, fields):
                 raise StateError(f"{relation.table}: not recorded as a table of pipeline {pipeline}")
 
+    def record_verified(self, pipeline: str, record: TableRecord, through: LSN, at: datetime) -> None:
+        """Record that a table was found equal to its source.
+
+        :param record: the table's record before it was compared. Does nothing if the table was copied again
+            since
+        """
+        fields = {
+            **_table_key(pipeline, record.table),
+            "through": str(through),
+            "at": at,
+            "snapshot_at": record.snapshot_at,
+        }
+        with state_errors(f"recording the verification of {record.table}"):
+            rows(self._connection, _RECORD_VERIFIED, fields)
+
     def remove_table(self, pipeline: str, table: TableName) -> None:
         """Delete the record of a table. Does nothing if the table is not recorded."""
         with state_errors(f"removing {table}"):
@@ -354,7 +377,7 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
     schema, name, state, error, reason, hint, lsn, since, relation, position, *_ = fields
-    snapshot_at, copied, membership, config, remedy, trace = fields[-6:]
+    snapshot_at, copied, membership, config, remedy, trace, verified_through, verified_at = fields[-8:]
     return TableRecord(
         TableName(schema, name),
         TableState(state),
@@ -371,6 +394,8 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         config,
         remedy and Remedy(remedy),
         trace,
+        _lsn(verified_through),
+        verified_at,
         relation,
     )
 
