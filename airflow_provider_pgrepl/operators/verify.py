@@ -23,6 +23,7 @@ class PgVerifyOperator(SparkAppOperator):
     A table that differs fails the task without retries. A table that cannot be compared fails the try.
 
     :param tables: compare these tables; None or empty: all (templated)
+    :param sample: compare a random sample of the source's pages, as `1%`; None or empty: all rows (templated)
     :param show_keys: name the keys of up to 100 rows of each kind of difference in the log and in XCom
         (templated)
     :param timeout_s: seconds to wait until the changelog has reached the source's snapshot
@@ -31,18 +32,20 @@ class PgVerifyOperator(SparkAppOperator):
     """
 
     app = "verify"
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "show_keys")
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "sample", "show_keys")
 
     def __init__(
         self,
         *,
         tables: Sequence[str] | str | None = None,
+        sample: str | float | None = None,
         show_keys: bool | str = False,
         timeout_s: float = 600.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.tables = tables
+        self.sample = sample
         self.show_keys = show_keys
         self.timeout_s = timeout_s
 
@@ -50,6 +53,8 @@ class PgVerifyOperator(SparkAppOperator):
         arguments = [f"--timeout={self.timeout_s:g}"]
         if tables := read_tables(self.tables):
             arguments += ["--tables", ",".join(tables)]
+        if self.sample:
+            arguments.append(f"--sample={self.sample}")
         if read_flag("show_keys", self.show_keys):
             arguments.append("--show-keys")
         return arguments

@@ -269,3 +269,30 @@ def test_table_that_cannot_be_compared_is_named_with_reason_and_is_not_equal(
     reasons = {table: report["not_compared"][0]["reason"] for table, report in found.items()}
     assert reasons["public.other"] == "it is paused"
     assert "definition at the source" in reasons["public.t"]
+
+
+def test_sample_finds_changed_and_missing_rows_and_is_not_called_equal(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(dsn, "create table t (id int primary key, n int, v text)")
+    execute(dsn, "insert into t select g, g, repeat('v', 1000) from generate_series(1, 2000) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    pipeline.catch_up()
+    execute(dsn, "update t set n = n + 1 where id % 100 = 0")
+    code, found = pipeline.verify(capsys, "--sample", "30%")
+    table = found["public.t"]
+    assert (code, table["status"]) == (_EQUAL, "sample_equal")
+    assert 0 < table["sampled_rows"] < 2000
+    assert [part["part"] for part in table["not_compared"]] == [
+        "rows outside of the sample",
+        "rows that only the lake has",
+    ]
+    assert pipeline.states()["public.t"].verified_through is None
+    pipeline.catch_up()
+    lake = DeltaTable(pipeline.lake_path("public.t"))
+    lake.update(updates={"n": "-1"}, predicate="id % 2 = 0")
+    lake.delete("id % 2 = 1")
+    code, found = pipeline.verify(capsys, "--sample", "30%")
+    table = found["public.t"]
+    assert (code, table["missing"] + table["changed"]) == (_DIFFERENT, table["sampled_rows"])
+    assert min(table["missing"], table["changed"]) > 0

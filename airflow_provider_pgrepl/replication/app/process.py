@@ -289,6 +289,12 @@ def of_verify(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verification app: the tables to compare, and what the report shows."""
     parser.add_argument("--tables", metavar="a.b,c.d", default="", help="compare these tables, and no others")
     parser.add_argument(
+        "--sample",
+        type=_percent,
+        metavar="1%",
+        help="compare a random sample of the source's pages; rows that only the lake has are not found",
+    )
+    parser.add_argument(
         "--show-keys", action="store_true", help="list the keys of up to 100 rows of each kind of difference"
     )
     parser.add_argument(
@@ -388,6 +394,16 @@ def _until(text: str) -> LSN | str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither {CAUGHT_UP} nor an LSN (expected like 16/B374D848)"
         ) from None
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage above 0 and up to 100")
+    return percent
 
 
 def _count(text: str) -> int:

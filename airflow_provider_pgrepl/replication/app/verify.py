@@ -2,6 +2,7 @@
 
     verify --pipeline FILE.json                     all tables of the pipeline
     verify --pipeline FILE.json --tables a.b,c.d    these tables
+    verify --pipeline FILE.json --sample 1%         a random sample of the source's pages
 
 A temporary slot exports a snapshot and is dropped as soon as a keeper has imported it, so that the comparison
 retains no WAL. The replication app has to run, so that the changelog reaches the snapshot.
@@ -48,6 +49,7 @@ from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_mom
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner
 from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     TableComparer,
+    sample_of,
     shape_of,
     uncompared_parts,
 )
@@ -59,6 +61,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.preflight.selection import select_tables
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
@@ -66,7 +69,7 @@ from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSna
 from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
-from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
+from airflow_provider_pgrepl.replication.values import copied_part, typed_columns
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -91,6 +94,7 @@ class Verification:
     session: LazySession
     timeout_s: float
     shows_keys: bool
+    percent: float | None = None
 
     @property
     def pipeline(self) -> Pipeline:
@@ -196,17 +200,19 @@ class Verification:
         position = LSN(exported.consistent_point - 1)
         with keeper.hold(next(known for known in keeper.relations if known.oid == relation.oid)) as holder:
             copied = copied_part(relation, choices)
-            ranges = holder.plan(copied, self.pipeline.snapshot_range_bytes)
             spark = self.session.get()
+            rows = LakeSide(spark, now).row_count
+            sample = None if self.percent is None else sample_of(self.percent, rows)
+            ranges = holder.plan(copied, self.pipeline.snapshot_range_bytes, sample)
             comparer = TableComparer(
                 SourceSide(spark, self.access.dsn, holder, relation, choices, ranges, sessions),
                 partial(self._lake_at, relation, position),
                 shape_of(relation, choices),
-                LakeSide(spark, now).row_count,
+                rows,
                 self.shows_keys,
             )
-            compared = comparer.compare()
-        parts = uncompared_parts(relation, choices)
+            compared = comparer.compare() if sample is None else comparer.compare_sample()
+        parts = uncompared_parts(relation, choices, sample)
         return TableReport.of(relation.table, compared, parts, position, exported.exported_at)
 
     def _lake_at(self, relation: Relation, position: LSN) -> LakeSide:
@@ -216,7 +222,7 @@ class Verification:
         if plan.unverified is not None:
             raise LakeError(str(plan.unverified))
         choices = self.pipeline.choices(relation.table)
-        if plan.relation is None or lake_schema(plan.relation, choices) != lake_schema(relation, choices):
+        if plan.relation is None or _layout(plan.relation, choices) != _layout(relation, choices):
             raise LakeError(
                 f"{relation.table}: its definition at the source is not the one that the lake table follows"
             )
@@ -240,8 +246,18 @@ class Verification:
             time.sleep(_POLL_S)
 
 
+def _layout(relation: Relation, choices: TableChoices) -> list[tuple[int, str, str, bool]]:
+    """Return what identifies the columns of the lake table of a relation."""
+    return [
+        (typed.column.attnum, typed.name, str(typed.lake_type), typed.index is None)
+        for typed in typed_columns(relation, choices)
+    ]
+
+
 @contextmanager
-def opened(access: Access, timeout_s: float, *, shows_keys: bool = False) -> Iterator[Verification]:
+def opened(
+    access: Access, timeout_s: float, *, shows_keys: bool = False, percent: float | None = None
+) -> Iterator[Verification]:
     """Check that source, lake and state belong together, and open them. Raises what the checks raise.
 
     Raises BusyError, which names the holder, while another verification of the pipeline runs.
@@ -257,7 +273,9 @@ def opened(access: Access, timeout_s: float, *, shows_keys: bool = False) -> Ite
         session = LazySession(lambda: build_session(f"pgrepl verify {pipeline.name}", delta=False))
         try:
             records = store.read_tables(pipeline.name)
-            yield Verification(access, source, store, evidence.epoch, records, session, timeout_s, shows_keys)
+            yield Verification(
+                access, source, store, evidence.epoch, records, session, timeout_s, shows_keys, percent
+            )
         finally:
             session.stop()
 
@@ -268,14 +286,16 @@ def verify(
     *,
     timeout_s: float = process.VERIFY_TIMEOUT_S,
     shows_keys: bool = False,
+    percent: float | None = None,
 ) -> VerifyReport:
     """Compare lake tables with the source. Raises PgReplError.
 
     :param tables: None or empty: all tables of the pipeline
     :param timeout_s: how long to wait until the changelog has reached the snapshot
     :param shows_keys: list the keys of up to 100 rows of each kind of difference
+    :param percent: compare a random sample of the source's pages, None: all
     """
-    with opened(access, timeout_s, shows_keys=shows_keys) as run:
+    with opened(access, timeout_s, shows_keys=shows_keys, percent=percent) as run:
         check_recorded(tables or (), run.records)
         known = (table for table, record in run.records.items() if record.state is not TableState.REMOVED)
         return run.run(tables or set(known))
@@ -305,6 +325,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         tables,
         timeout_s=arguments.timeout,
         shows_keys=arguments.show_keys,
+        percent=arguments.sample,
     )
     found = report.to_json()
     leave_result(found)

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 WHOLE = "table"
-Status = Literal["equal", "different", "not_compared"]
+Status = Literal["equal", "sample_equal", "different", "not_compared"]
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,7 @@ class TableReport:
         found |= {
             "verified_through": str(self.verified_through),
             "verified_at": None if self.verified_at is None else self.verified_at.isoformat(),
-            "source_rows": compared.source_rows,
-            "lake_rows": compared.lake_rows,
-            "ranges": compared.ranges,
-            "differing_ranges": compared.differing_ranges,
-            "listed_ranges": compared.listed_ranges,
+            **_counts(compared),
             "missing": differences.missing,
             "extra": differences.extra,
             "changed": differences.changed,
@@ -81,7 +77,14 @@ class TableReport:
         if self.comparison is None:
             return [f"{self.table}: not compared: {self.parts[0].reason}"]
         compared, differences = self.comparison, self.comparison.differences
-        if self.status == "equal":
+        if self.status == "sample_equal":
+            head = f"{self.table}: sample equal at {self.verified_through}: {compared.source_rows:,} rows"
+        elif compared.sampled_rows is not None:
+            head = (
+                f"{self.table}: different at {self.verified_through}: of {compared.sampled_rows:,} rows of"
+                f" the source, {differences.missing:,} missing, {differences.changed:,} changed"
+            )
+        elif self.status == "equal":
             head = f"{self.table}: equal through {self.verified_through}: {compared.source_rows:,} rows"
         else:
             head = (
@@ -96,6 +99,18 @@ class TableReport:
         for kind in ("missing", "extra", "changed"):
             lines += [f"  {kind}: {_key(key)}" for key in getattr(differences, f"{kind}_keys")]
         return lines + [f"  not compared: {part.part}: {part.reason}" for part in self.parts]
+
+
+def _counts(compared: TableComparison) -> dict[str, int]:
+    if compared.sampled_rows is not None:
+        return {"sampled_rows": compared.sampled_rows}
+    return {
+        "source_rows": compared.source_rows,
+        "lake_rows": compared.lake_rows,
+        "ranges": compared.ranges,
+        "differing_ranges": compared.differing_ranges,
+        "listed_ranges": compared.listed_ranges,
+    }
 
 
 def _key(key: Sequence[str | None]) -> str:

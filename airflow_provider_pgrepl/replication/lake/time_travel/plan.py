@@ -117,7 +117,7 @@ class Bases:
             and point is not None
             and key in point.tables
             and position is not None
-            and position <= point.lsn
+            and point.positions.get(key, position) <= position <= point.lsn
             and _is_settled(newest)
         ):
             # The point's version has every transaction up to the point, and so has any later one.

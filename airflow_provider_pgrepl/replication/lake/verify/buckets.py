@@ -142,19 +142,24 @@ class Reduction:
 class RowList:
     """Collects the hashes of the rows of some buckets, one by one: those of key, row and each column.
 
-    `wanted`: True for each wanted bucket. `shows_keys`: also collect the values of the key's columns.
+    `wanted`: True for each wanted bucket. `keys`: the first halves of the wanted keys' hashes, None for all.
+    `shows_keys`: also collect the values of the key's columns.
     """
 
     shape: RowShape
     buckets: Buckets
     wanted: np.ndarray[Any, np.dtype[np.bool_]]
     shows_keys: bool = False
+    keys: Hashes | None = None
     found: list[pa.Table] = field(default_factory=list)
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
         keys, whole = self.shape.hash_rows(rows)
         bucket = self.buckets.of(keys)
-        chosen = np.flatnonzero((bucket >= 0) & self.wanted[bucket])
+        is_wanted = (bucket >= 0) & self.wanted[bucket]
+        if self.keys is not None:
+            is_wanted &= np.isin(keys.h1, self.keys)
+        chosen = np.flatnonzero(is_wanted)
         if not len(chosen):
             return
         some = rows.take(pa.array(chosen))
@@ -187,18 +192,19 @@ def key_value(number: int) -> str:
 class Collection:
     """What tasks collect of a side's rows: the sums of buckets, or the rows of the `wanted` ones.
 
-    Sent to each task.
+    Sent to each task. `keys`: as of RowList.
     """
 
     shape: RowShape
     buckets: Buckets
     wanted: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     shows_keys: bool = False
+    keys: Hashes | None = None
 
     def begin(self) -> Reduction | RowList:
         if self.wanted is None:
             return Reduction(self.shape, self.buckets)
-        return RowList(self.shape, self.buckets, self.wanted, self.shows_keys)
+        return RowList(self.shape, self.buckets, self.wanted, self.shows_keys, self.keys)
 
     def merge(self, results: Iterable[Any]) -> Any:
         """Return the result of all rows, from those of parts of them."""
