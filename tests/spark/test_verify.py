@@ -14,6 +14,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
+from airflow_provider_pgrepl.replication.lake.verify import comparison
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support import every_type
 from tests.support.in_process import InProcess
@@ -296,3 +297,29 @@ def test_sample_finds_changed_and_missing_rows_and_is_not_called_equal(
     table = found["public.t"]
     assert (code, table["missing"] + table["changed"]) == (_DIFFERENT, table["sampled_rows"])
     assert min(table["missing"], table["changed"]) > 0
+
+
+def test_many_differences_are_split_into_finer_ranges_and_listed_up_to_a_limit(
+    spark: SparkSession,
+    dsn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparison, "LISTED_ROWS", 50)
+    execute(dsn, "create table t (id int primary key, n int)")
+    execute(dsn, f"insert into t select g, g from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    pipeline.catch_up()
+    lake = DeltaTable(pipeline.lake_path("public.t"))
+    lake.update(updates={"n": "-1"}, predicate="id % 50 = 0")
+    _, found = pipeline.verify(capsys)
+    table = found["public.t"]
+    # The ranges of 10 rows have some 60 rows each.
+    assert (table["changed"], table["listed_ranges"]) == (_ROWS // 50, table["differing_ranges"])
+    lake.update(updates={"n": "-2"})
+    code, found = pipeline.verify(capsys)
+    table = found["public.t"]
+    assert code == _DIFFERENT
+    assert 0 < table["changed"] <= 50
+    assert table["listed_ranges"] < table["differing_ranges"]
