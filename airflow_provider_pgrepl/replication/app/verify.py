@@ -184,7 +184,8 @@ class Verification:
         if found.status == "equal" and found.verified_through is not None and found.verified_at is not None:
             record = self.records[relation.table]
             self.store.record_verified(self.pipeline.name, record, found.verified_through, found.verified_at)
-        log.info("%s after %.1f s", found.to_text(), time.monotonic() - started)
+        seconds = time.monotonic() - started
+        log.info("compared %s: %s, after %.1f s", relation.table, found.status, seconds)
         return found
 
     def _compare_table(
