@@ -1,6 +1,6 @@
 """pgrepl_verify: compare the lake with its source, each night; run by hand for some tables.
 
-The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file.
+The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json in the folder of this file.
 """
 
 from __future__ import annotations

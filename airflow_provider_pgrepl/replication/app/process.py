@@ -302,7 +302,7 @@ def of_verify(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=VERIFY_TIMEOUT_S,
         metavar="SECONDS",
-        help="wait so long for the changelog to reach the source's snapshot",
+        help="time limit for the changelog to reach the source's snapshot",
     )
     parser.add_argument("--json", action="store_true", help="print the report for programs")
 

@@ -1,4 +1,4 @@
-"""Ranges of rows by the hash of their keys, and what each side's rows are reduced to.
+"""Ranges of rows by the hash of their keys, and the sums to which the rows of each side are reduced.
 
 A range is a bucket: neither side needs an order or an index of its rows to find the rows of one. A bucket's
 content is reduced to the number of its rows and the sum of their hashes, modulo 2^64 in each half. Sums of
@@ -67,7 +67,7 @@ class Buckets:
         return (int(self.slots.max(initial=-1)) + 1) * self.sub_buckets
 
     def split(self, differing: Ints) -> Buckets:
-        """Return the differing ranges of these buckets, each split into so many buckets that there are
+        """Return the differing ranges of these buckets, each split into an equal number of buckets, up to
         MOST_BUCKETS in all. Only for buckets that are not split yet."""
         slots = np.full(len(self.slots), -1, np.int64)
         slots[differing] = np.arange(len(differing))
@@ -190,7 +190,7 @@ def key_value(number: int) -> str:
 
 @dataclass(frozen=True)
 class Collection:
-    """What tasks collect of a side's rows: the sums of buckets, or the rows of the `wanted` ones.
+    """A job for the tasks of a side: collect the sums of buckets, or the rows of the `wanted` ones.
 
     Sent to each task. `keys`: as of RowList.
     """

@@ -63,7 +63,7 @@ def shape_of(relation: Relation, choices: TableChoices) -> RowShape:
 
 
 def sample_of(percent: float, rows: int) -> Sample:
-    """Return a random sample of a table of about so many rows, of fewer pages if it had too many rows."""
+    """Return a random sample of a table with about `rows` rows. It has at most about SAMPLED_ROWS rows."""
     return Sample(min(percent, 100 * SAMPLED_ROWS / max(1, rows)), secrets.randbits(31))
 
 

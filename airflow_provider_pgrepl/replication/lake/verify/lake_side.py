@@ -44,7 +44,7 @@ MOST_CHANGES = 2_000_000
 _TASKS_AT_ONCE = 64
 """The tasks whose results the driver holds at the same time."""
 _TASK_BYTES = 64 << 20
-"""Files of one task have about so many bytes together, if they are small."""
+"""The bytes of small files that one task reads, together."""
 
 
 @dataclass(frozen=True)
