@@ -23,6 +23,7 @@ FIGURES = (
     "values",
     "both",
     "snapshot",
+    "verify",
     "latency",
     "resnapshot",
     "memory",

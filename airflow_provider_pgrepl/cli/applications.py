@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.app.process import (
     of_publish,
     of_replicate,
     of_snapshot,
+    of_verify,
     source_dsn,
 )
 from airflow_provider_pgrepl.replication.runtime import spark_jvm, spark_submit
@@ -202,6 +203,7 @@ APPLICATIONS = (
         "snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot
     ),
     _application("replicate", "keep the lake current, until stopped or caught up", of_replicate),
+    _application("verify", "compare lake tables with the source at one LSN", of_verify),
     _application("publish", "supply a broker with change events, until stopped or caught up", of_publish),
     Command(
         "dags",

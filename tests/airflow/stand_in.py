@@ -21,6 +21,10 @@ parser.add_argument("--exit", type=int)
 parser.add_argument("--ignore-term", action="store_true")
 parser.add_argument("--end-gate", type=Path, help="a stop waits until this file is there")
 parser.add_argument("--lines", type=Path)
+parser.add_argument("--timeout")
+parser.add_argument("--sample")
+parser.add_argument("--show-keys", action="store_true")
+parser.add_argument("--result", help="JSON of the result, or nothing")
 options = parser.parse_args()
 
 
@@ -48,9 +52,10 @@ print(f"pipeline {pipeline['name']}, DSN of {len(os.environ['PGREPL_DSN'])} char
 journal("started")
 if options.lines is not None:
     sys.stderr.write(options.lines.read_text(encoding="utf-8"))
-if "PGREPL_RESULT_FILE" in os.environ:
+result = json.dumps({"tables": 3, "rows": 7, "lsn": "0/A"}) if options.result is None else options.result
+if "PGREPL_RESULT_FILE" in os.environ and result:
     unfinished = Path(os.environ["PGREPL_RESULT_FILE"] + ".part")
-    unfinished.write_text(json.dumps({"tables": 3, "rows": 7, "lsn": "0/A"}), encoding="utf-8")
+    unfinished.write_text(result, encoding="utf-8")
     unfinished.replace(os.environ["PGREPL_RESULT_FILE"])
 if options.exit is not None:
     sys.stderr.write("the last words\n")

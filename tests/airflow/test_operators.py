@@ -56,6 +56,22 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
     assert "--tables public.a,public.b --new-epoch" in " ".join(event["argv"])
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "tries"), [(1, "different", 1), (2, "not_compared", 2), (1, None, 2), (0, "equal", 1)]
+)
+def test_verification_fails_for_good_only_if_a_table_differs(
+    behave: Any, journal: Journal, code: int, status: str | None, tries: int
+) -> None:
+    """Without a result, Spark has crashed: it ends with 1, too."""
+    report = {"tables": [{"table": "public.a", "status": status}]} if status else None
+    behave("--exit", str(code), f"--result={json.dumps(report, separators=(',', ':')) if report else ''}")
+    run = run_dag("stand_in_verify")
+    assert run.state == ("failed" if code else "success")
+    assert len(journal.pids()) == tries
+    assert task_of(run).xcom_pull(task_ids="verify") == report
+    assert "--timeout=600 --tables public.a --sample=1% --show-keys" in " ".join(journal.events()[0]["argv"])
+
+
 def test_templates_are_filled_in_at_any_depth_of_a_pipeline(behave: Any, journal: Journal) -> None:
     behave("--exit", "0")
     assert run_dag("stand_in_choices").state == "success"

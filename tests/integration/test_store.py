@@ -559,6 +559,13 @@ def test_a_snapshot_is_recorded(store):
     found = store.read_tables("shop")[T]
     assert (found.relation, found.position_lsn, found.rows_copied) == (RELATION, LSN(1 << 40), 17)
     assert found.snapshot_at is not None
+    store.record_verified("shop", found, LSN(1 << 41), found.snapshot_at)
+    verified = store.read_tables("shop")[T]
+    assert (verified.verified_through, verified.verified_at) == (LSN(1 << 41), found.snapshot_at)
+    store.record_snapshot("shop", RELATION, LSN(1 << 42), 17)
+    # The rows that were verified are no longer those of the table.
+    store.record_verified("shop", found, LSN(1 << 41), found.snapshot_at)
+    assert store.read_tables("shop")[T].verified_through is None
     store.remove_table("shop", T)
     store.remove_table("shop", T)
     assert store.read_tables("shop") == {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot
+from airflow_provider_pgrepl.replication.app import lake_replication, process, snapshot, verify
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -36,8 +36,8 @@ from tests.support.replicated import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
-SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication}
+APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app, "verify": verify}
+SESSIONS: dict[str, Any] = {"snapshot": snapshot, "replicate": lake_replication, "verify": verify}
 """The modules that make an app's session."""
 
 

@@ -27,6 +27,9 @@ CALLED_BY_SPARK = (
     "lake.apply.table_records",
     "lake.snapshot.range_copy",
     "lake.snapshot.snapshot_copy",
+    "lake.verify.comparison",
+    "lake.verify.lake_side",
+    "lake.verify.source_side",
     "spark.failures",
     "app.",
 )

@@ -46,7 +46,7 @@ def test_ranges_begin_again_under_the_new_snapshot_without_a_pause(monkeypatch):
         seen.append(self._job.snapshot)
         if len(seen) < 9:
             return ENDED
-        done.update({number: RangeOutcome(number) for number in left})
+        done.update({number: RangeOutcome(number, ()) for number in left})
         return None
 
     monkeypatch.setattr(RangeCopies, "_try", attempt)

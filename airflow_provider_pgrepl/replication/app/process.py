@@ -46,6 +46,8 @@ STOP_LIMIT_S = 100.0
 CAUGHT_UP = "caught-up"
 MAINTENANCE_LIMIT_S = 600.0
 """Seconds that maintenance compacts files by default. A compaction that has begun is finished."""
+VERIFY_TIMEOUT_S = 600.0
+"""Seconds that a comparison waits by default until the changelog has reached the source's snapshot."""
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
@@ -283,6 +285,28 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def of_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verification app: the tables to compare, and what the report shows."""
+    parser.add_argument("--tables", metavar="a.b,c.d", default="", help="compare these tables, and no others")
+    parser.add_argument(
+        "--sample",
+        type=_percent,
+        metavar="1%",
+        help="compare a random sample of the source's pages; rows that only the lake has are not found",
+    )
+    parser.add_argument(
+        "--show-keys", action="store_true", help="list the keys of up to 100 rows of each kind of difference"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=VERIFY_TIMEOUT_S,
+        metavar="SECONDS",
+        help="time limit for the changelog to reach the source's snapshot",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report for programs")
+
+
 def of_replicate(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the replication app: where it ends, its publisher, and its metrics."""
     parser.add_argument(
@@ -376,6 +400,16 @@ def _until(text: str) -> LSN | str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither {CAUGHT_UP} nor an LSN (expected like 16/B374D848)"
         ) from None
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage above 0 and up to 100")
+    return percent
 
 
 def _count(text: str) -> int:

@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, select_tables
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.tables import TableState
 
 _WITHOUT_TRIGGER = (
     "nothing was created. Set event_trigger to false, or let those publications list their tables"
@@ -84,6 +85,27 @@ def check_snapshot(
         check_source(access.dsn, access.pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
     if records is not None and (resnapshot or added):
         _check_named(access, records, frozenset(resnapshot), frozenset(added))
+
+
+def check_verification(access: Access, tables: Collection[TableName]) -> None:
+    """Raise the error that would keep the verification app from starting.
+
+    :param tables: tables to compare; empty: all
+    """
+    records = _read_records(access)
+    _check_lake(access.pipeline, records, must_have_begun=True)
+    if records is not None:
+        check_recorded(tables, records)
+
+
+def check_recorded(tables: Collection[TableName], records: Records) -> None:
+    """Raise ConfigError for tables to compare that do not belong to the pipeline."""
+    known = {table for table, record in records.items() if record.state is not TableState.REMOVED}
+    if unknown := sorted(map(str, set(tables) - known)):
+        raise ConfigError(
+            f"--tables: not among the tables of the pipeline: {', '.join(unknown)}",
+            f"name some of: {', '.join(map(str, sorted(known)))}",
+        )
 
 
 def check_known(wanted: Collection[TableName], selected: Selected, records: Records) -> None:

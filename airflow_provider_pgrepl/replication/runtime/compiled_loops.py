@@ -39,7 +39,7 @@ _PACKAGE = __name__.rpartition(".runtime.")[0]
 # The modules that each of the compiling processes compiles, about half of the work each.
 _SHARES = (
     ("pgoutput.kernels", "values.kernels"),
-    ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels"),
+    ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels", "lake.verify.kernels"),
 )
 _LIMIT_S = 600.0
 # Types of arguments, as numba writes them.
@@ -48,6 +48,7 @@ INTS = "Array(int64, 1, 'C', readonly=True)"
 FLAGS = "Array(boolean, 1, 'C', readonly=True)"
 HASHES = "Array(uint64, 1, 'C', readonly=True)"
 BYTES_OUT, INTS_OUT, FLAGS_OUT = "uint8[::1]", "int64[::1]", "boolean[::1]"
+HASHES_OUT = "uint64[::1]"
 SHORTS_OUT = "int16[::1]"
 PAIRS_OUT = "int64[:, ::1]"
 INT, FLAG = "int64", "boolean"

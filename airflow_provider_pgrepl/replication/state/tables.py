@@ -58,7 +58,7 @@ SELECT 1 FROM changed
 """
 _TABLES = """
 SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied, membership, config, remedy, trace
+    snapshot_at, rows_copied, membership, config, remedy, trace, verified_through::text, verified_at
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
 _CONDITIONS = """
@@ -70,13 +70,18 @@ WITH earlier AS (
     SELECT position_lsn FROM _pgrepl.tables WHERE {_KEY} FOR UPDATE
 ), changed AS (
     UPDATE _pgrepl.tables t SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn,
-        snapshot_at = now(), rows_copied = %(rows)s, config = %(config)s
+        snapshot_at = now(), rows_copied = %(rows)s, config = %(config)s,
+        verified_through = NULL, verified_at = NULL
     FROM earlier WHERE {_KEY} RETURNING earlier.position_lsn AS earlier_position
 ), event AS (
     {_EVENT} 'snapshot_taken', NULL, NULL, {ACTOR}, '', '', '', %(position)s::pg_lsn, %(details)s::jsonb
     FROM changed WHERE earlier_position IS DISTINCT FROM %(position)s::pg_lsn
 )
 SELECT 1 FROM changed
+"""
+_RECORD_VERIFIED = f"""
+UPDATE _pgrepl.tables SET verified_through = %(through)s::pg_lsn, verified_at = %(at)s
+WHERE {_KEY} AND snapshot_at IS NOT DISTINCT FROM %(snapshot_at)s RETURNING 1
 """
 _READ_RELATION = f"SELECT relation FROM _pgrepl.tables WHERE {_KEY} AND position_lsn = %(position)s::pg_lsn"
 _SCHEMA_EVENT = f"""
@@ -241,7 +246,8 @@ class TableRecord:
     `position_lsn`, `snapshot_at` and `rows_copied` are those of the last snapshot, and `config` is the
     pipeline file with which it was made. `relation` is the relation for which the lake table was built then,
     with the changes since. `membership`: whether the pipeline file alone selects the table, or an operator
-    has added or removed it.
+    has added or removed it. `verified_through` and `verified_at`: the LSN and the time at which the table was
+    last found equal to its source, since the last snapshot.
     """
 
     table: TableName
@@ -259,6 +265,8 @@ class TableRecord:
     config: str | None = None
     remedy: Remedy | None = None
     trace: str = ""
+    verified_through: LSN | None = None
+    verified_at: datetime | None = None
     relation_text: str | None = field(default=None, repr=False, compare=False)
     """The relation's JSON as it is recorded: an older version may have written other JSON for the same
     relation."""
@@ -467,6 +475,21 @@ class TableRecords(StateConnection):
             if not rows(self._connection, _RECORD_SNAPSHOT, fields):
                 raise StateError(f"{relation.table}: not recorded as a table of pipeline {pipeline}")
 
+    def record_verified(self, pipeline: str, record: TableRecord, through: LSN, at: datetime) -> None:
+        """Record that a table was found equal to its source.
+
+        :param record: the table's record before it was compared. Does nothing if the table was copied again
+            since
+        """
+        fields = {
+            **_table_key(pipeline, record.table),
+            "through": str(through),
+            "at": at,
+            "snapshot_at": record.snapshot_at,
+        }
+        with state_errors(f"recording the verification of {record.table}"):
+            rows(self._connection, _RECORD_VERIFIED, fields)
+
     def remove_table(self, pipeline: str, table: TableName) -> None:
         """Delete the record of a table. Does nothing if the table is not recorded."""
         with state_errors(f"removing {table}"):
@@ -492,7 +515,7 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
     schema, name, state, error, reason, hint, lsn, since, relation, position, *_ = fields
-    snapshot_at, copied, membership, config, remedy, trace = fields[-6:]
+    snapshot_at, copied, membership, config, remedy, trace, verified_through, verified_at = fields[-8:]
     return TableRecord(
         TableName(schema, name),
         TableState(state),
@@ -509,6 +532,8 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         config,
         remedy and Remedy(remedy),
         trace,
+        _lsn(verified_through),
+        verified_at,
         relation,
     )
 

@@ -10,6 +10,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
 from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+from airflow_provider_pgrepl.operators.verify import PgVerifyOperator
 
 HERE = Path(__file__).parent.parent
 LAKE = f"{os.environ['AIRFLOW_HOME']}/no-lake"
@@ -47,6 +48,9 @@ with DAG(
     "stand_in_choices", schedule=None, params={"more": "audit", "scale": 4, "infinity": "null"}
 ) as stand_in_choices:
     PgSnapshotOperator(task_id="snapshot", **{**COMMON, "pipeline": CHOICES})
+
+with DAG("stand_in_verify", schedule=None) as stand_in_verify:
+    PgVerifyOperator(task_id="verify", tables=["public.a"], sample="1%", show_keys="true", **COMMON)
 
 with DAG("stand_in_snapshot", schedule=None) as stand_in_snapshot:
     PgSnapshotOperator(task_id="snapshot", tables="public.a, public.b", new_epoch="True", **COMMON)

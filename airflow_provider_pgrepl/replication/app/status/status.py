@@ -200,7 +200,8 @@ class TableStatus:
     Everything that committed at or before `position_lsn` is in the lake. So is everything at or before
     `whole_lsn`: the last consistent point, if that is later and holds the table. `lag_bytes`: the source's
     WAL after `whole_lsn`. `error`: the class of its error, `error_lsn`: where it happened. `trace`: lines
-    with classes and frames of the unexpected exception that was the cause.
+    with classes and frames of the unexpected exception that was the cause. `verified_through` and
+    `verified_at`: the LSN and the time at which it was last found equal to its source.
     """
 
     table: str
@@ -217,6 +218,8 @@ class TableStatus:
     merges: TableMerges | None = None
     whole_lsn: LSN | None = None
     trace: tuple[str, ...] = ()
+    verified_through: LSN | None = None
+    verified_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -474,6 +477,8 @@ def _table(
         trace=tuple(record.trace.splitlines()),
         bytes=progress.table_bytes.get(record.table.path) if progress else None,
         merges=progress.table_merges.get(record.table.path) if progress else None,
+        verified_through=record.verified_through,
+        verified_at=record.verified_at,
     )
 
 

@@ -218,7 +218,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
             )
         )
     lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
-    notes = [line for table in tables for line in (*_note(table), *_waiting(table))]
+    notes = [line for table in tables for line in (*_note(table), *_waiting(table), *_verified(table))]
     return [f"{show_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
 
 
@@ -269,6 +269,12 @@ def _waiting(table: TableStatus) -> list[str]:
         f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now:"
         f" {budget_exceeded(merges)}. It merges them within max_staleness_s at the latest"
     )
+
+
+def _verified(table: TableStatus) -> list[str]:
+    if table.verified_through is None or table.verified_at is None:
+        return []
+    return [f"{table.table}: equal to the source through {table.verified_through}, {_ago(table.verified_at)}"]
 
 
 def _note(table: TableStatus) -> list[str]:

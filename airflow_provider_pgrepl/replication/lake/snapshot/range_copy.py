@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -139,8 +139,10 @@ class CopyJob:
     exported_at: datetime
 
     def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
-        try:
-            files = write_range(
+        return outcome_of(
+            number,
+            f"copying {self.relation.table}",
+            lambda: write_range(
                 self.dsn,
                 self.snapshot,
                 copy_range,
@@ -149,27 +151,38 @@ class CopyJob:
                 self.lake_root,
                 self.position,
                 self.exported_at,
-            )
-        except errors.PgReplError as error:
-            kind = error.__class__.__name__
-            return RangeOutcome(number, (), kind, error.message, error.hint, error.trace)
-        except Exception as error:  # noqa: BLE001 - it goes into the outcome, without its text
-            # The message may contain values of rows, so only the class and the frames are reported.
-            log_unexpected(log, f"copying {self.relation.table}", error)
-            message = f"unexpected {error.__class__.__name__}"
-            return RangeOutcome(number, (), "TableError", message, trace=trace_of(error))
-        return RangeOutcome(number, tuple(files))
+            ),
+        )
+
+    def under(self, snapshot: str) -> CopyJob:
+        return replace(self, snapshot=snapshot)
+
+
+def outcome_of(number: int, doing: str, work: Callable[[], Any]) -> RangeOutcome:
+    """Do the work of a task, and return its result or its error as an outcome."""
+    try:
+        return RangeOutcome(number, work())
+    except errors.PgReplError as error:
+        kind = error.__class__.__name__
+        return RangeOutcome(number, None, kind, error.message, error.hint, error.trace)
+    except Exception as error:  # noqa: BLE001 - it goes into the outcome, without its text
+        # The message may contain values of rows, so only the class and the frames are reported.
+        log_unexpected(log, doing, error)
+        message = f"unexpected {error.__class__.__name__}"
+        return RangeOutcome(number, None, "TableError", message, trace=trace_of(error))
 
 
 @dataclass(frozen=True)
 class RangeOutcome:
-    """The result of a task: the files, or the error as data, so that no value is sent in a traceback.
+    """The outcome of a task: its result, or the error as data, so that no value is sent in a traceback.
+
+    `result`: of a copy, the files.
 
     `trace`: classes and frames of an unexpected exception behind the error, otherwise empty.
     """
 
     number: int
-    files: tuple[WrittenFile, ...] = ()
+    result: Any = None
     error_kind: str = ""
     message: str = ""
     hint: str = ""
@@ -199,32 +212,36 @@ class _Gathered(AccumulatorParam[_Answers]):
         return value1 + value2
 
 
-class RangeCopies:
-    """The copies of one table's ranges under one keeper. At most `sessions` of them run at the same time."""
+class RangeJob(Protocol):
+    """Something that a task does with each range of a table at a snapshot."""
 
-    def __init__(self, spark: SparkSession, job: CopyJob, keeper: TableKeeper, sessions: int) -> None:
+    @property
+    def relation(self) -> Relation: ...
+
+    def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
+        """Copy one range, and return its result or error."""
+
+    def under(self, snapshot: str) -> Self:
+        """Return the job under another name of the snapshot."""
+
+
+Job = TypeVar("Job", bound=RangeJob)
+
+
+class RangeTasks(Generic[Job]):
+    """The tasks of one table's ranges under one keeper. At most `sessions` of them run at the same time."""
+
+    def __init__(self, spark: SparkSession, job: Job, keeper: TableKeeper, sessions: int) -> None:
         self._spark = spark
         self._job = job
         self._keeper = keeper
         self._sessions = sessions
 
-    def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
-        """Copy all ranges, and return their files. Failed ranges are copied again under the same snapshot,
-        and finished ones are kept.
-
-        Ranges that ended because the keeper lent its lock to a statement are copied again without a pause.
-        Raises the error of a range if a retry cannot help, or if the retries have failed. Raises
-        TableSnapshotError if the keeper gave up the table or is lost, even if all ranges are copied. Raises
-        TableError if the tasks crash in every attempt. If this raises, the files of the copy are deleted.
-        """
+    def results(self, ranges: Sequence[CopyRange]) -> list[Any]:
+        """Run the job for all ranges, and return its results in their order. Raises as `RangeCopies.run`."""
         done: dict[int, RangeOutcome] = {}
-        try:
-            self._run(ranges, done)
-        except BaseException:
-            files = [file for outcome in done.values() for file in outcome.files]
-            delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
-            raise
-        return [file for number in sorted(done) for file in done[number].files]
+        self._run(ranges, done)
+        return [done[number].result for number in sorted(done)]
 
     def _run(self, ranges: Sequence[CopyRange], done: dict[int, RangeOutcome]) -> None:
         pauses = iter(_PAUSES_S)
@@ -237,7 +254,7 @@ class RangeCopies:
             if error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError):
                 raise error
             if self._keeper.renew():
-                self._job = replace(self._job, snapshot=self._keeper.snapshot)
+                self._job = self._job.under(self._keeper.snapshot)
                 continue
             pause = next(pauses, None)
             if pause is None:
@@ -286,6 +303,28 @@ class RangeCopies:
         # An error that no retry can resolve comes first: it decides whether to try again.
         failed.sort(key=lambda error: error.retry is not errors.Retry.NEVER)
         return failed[0] if failed else crash
+
+
+class RangeCopies(RangeTasks[CopyJob]):
+    """The copies of one table's ranges into files."""
+
+    def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
+        """Copy all ranges, and return their files. Failed ranges are copied again under the same snapshot,
+        and finished ones are kept.
+
+        Ranges that ended because the keeper lent its lock to a statement are copied again without a pause.
+        Raises the error of a range if a retry cannot help, or if the retries have failed. Raises
+        TableSnapshotError if the keeper gave up the table or is lost, even if all ranges are copied. Raises
+        TableError if the tasks crash in every attempt. If this raises, the files of the copy are deleted.
+        """
+        done: dict[int, RangeOutcome] = {}
+        try:
+            self._run(ranges, done)
+        except BaseException:
+            files = [file for outcome in done.values() for file in outcome.result]
+            delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
+            raise
+        return [file for number in sorted(done) for file in done[number].result]
 
 
 class _CrashedError(errors.TableError):

@@ -84,12 +84,17 @@ class Base:
 
 @dataclass(frozen=True)
 class Bases:
-    """Finds the base versions of tables for one point in time."""
+    """Finds the base versions of tables for one point in time.
+
+    `newest`: use the newest version of a table, which readers of the table see, even if a consistent point
+    recorded an earlier version with the same transactions.
+    """
 
     lake_root: str
     moment: Moment
     points: Points
     index: RelationIndex
+    newest: bool = False
 
     @property
     def point(self) -> ConsistentPoint | None:
@@ -107,6 +112,16 @@ class Bases:
             and (point.lsn if point else -1) < position <= self.moment.lsn
         ):
             return Base(name, newest, LSN(position), True)
+        if (
+            self.newest
+            and point is not None
+            and key in point.tables
+            and position is not None
+            and point.positions.get(key, position) <= position <= point.lsn
+            and _is_settled(newest)
+        ):
+            # The point's version has every transaction up to the point, and so has any later one.
+            return Base(name, newest, LSN(point.lsn), True)
         named = [kept for kept in self.points.all() if kept.epoch == self.moment.epoch and key in kept.tables]
         before = [kept for kept in named if kept.lsn <= self.moment.lsn]
         if not before:
@@ -202,11 +217,11 @@ class TablePlan:
 class Planner:
     """Creates plans of tables for one point in time."""
 
-    def __init__(self, pipeline: Pipeline, moment: Moment, points: Points) -> None:
+    def __init__(self, pipeline: Pipeline, moment: Moment, points: Points, *, newest: bool = False) -> None:
         index = RelationIndex(relations_uri(pipeline.lake_root))
         self._pipeline = pipeline
         self._moment = moment
-        self._bases = Bases(pipeline.lake_root, moment, points, index)
+        self._bases = Bases(pipeline.lake_root, moment, points, index, newest)
         self._kept = KeptChanges(moment, index)
 
     @property

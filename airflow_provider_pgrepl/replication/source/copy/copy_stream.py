@@ -95,13 +95,30 @@ class CopyRange:
     is_planned: bool = False
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A random choice of a table's pages. The same `seed` chooses the same pages of a snapshot again."""
+
+    percent: float
+    seed: int
+
+    @property
+    def sql(self) -> str:
+        return f"TABLESAMPLE pg_catalog.system ({self.percent:.6f}) REPEATABLE ({self.seed})"
+
+
 def plan_ranges(
-    connection: Connection, relation: Relation, range_bytes: int, *, whole: bool = False
+    connection: Connection,
+    relation: Relation,
+    range_bytes: int,
+    *,
+    whole: bool = False,
+    sample: Sample | None = None,
 ) -> list[CopyRange]:
     """Split a table into ranges of about `range_bytes` (TOAST included), at least one. The last has no end.
 
-    `whole`: each leaf is one range. Over a keeper's connection, the leaves are those of the snapshot. Raises
-    SourceError.
+    `whole`: each leaf is one range. `sample`: the same, with some of its pages only. Over a keeper's
+    connection, the leaves are those of the snapshot. Raises SourceError.
     """
     row_filter = _row_filter(connection, relation)
     leaves = read_leaves(connection, relation.oid)
@@ -111,14 +128,21 @@ def plan_ranges(
     ranges = [
         part
         for leaf in leaves
-        for part in _leaf_ranges(relation, leaf, sizes[leaf.oid], None if whole else range_bytes, row_filter)
+        for part in _leaf_ranges(
+            relation, leaf, sizes[leaf.oid], None if whole or sample else range_bytes, row_filter, sample
+        )
     ]
     # A partitioned table without partitions has no rows.
     return ranges or [CopyRange(relation.oid, relation.table, _NO_ROWS, 0)]
 
 
 def _leaf_ranges(
-    relation: Relation, leaf: Leaf, size: tuple[Any, ...], range_bytes: int | None, row_filter: str | None
+    relation: Relation,
+    leaf: Leaf,
+    size: tuple[Any, ...],
+    range_bytes: int | None,
+    row_filter: str | None,
+    sample: Sample | None,
 ) -> list[CopyRange]:
     main_bytes, total_bytes, block_size, is_heap, is_generated = size
     pages = -(-main_bytes // block_size)
@@ -133,8 +157,12 @@ def _leaf_ranges(
         bounds += [f"({row_filter})"] if row_filter else []
         covered = pages - start if is_last else step
         # COPY of a table accepts no condition, no generated columns and no empty column list.
-        is_planned = bool(bounds) or is_generated or not relation.columns
-        sql = _copy_rows(relation, leaf.table, bounds) if is_planned else _copy_table(relation, leaf.table)
+        is_planned = bool(bounds) or is_generated or not relation.columns or sample is not None
+        sql = (
+            _copy_rows(relation, leaf.table, bounds, sample)
+            if is_planned
+            else _copy_table(relation, leaf.table)
+        )
         ranges.append(CopyRange(relation.oid, leaf.table, sql, covered, leaf.oid, is_planned))
     return ranges
 
@@ -143,10 +171,11 @@ def _copy_table(relation: Relation, leaf: TableName) -> str:
     return f"COPY {leaf.sql} ({_columns(relation)}) TO STDOUT (FORMAT csv)"
 
 
-def _copy_rows(relation: Relation, leaf: TableName, bounds: list[str]) -> str:
+def _copy_rows(relation: Relation, leaf: TableName, bounds: list[str], sample: Sample | None) -> str:
     select = f"SELECT {_columns(relation)}" if relation.columns else "SELECT"
     where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
-    return f"COPY ({select} FROM ONLY {leaf.sql}{where}) TO STDOUT (FORMAT csv)"
+    some = "" if sample is None else f" {sample.sql}"
+    return f"COPY ({select} FROM ONLY {leaf.sql}{some}{where}) TO STDOUT (FORMAT csv)"
 
 
 def _columns(relation: Relation) -> str:

@@ -16,7 +16,12 @@ from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     unsafe_to_select,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
+    CopyRange,
+    Sample,
+    open_copy,
+    plan_ranges,
+)
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
     Gate,
     PublishedTables,
@@ -92,7 +97,7 @@ class TableKeeper:
         self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
         self._watch.start()
 
-    def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
+    def plan(self, relation: Relation, range_bytes: int, sample: Sample | None = None) -> list[CopyRange]:
         """Return the ranges of `plan_ranges` in the snapshot, without partitions attached since.
 
         If the table's owner could add code that a SELECT runs, each leaf is one range, which needs no SELECT.
@@ -101,18 +106,18 @@ class TableKeeper:
         """
         try:
             with losses(TableSnapshotError):
-                return self._plan(relation, range_bytes)
+                return self._plan(relation, range_bytes, sample)
         finally:
             # If the locks were released early, raise that error: later results and errors are meaningless.
             self._watch.raise_failure()
 
-    def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
-        ranges = plan_ranges(self.connection, relation, range_bytes)
+    def _plan(self, relation: Relation, range_bytes: int, sample: Sample | None) -> list[CopyRange]:
+        ranges = plan_ranges(self.connection, relation, range_bytes, sample=sample)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
         if self._trusts_owners or not leaves or self._can_shut_out(leaves):
             self._leaves = leaves
             return ranges
-        whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
+        whole = plan_ranges(self.connection, relation, range_bytes, whole=True, sample=sample)
         if any(part.is_planned for part in whole):
             raise unsafe_to_select(relation.table)
         log.info(

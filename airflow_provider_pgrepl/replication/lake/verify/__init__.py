@@ -1,0 +1,1 @@
+"""The comparison of lake tables with the source at one LSN."""

@@ -1,0 +1,325 @@
+"""The verification app: the lake is compared with PostgreSQL, and what differs is found and named."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
+from airflow_provider_pgrepl.replication.lake.verify import comparison
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from tests.support import every_type
+from tests.support.in_process import InProcess
+from tests.support.received import EAGER
+from tests.support.replicated import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EQUAL, _DIFFERENT, _NOT_COMPARED = 0, 1, 2
+_ROWS = 500
+
+
+class Verified(InProcess):
+    """A pipeline whose lake is verified while its receiver runs."""
+
+    def verify(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Run the app. Return its exit code, and its report of each table."""
+        with self.receiving(EAGER):
+            return self.report(capsys, *arguments)
+
+    def report(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Do the same while other parts run that the caller has started."""
+        capsys.readouterr()
+        code = self.run("verify", "--json", *arguments)
+        out = capsys.readouterr().out
+        assert code in (_EQUAL, _DIFFERENT, _NOT_COMPARED), self.log_tail()
+        return code, {table["table"]: table for table in json.loads(out)["tables"]}
+
+
+def _begun(spark: SparkSession, dsn: str, folder: Path, *tables: str, **options: Any) -> Verified:
+    pipeline = Verified(spark, dsn, folder, tables, **options)
+    pipeline.snapshot()
+    return pipeline
+
+
+def _slots(pg: Connection) -> list[str]:
+    with pg.cursor() as cursor:
+        cursor.execute("select slot_name from pg_replication_slots")
+        return [row[0] for row in cursor.fetchall()]
+
+
+def test_lake_of_every_type_equals_its_source(
+    spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(dsn, every_type.CREATE_TYPE, f"create table t (id int primary key, {every_type.declared()})")
+    execute(dsn, *(every_type.insert(number, which) for number, which in enumerate((0, 1, None))))
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    execute(dsn, *(every_type.insert(number, which) for number, which in enumerate((0, 1, None), 3)))
+    execute(dsn, "update t set c_text = 'other', c_double = 'NaN', c_float = '-0' where id = 1")
+    pipeline.catch_up()
+    # These changes are in the changelog alone.
+    execute(dsn, *(every_type.insert(number, which) for number, which in enumerate((0, 1, None), 6)))
+    execute(dsn, "delete from t where id = 0", "update t set id = 100 where id = 1")
+    code, found = pipeline.verify(capsys)
+    assert code == _EQUAL, found
+    assert found["public.t"]["status"] == "equal"
+    assert (found["public.t"]["source_rows"], found["public.t"]["lake_rows"]) == (8, 8)
+    assert len(_slots(pg)) == 1
+    assert str(pipeline.states()["public.t"].verified_through) == found["public.t"]["verified_through"]
+
+
+def _add_copy_of_row(table: DeltaTable) -> None:
+    rows = pa.table(QueryBuilder().register("t", table).execute("select * from t where id = 5"))
+    ids = pa.array([-1], rows["id"].type)
+    write_deltalake(table, rows.set_column(0, rows.schema.field(0), ids), mode="append")
+
+
+_DAMAGES: dict[str, tuple[Callable[[DeltaTable], Any], dict[str, Any]]] = {
+    "flipped": (
+        lambda table: table.update(updates={"n": "n + 1"}, predicate="id = 7"),
+        {"changed": 1, "different_columns": {"n": 1}, "changed_keys": [["7"]]},
+    ),
+    "missing": (lambda table: table.delete("id = 7"), {"missing": 1, "missing_keys": [["7"]]}),
+    "extra": (_add_copy_of_row, {"extra": 1, "extra_keys": [["-1"]]}),
+    "swapped": (
+        lambda table: table.update(updates={"id": "11 - id"}, predicate="id in (5, 6)"),
+        {"changed": 2, "different_columns": {"n": 2, "v": 2}, "changed_keys": [["5"], ["6"]]},
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_damaged_rows_of_lake_table_are_found_and_named(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    execute(dsn, "create table t (id int primary key, n bigint, v text)")
+    execute(dsn, f"insert into t select g, g * 10, 'secret ' || g from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    pipeline.catch_up()
+    do_damage, expected = _DAMAGES[damage]
+    do_damage(DeltaTable(pipeline.lake_path("public.t")))
+    # A change that is not in the lake table yet is no difference, and hides none.
+    execute(dsn, "update t set v = 'changed' where id = 400")
+    code, found = pipeline.verify(capsys)
+    table = found["public.t"]
+    assert code == _DIFFERENT
+    counts = {"missing": 0, "extra": 0, "changed": 0, "different_columns": {}}
+    named = {name: value for name, value in expected.items() if name in counts}
+    assert {name: table[name] for name in counts} == {**counts, **named}
+    assert not [name for name in table if name.endswith("_keys")]
+    _, found = pipeline.verify(capsys, "--show-keys")
+    shown = {name: sorted(keys) for name, keys in found["public.t"].items() if name.endswith("_keys")}
+    assert shown == {name: keys for name, keys in expected.items() if name.endswith("_keys")}
+    assert "secret" not in json.dumps(found) + pipeline.log_tail()
+
+
+def test_no_difference_is_reported_while_rows_change(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are updated, moved to other keys, deleted and inserted, and a table without a key changes, too."""
+    execute(dsn, "create table t (id int primary key, n bigint, v text)")
+    execute(dsn, f"insert into t select g, g, 'v' || g from generate_series(1, {_ROWS}) g")
+    execute(dsn, "create table heap (a int, b text)", "alter table heap replica identity full")
+    execute(dsn, f"insert into heap select g % 7, 'same' from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t", "public.heap")
+    stop = threading.Event()
+
+    def change() -> None:
+        for turn in range(1_000_000):
+            if stop.is_set():
+                return
+            key = turn % _ROWS + 1
+            execute(
+                dsn,
+                f"update t set n = n + 1, v = v || '.' where id % 50 = {turn % 50}",
+                f"delete from t where id = {key}; insert into t values ({key}, {turn}, 'new')",
+                f"update t set id = -id where id in ({key}, {-key})",
+                f"delete from heap where ctid = (select min(ctid) from heap where a = {turn % 7});"
+                f" insert into heap values ({turn % 7}, 'same'), ({turn % 7}, 'turn {turn}')",
+            )
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        with pipeline.replicating(EAGER):
+            for _ in range(5):
+                code, found = pipeline.report(capsys)
+                assert code == _EQUAL, found
+    finally:
+        stop.set()
+        changing.join()
+
+
+_POLICIES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "soft deletes": ({"deletes": "soft"}, ["soft-deleted rows"]),
+    "ignored truncates": ({"truncate": "ignore"}, ["rows that only the lake has"]),
+    "soft and ignored": (
+        {"deletes": "soft", "truncate": "ignore"},
+        ["rows that only the lake has", "soft-deleted rows"],
+    ),
+    "history": ({"history": True}, ["history"]),
+    "no own columns": ({"commit_lsn_column": False, "commit_ts_column": False}, []),
+    "excluded column": ({"exclude_columns": ["public.t.v"]}, ["column v"]),
+    "text columns": ({"text_columns": ["public.t.n"]}, []),
+    "partitions in the lake": ({"per_table": {"public.t": {"partition_by": "n"}}}, []),
+}
+
+
+@pytest.mark.parametrize("policy", _POLICIES)
+def test_table_with_policy_is_compared_except_for_named_parts(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    options, expected = _POLICIES[policy]
+    execute(dsn, "create table t (id int primary key, n int, v text)")
+    execute(dsn, f"insert into t select g, g % 5, 'v' || g from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t", **options)
+    execute(dsn, "delete from t where id < 20", "update t set n = 7 where id = 30")
+    pipeline.catch_up()
+    execute(dsn, "truncate t", "insert into t values (30, 1, 'again'), (31, 2, 'x')")
+    code, found = pipeline.verify(capsys)
+    assert code == _EQUAL, found
+    assert sorted(part["part"] for part in found["public.t"]["not_compared"]) == expected
+    pipeline.catch_up()
+    execute(dsn, "delete from t where id = 31", "insert into t values (32, 3, 'y')")
+    code, found = pipeline.verify(capsys)
+    assert code == _EQUAL, found
+    assert found["public.t"]["source_rows"] == 2
+    DeltaTable(pipeline.lake_path("public.t")).update(updates={"n": "null"}, predicate="id = 30")
+    code, found = pipeline.verify(capsys)
+    assert (code, found["public.t"]["different_columns"]) == (_DIFFERENT, {"n": 1})
+
+
+def test_published_part_of_table_is_compared(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row filter, column list, generated column, partitioned table, and a table without updates."""
+    execute(
+        dsn,
+        "create table filtered (id int primary key, n int, v text)",
+        "create table made (id int primary key, n int, twice int generated always as (n * 2) stored)",
+        "create table parted (id int primary key, n int) partition by range (id)",
+        "create table parted_1 partition of parted for values from (0) to (100)",
+        "create table parted_2 partition of parted for values from (100) to (1000)",
+        "create table appended (n int)",
+        "create publication mine for table filtered (id, n) where (id > 10), made, appended, parted"
+        " with (publish_via_partition_root)",
+    )
+    fill = f"from generate_series(1, {_ROWS}) g"
+    execute(dsn, f"insert into filtered select g, g, 'v' {fill}", f"insert into made select g, g {fill}")
+    execute(dsn, f"insert into parted select g, g {fill}", f"insert into appended select g % 3 {fill}")
+    tables = tuple(f"public.{name}" for name in ("appended", "filtered", "made", "parted"))
+    pipeline = _begun(
+        spark,
+        dsn,
+        tmp_path,
+        *tables,
+        publication_mode="use",
+        publication="mine",
+        insert_only=["public.appended"],
+    )
+    execute(
+        dsn,
+        "update filtered set n = 0",
+        "update made set n = 0 where id = 1",
+        "insert into appended values (1)",
+    )
+    execute(dsn, "update parted set id = 999 where id = 1", "delete from parted where id = 200")
+    code, found = pipeline.verify(capsys)
+    assert code == _EQUAL, found
+    rows = {table: report["source_rows"] for table, report in found.items()}
+    assert list(rows.values()) == [_ROWS + 1, _ROWS - 10, _ROWS, _ROWS - 1]
+    parts = {table: [part["part"] for part in report["not_compared"]] for table, report in found.items()}
+    assert parts == {**{table: [] for table in tables}, "public.made": ["column twice"]}
+
+
+def test_equal_rows_of_table_without_key_are_counted(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(dsn, "create table heap (a int, b text)", "alter table heap replica identity full")
+    execute(dsn, f"insert into heap select g % 2, null from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.heap")
+    pipeline.catch_up()
+    table = DeltaTable(pipeline.lake_path("public.heap"))
+    rows = pa.table(QueryBuilder().register("t", table).execute("select * from t where a = 1 limit 2"))
+    write_deltalake(table, rows, mode="append")
+    code, found = pipeline.verify(capsys, "--show-keys")
+    assert code == _DIFFERENT
+    assert (found["public.heap"]["missing"], found["public.heap"]["extra"]) == (0, 2)
+
+
+def test_table_that_cannot_be_compared_is_named_with_reason_and_is_not_equal(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(dsn, "create table t (id int primary key)", "create table other (id int primary key)")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t", "public.other")
+    pipeline.catch_up()
+    pause_tables(Access(pipeline.pipeline, dsn, dsn), ["public.other"])
+    execute(dsn, "alter table t add v int default 1")
+    code, found = pipeline.verify(capsys)
+    assert code == _NOT_COMPARED
+    assert {report["status"] for report in found.values()} == {"not_compared"}
+    reasons = {table: report["not_compared"][0]["reason"] for table, report in found.items()}
+    assert reasons["public.other"] == "it is paused"
+    assert "definition at the source" in reasons["public.t"]
+
+
+def test_sample_finds_changed_and_missing_rows_and_is_not_called_equal(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(dsn, "create table t (id int primary key, n int, v text)")
+    execute(dsn, "insert into t select g, g, repeat('v', 1000) from generate_series(1, 2000) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    pipeline.catch_up()
+    execute(dsn, "update t set n = n + 1 where id % 100 = 0")
+    code, found = pipeline.verify(capsys, "--sample", "30%")
+    table = found["public.t"]
+    assert (code, table["status"]) == (_EQUAL, "sample_equal")
+    assert 0 < table["sampled_rows"] < 2000
+    assert [part["part"] for part in table["not_compared"]] == [
+        "rows outside of the sample",
+        "rows that only the lake has",
+    ]
+    assert pipeline.states()["public.t"].verified_through is None
+    pipeline.catch_up()
+    lake = DeltaTable(pipeline.lake_path("public.t"))
+    lake.update(updates={"n": "-1"}, predicate="id % 2 = 0")
+    lake.delete("id % 2 = 1")
+    code, found = pipeline.verify(capsys, "--sample", "30%")
+    table = found["public.t"]
+    assert (code, table["missing"] + table["changed"]) == (_DIFFERENT, table["sampled_rows"])
+    assert min(table["missing"], table["changed"]) > 0
+
+
+def test_many_differences_are_split_into_finer_ranges_and_listed_up_to_a_limit(
+    spark: SparkSession,
+    dsn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparison, "LISTED_ROWS", 50)
+    execute(dsn, "create table t (id int primary key, n int)")
+    execute(dsn, f"insert into t select g, g from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    pipeline.catch_up()
+    lake = DeltaTable(pipeline.lake_path("public.t"))
+    lake.update(updates={"n": "-1"}, predicate="id % 50 = 0")
+    _, found = pipeline.verify(capsys)
+    table = found["public.t"]
+    # The ranges of 10 rows have some 60 rows each.
+    assert (table["changed"], table["listed_ranges"]) == (_ROWS // 50, table["differing_ranges"])
+    lake.update(updates={"n": "-2"})
+    code, found = pipeline.verify(capsys)
+    table = found["public.t"]
+    assert code == _DIFFERENT
+    assert 0 < table["changed"] <= 50
+    assert table["listed_ranges"] < table["differing_ranges"]
