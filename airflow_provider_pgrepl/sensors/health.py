@@ -32,7 +32,7 @@ class PgReplicationHealthSensor(BaseSensorOperator):
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
     :param fail_on: `failure`: fail if there is a failure; `warning`: also fail if there is only a warning;
         `never` (templated)
-    :param lag_s: fail if a change that committed so many seconds ago is not in the lake
+    :param lag_s: fail if a change that committed this number of seconds ago is not in the lake
     :param wal_warning: warn if the slot retains this share of its limit of WAL. The limit is the smaller one
         of the server's `max_slot_wal_keep_size` and the pipeline's `wal_budget`
     :param wal_failure: fail if the slot retains this share of its limit of WAL

@@ -78,7 +78,6 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
-from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.spark.session import (
     LazySession,
     build_session,
@@ -293,6 +292,9 @@ def _start_spark(pipeline: Pipeline) -> SparkSession:
     """Return a session. One that is started early has loaded the modules of its Python workers."""
     spark = build_session(f"pgrepl snapshot {pipeline.name}", delta=False)
     if has_local_jvm():
+        # Import this here: without lake tables, Spark need not be installed.
+        from airflow_provider_pgrepl.replication.spark.failures import spark_errors
+
         with spark_errors("starting Spark's Python workers"):
             spark.sparkContext.parallelize([None], 1).foreach(lambda _nothing: None)
     return spark

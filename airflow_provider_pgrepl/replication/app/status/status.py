@@ -366,7 +366,7 @@ def _source_problems(
 
 @dataclass(frozen=True)
 class _State:
-    """What the state database records of the pipeline. `is_running`: its replication lock is held."""
+    """The records of a pipeline in the state database. `is_running`: its replication lock is held."""
 
     recorded: bool = False
     progress: Progress | None = None

@@ -53,12 +53,13 @@ class ApplierProgress:
     """The progress of the applier.
 
     `version`: the changelog version that all followed tables have caught up with. `point_version`: the
-    changelog version of the newest consistent point, and `applied_lsn` its LSN. `changes`, `batches`: counts
-    since the start, and so are `merges_ended`, their `merge_seconds` and the `merged_bytes` that they wrote.
-    `caught_up`: True if all tables have every change received so far. `idle_at`, by the
-    clock of the state database: every running merge uses table states that were read then or later. `merges`:
-    statistics by table path, updated every few seconds. `positions`: by table path, of the tables that were
-    merged since the start.
+    changelog version of the newest consistent point, and `applied_lsn` its LSN. `caught_up`: True if all
+    tables have every change received so far. `idle_at`, by the clock of the state database: every running
+    merge uses table states that were read then or later.
+
+    Counts since the start: `changes`, `batches`, `merges_ended`, their `merge_seconds`, and the
+    `merged_bytes` that they wrote. By table path: `merges`, statistics, updated every few seconds;
+    `positions`, of the tables that were merged since the start.
     """
 
     version: int = -1

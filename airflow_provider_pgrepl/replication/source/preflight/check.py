@@ -233,9 +233,9 @@ def _slot_limits(connection: Connection) -> Iterator[str]:
         )
     if limits.idle_s:
         yield (
-            f"idle_replication_slot_timeout is {limits.idle_shown}: the server invalidates a slot that nobody"
-            " reads for as long, as while the pipeline is stopped; it then needs a new epoch. During a"
-            " snapshot the slot is kept in use"
+            f"idle_replication_slot_timeout is {limits.idle_shown}: the server invalidates the slot if no"
+            " walsender reads it for that time, for example while the pipeline is stopped. The"
+            " pipeline then needs a new epoch. During a snapshot the slot is kept in use"
         )
 
 
