@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
+from airflow_provider_pgrepl.replication.runtime.spark_jvm import small_jvm
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.airflow.conftest import SECRET
 
@@ -97,5 +97,5 @@ def test_an_application_of_ours_starts_a_small_jvm_on_the_worker(
         durable=False,
     ).execute({})
     environment = record.with_suffix(".env").read_text().splitlines()
-    expected = "-Xss8m" if application else f"{SMALL_JVM} -Xss8m"
+    expected = "-Xss8m" if application else small_jvm({"SPARK_SUBMIT_OPTS": "-Xss8m"})["SPARK_SUBMIT_OPTS"]
     assert f"SPARK_SUBMIT_OPTS={expected}" in environment

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_pgrepl.errors import SparkError, TableError
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.spark.failures import spark_error, spark_errors, text_of
+from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from tests.support.canary import CANARY, logged
 from tests.support.changes import work_of
 
@@ -56,23 +56,6 @@ def test_error_of_an_rdd_names_classes_and_frames(spark, caplog):
     assert " in fail" in found.value.trace
     assert "org.apache.spark.api.python.PythonException" in found.value.trace
     assert CANARY not in f"{found.value} {found.value.trace} {logged(caplog)}"
-
-
-def test_error_of_the_streaming_query_names_classes_and_frames(spark, caplog):
-    def fail(*_: Any) -> None:
-        raise KeyError(CANARY)
-
-    query = spark.readStream.format("rate").load().writeStream.foreachBatch(fail).start()
-    with (
-        pytest.raises(SparkError, match="the streaming query failed: Spark failed with KeyError"),
-        spark_errors("the streaming query"),
-    ):
-        query.awaitTermination(120)
-    failure = query.exception()
-    error = spark_error("the streaming query", text_of(failure))
-    assert "KeyError" in error.message
-    assert any(line.endswith(" in fail") for line in error.trace.splitlines()), error.trace
-    assert CANARY not in f"{error} {getattr(error, 'trace', '')} {logged(caplog)}"
 
 
 def test_copy_that_raises_in_a_task_leaves_its_trace(spark, caplog):

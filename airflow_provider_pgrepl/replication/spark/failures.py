@@ -23,7 +23,7 @@ _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 _LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
 _WORKERS = ("org.apache.spark.api.python.PythonWorkerFactory", "Python worker failed to connect back")
 """One of these is in every error that Spark raises when a Python worker did not start: in its trace, or in
-its text if it is the error of a streaming query, which has no such trace."""
+its text."""
 
 _NOT_CONNECTED = "Timed out while waiting for the Python worker to connect back"
 _IDLE = "worker process terminated due to idle timeout"
