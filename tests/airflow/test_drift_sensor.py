@@ -49,6 +49,8 @@ def shop(monkeypatch: pytest.MonkeyPatch, connection: None, dsn: str, execute: A
 class Said:
     """Stands for what Airflow hands a running task."""
 
+    task_id, dag_id, run_id, try_number = "t", "d", "r", 1
+
     def __init__(self) -> None:
         self.pushed: dict[str, Any] = {}
 
