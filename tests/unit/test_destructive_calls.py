@@ -23,7 +23,11 @@ _CALLS = {
     "rmtree", "set_aside", "set_aside_commits", "truncate", "uninstall", "unlink", "update_stream",
     "vacuum",
 }  # fmt: skip
-_SQL = re.compile(r"\s*(?:ALTER PUBLICATION \S* ?)?(DROP_REPLICATION_SLOT|DROP|DELETE FROM|TRUNCATE) ")
+# At the beginning of a statement, or of a part of it: WITH gone AS (DELETE …
+_SQL = re.compile(
+    r"(?:.*?\bAS \()?\s*(?:ALTER PUBLICATION \S* ?)?(DROP_REPLICATION_SLOT|DROP|DELETE FROM|TRUNCATE) ",
+    re.DOTALL,
+)
 _EVIDENCE = re.compile(r"^\| ([a-z ]+) \|", re.MULTILINE)
 
 _CALLER = "asked for by the caller"
@@ -44,6 +48,8 @@ SITES: dict[Site, str] = {
     ("spark_driver/supervisor.py", "write", "unlink"): "private folder",
     ("spark_driver/supervisor.py", "write_whole", "replace"): "private folder",
     ("operators/spark_app.py", "_execute_on_cluster", "rmtree"): "just made",
+    ("replication/runtime/spark_jvm.py", "make_class_archive", "replace"): "class archive",
+    ("replication/runtime/spark_jvm.py", "make_class_archive", "unlink"): "class archive",
     ("replication/app/creek/service.py", "run", "rmtree"): "just made",
     ("replication/app/source_snapshots.py", "_copied", "truncate"): "just made",
     ("replication/app/source_snapshots.py", "_copy_range", "truncate"): "just made",
@@ -125,12 +131,13 @@ SITES: dict[Site, str] = {
     ("replication/state/schema.py", "_drop_tables", "DROP"): "state schema",
     ("replication/state/locks.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/state/store.py", "<module>", "DELETE FROM"): "state schema",
-    ("replication/state/store.py", "forget_pipeline", "DELETE FROM"): "state schema",
     ("replication/state/source_tokens.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/state/source_tokens.py", "forget_tokens", "DROP"): "state schema",
     ("replication/state/source_tokens.py", "forget_tokens", "remove_schema"): "state schema",
     ("replication/state/store.py", "remove_schema", "remove_schema"): "state schema",
-    ("replication/state/tables.py", "remove_table", "DELETE FROM"): "state schema",
+    ("replication/state/tables.py", "<module>", "DELETE FROM"): "state schema",
+    ("replication/state/recorded_events.py", "<module>", "DELETE FROM"): "state schema",
+    ("replication/state/samples.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/storage/probe.py", "_stamp", "delete_files"): "just made",
     ("replication/storage/durable.py", "_set_aside_from", "set_aside_commits"): _CALLER,
     ("replication/storage/durable.py", "set_aside_commits", "set_aside"): _CALLER,

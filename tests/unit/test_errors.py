@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, Retry, Scope
-from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import process, verify
 from airflow_provider_pgrepl.replication.runtime import process_io
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -74,6 +74,8 @@ def test_the_reference_lists_every_exit_code() -> None:
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     assert listed == {
         process.DONE,
+        verify.DIFFERENT,
+        verify.NOT_COMPARED,
         process.CRASHED,
         process.RETRY_MAY_HELP,
         process.WILL_NOT_HELP,
