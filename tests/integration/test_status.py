@@ -391,7 +391,7 @@ def test_oldest_change_that_no_table_has_applied_is_dated(shop: Shop) -> None:
     written = Written(changelog_uri(shop.pipeline.lake_root))
     written.transaction(at + 8, r7=1)  # dated at the epoch of PostgreSQL's timestamps
     written.flush()
-    assert shop.json()["changelog"]["oldest_needed_at"].startswith("2000-01-01T00:00:")
+    assert shop.json()["changelog"]["oldest_needed_at"].startswith("2000-01-01T")
     assert f"failure: pipeline {shop.pipeline.name} lags " in shop.status("--check").stdout
 
 
