@@ -429,13 +429,13 @@ async function ask(action, pipeline, tables) {
     }
   });
   try {
-    dags = await dagsFor(action);
+    [dags] = await Promise.all([dagsFor(action), answers.size || askDatabases(() => {})]);
     select.append(...dags.map((dag) => el("option", { value: dag.dag_id }, dag.dag_id)));
     // A DAG does not say which pipeline it is for, except by a tag: never guess among several pipelines.
     const own = dags.filter((dag) => dag.tags.some((tag) => tag.name === `pipeline:${pipeline.pipeline}`));
     const sole = own.length === 1 ? own[0] : dags.length === 1 && allPipelines().length === 1 ? dags[0] : null;
     if (sole) { select.value = sole.dag_id; select.dispatchEvent(new Event("change")); }
-    if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action, or you may not see it. The package has examples: pgrepl dags --help.`;
+    if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action, or you may not see it. Copy the examples: pgrepl dags --copy-to DIR`;
     start.disabled = !dags.length;
   } catch (error) {
     problem.textContent = error.message;
@@ -499,7 +499,6 @@ async function refresh() {
   const status = document.getElementById("updated");
   try {
     await update();
-    if (!answers.size) askDatabases(() => {}).catch(() => {});
     if (mine === turn) status.textContent = `updated ${new Date().toLocaleTimeString()}`;
     if (mine === turn) document.documentElement.dataset.ready = "true";
   } catch (error) {
