@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import read_pipeline
 
 DOCUMENTS_PREFIX = "/pgrepl"
+PAGE_PREFIX = "/pgrepl-page"
 LAKE_PAGE = "lake"
 _PAGE = "docs/reference/operators.md"
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX, LAKE_PAGE
+from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX, LAKE_PAGE, PAGE_PREFIX
 from airflow_provider_pgrepl.replication.runtime.spark_submit import shipped_folder
 
 _FIRST = "docs/README.md"
@@ -107,21 +107,37 @@ def _page(title: str, body: str) -> str:
 
 
 class PgReplPlugin(AirflowPlugin):
-    """The plugin that serves the documents and adds them to Airflow's menu of documents."""
+    """The plugin that serves the documents and the page "Replication", and adds both to Airflow's menus."""
 
     name = "pgrepl"
-    fastapi_apps = [  # noqa: RUF012 - Airflow's own form
-        {
-            "app": DocumentPages(lambda: shipped_folder("documents", "docs/README.md")),
-            "url_prefix": DOCUMENTS_PREFIX,
-            "name": "PostgreSQL replication: documents",
-        }
-    ]
     external_views = [  # noqa: RUF012 - Airflow's own form
         {
             "name": "PostgreSQL replication",
             "href": f"{DOCUMENTS_PREFIX}/{_FIRST}",
             "destination": "nav",
             "category": "docs",
-        }
+        },
+        {
+            "name": "Replication",
+            # Relative, because Airflow may be below a path.
+            "href": f"{PAGE_PREFIX.removeprefix('/')}/",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": "replication",
+        },
     ]
+
+    @property
+    def fastapi_apps(self) -> list[dict[str, Any]]:
+        # Only the API server asks for the applications. Other components would import FastAPI for nothing.
+        from airflow_provider_pgrepl.plugins.replication import page_app
+
+        documents = DocumentPages(lambda: shipped_folder("documents", "docs/README.md"))
+        return [
+            {
+                "app": documents,
+                "url_prefix": DOCUMENTS_PREFIX,
+                "name": "PostgreSQL replication: documents",
+            },
+            {"app": page_app(), "url_prefix": PAGE_PREFIX, "name": "PostgreSQL replication: page"},
+        ]

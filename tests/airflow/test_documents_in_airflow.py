@@ -87,7 +87,10 @@ def test_airflow_serves_them_and_has_them_in_its_menu(airflow_db: None) -> None:
     from airflow import plugins_manager
 
     apps, _ = plugins_manager.get_fastapi_plugins()
-    assert [app["url_prefix"] for app in apps if "PostgreSQL" in app["name"]] == ["/pgrepl"]
+    assert [app["url_prefix"] for app in apps if "PostgreSQL" in app["name"]] == [
+        "/pgrepl",
+        "/pgrepl-page",
+    ]
     assert PgReplPlugin.external_views[0]["href"] == "/pgrepl/docs/README.md"
 
 

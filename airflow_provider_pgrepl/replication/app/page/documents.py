@@ -1,0 +1,174 @@
+"""The JSON documents of the page: pipelines, tables, and one table with its history."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.replication.app.page.databases import LIMIT_S, PATIENT_S
+from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.state.overview import (
+    LAG_STEP,
+    OverviewRecords,
+    PipelineRow,
+    TableRow,
+)
+from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
+from airflow_provider_pgrepl.replication.state.samples import TableSample
+
+Document = dict[str, Any]
+_STARTED_BY = re.compile(r"started by task (?P<task>\S+) of (?P<dag>\S+), run (?P<run>.+), try (?P<try>\d+)$")
+_EVENTS = 200
+"""The most events of a table that the page shows."""
+_SAMPLED = timedelta(days=1)
+
+
+def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, is_named: bool = True) -> Document:
+    """Return the document of all pipelines of a state database.
+
+    :param is_named: a person named this database as one with state. Otherwise a database without state has no
+        pipelines; with it, it raises StateError.
+    """
+    with OverviewRecords(dsn, limit_s) as records:
+        if not records.is_set_up():
+            if is_named:
+                raise StateError(
+                    "schema _pgrepl is not set up in this database", "correct [pgrepl] state_conn_ids"
+                )
+            return {"pipelines": []}
+        return {"pipelines": [pipeline_document(row) for row in records.read_pipelines()]}
+
+
+def read_tables(dsn: str, pipeline: str, limit_s: float = PATIENT_S) -> Document:
+    """Return the document of the tables of a pipeline."""
+    with OverviewRecords(dsn, limit_s) as records:
+        return {"tables": [table_document(row) for row in records.read_table_rows(pipeline)]}
+
+
+def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = PATIENT_S) -> Document:
+    """Return the document of a table: its columns, its newest events, and its samples of a day."""
+    with OverviewRecords(dsn, limit_s) as records:
+        relation = records.read_relation(pipeline, table)
+        events = records.read_events(pipeline, table, limit=_EVENTS)
+        samples = records.read_table_samples(pipeline, table, since=datetime.now(UTC) - _SAMPLED)
+    return {
+        "columns": [] if relation is None else column_documents(relation),
+        "events": [event_document(event) for event in reversed(events)],
+        "lags": _table_lags(samples),
+    }
+
+
+def pipeline_document(row: PipelineRow) -> Document:
+    """Return a pipeline as the page shows it. `lags`: the largest lag of each quarter of an hour, oldest
+    first, None where nothing was sampled."""
+    sample = row.sample
+    return {
+        "name": row.name,
+        "id": row.id,
+        "slot": row.slot,
+        "lake": row.lake,
+        "state": state_of(row),
+        "problems": [asdict(problem) for problem in find_problems(row)],
+        "tables": dict(row.states),
+        "applied_lsn": row.applied_lsn,
+        "changes_per_s": row.changes_per_s,
+        "holder": row.holder,
+        "reported_at": _text(row.reported_at),
+        "now": _text(row.now),
+        "run": None if row.run is None else _run(row.run.actor, row.run.kind, row.run.time),
+        "sample": None if sample is None else {**asdict(sample), "time": _text(sample.time)},
+        "last_error": _last_error(row),
+        "lags": _lags(row),
+    }
+
+
+def table_document(row: TableRow) -> Document:
+    """Return a table of a list. `name` is unquoted, `table` is its name in SQL and in commands."""
+    fields = {name: _text(value) for name, value in vars(row).items() if name != "table"}
+    return {"table": str(row.table), "schema": row.table.schema, "name": row.table.name, **fields}
+
+
+def column_documents(relation: Relation) -> list[Document]:
+    """Return the columns of a relation, in the order of the source."""
+    return [
+        {
+            "name": column.name,
+            "type": column.type_name,
+            "is_key": column.is_key,
+            "not_null": column.not_null,
+        }
+        for column in relation.columns
+    ]
+
+
+def event_document(event: RecordedEvent) -> Document:
+    """Return an event with the Airflow task that caused it, if its actor names one."""
+    return {
+        "time": _text(event.time),
+        "kind": event.kind,
+        "from_state": event.from_state,
+        "to_state": event.to_state,
+        "actor": event.actor,
+        "task": task_of_actor(event.actor),
+        "error": event.error,
+        "reason": event.reason,
+        "hint": event.hint,
+        "lsn": None if event.lsn is None else str(event.lsn),
+        "details": dict(event.details),
+    }
+
+
+def task_of_actor(actor: str) -> dict[str, str] | None:
+    """Return `dag`, `run`, `task` and `try` of the Airflow task in an actor, or None without a task."""
+    found = _STARTED_BY.search(actor)
+    return None if found is None else found.groupdict()
+
+
+def _run(actor: str, kind: str, time: datetime) -> Document:
+    return {"kind": kind, "time": _text(time), "actor": actor, "task": task_of_actor(actor)}
+
+
+def _last_error(row: PipelineRow) -> Document | None:
+    found: list[Document] = []
+    if row.run is not None and row.run.kind == "failed":
+        found.append(_error(None, row.run.time, row.run.error, row.run.reason, row.run.hint))
+    if (table := row.errored) is not None:
+        found.append(_error(table.table, table.since, table.error, table.reason, table.hint))
+    return max(found, key=_time, default=None)
+
+
+def _error(table: TableName | None, time: datetime, error: str, reason: str, hint: str) -> Document:
+    name = None if table is None else str(table)
+    return {"table": name, "time": _text(time), "error": error, "reason": reason, "hint": hint}
+
+
+def _time(document: Document) -> str:
+    return str(document["time"])
+
+
+def _lags(row: PipelineRow) -> list[float | None]:
+    """Return a value for each step of the last day, so that a gap in the samples is a gap in the line."""
+    if not row.lags:
+        return []
+    known: dict[int, float | None] = {_step(time): seconds for time, seconds in row.lags}
+    last = _step(row.now)
+    steps = int(_SAMPLED / LAG_STEP)
+    return [known.get(step) for step in range(last - steps + 1, last + 1)]
+
+
+def _step(time: datetime) -> int:
+    return int(time.timestamp() // LAG_STEP.total_seconds())
+
+
+def _table_lags(samples: Sequence[TableSample]) -> list[float | None]:
+    return [sample.lag_seconds for sample in samples]
+
+
+def _text(value: Any) -> Any:
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,143 @@
+"""The page in a real browser, in a real Airflow: hostile names, the keyboard, and a DAG run by a button."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import uvicorn
+from airflow.api_fastapi.app import create_app, get_auth_manager, purge_cached_app
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.dag_processing.bundles.manager import DagBundlesManager
+from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+from psycopg2.extensions import parse_dsn
+
+from airflow_provider_pgrepl.links.task import PAGE_PREFIX
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from demo.postgres import free_port
+from tests.airflow.conftest import eventually
+from tests.support.chromium import PROGRAM, Browser, running_browser
+from tests.support.page_state import HOSTILE, HOSTILE_ERROR, record_pipeline
+
+DAGS = Path(__file__).parents[2] / "dags"
+KEY = "0123456789abcdef" * 8
+
+pytestmark = [
+    # Of Airflow's own routes, in the thread of the server.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.skipif(PROGRAM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.thorough("airflow/test_page.py shows what the page is sent, and its content security policy"),
+]
+
+
+@pytest.fixture(scope="module")
+def airflow(airflow_db: None) -> Iterator[str]:
+    """The address of Airflow's API server, which knows the example DAGs."""
+    port = free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", KEY)
+        patch.setenv("AIRFLOW__API__BASE_URL", f"http://127.0.0.1:{port}")
+        purge_cached_app()
+        DagBundlesManager().sync_bundles_to_db()
+        dags = DagBag(str(DAGS / "tables.py"), bundle_path=DAGS)
+        sync_bag_to_db(dags, "dags-folder", None)
+        config = uvicorn.Config(create_app(), host="127.0.0.1", port=port, log_level="error", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        eventually(lambda: server.started, "Airflow's API server")
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join(60)
+    purge_cached_app()
+
+
+@pytest.fixture
+def browser(airflow: str, dsn: str, pg: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
+    """A browser that is signed in, and the pipeline `shop` with hostile names in the state database."""
+    record_pipeline(dsn, pg, "shop", 300)
+    parts = parse_dsn(dsn)
+    fields = {"host": parts["host"], "port": int(parts["port"]), "login": parts["user"]}
+    connection = {"conn_type": "pgrepl", "schema": parts["dbname"], **fields}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW__PGREPL__STATE_CONN_IDS", "shop")
+    with running_browser() as found:
+        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role="admin"))
+        found.set_cookie(airflow, "_token", token)
+        found.show(1280, 800)
+        yield found
+
+
+def text_of(browser: Browser) -> str:
+    return str(browser.evaluate("document.body.innerText"))
+
+
+def test_hostile_name_and_error_are_text_in_every_view(browser: Browser, airflow: str) -> None:
+    table = "/".join(quote(part, safe="") for part in ("shop", "shop", HOSTILE.schema, HOSTILE.name))
+    for view, element in (
+        ("", ".card"),
+        ("#/shop/shop", ".body .row"),
+        (f"#/{table}", ".events li"),
+    ):
+        browser.open("about:blank")
+        browser.open(f"{airflow}{PAGE_PREFIX}/{view}")
+        browser.wait_for(f"document.querySelector('{element}') && document.documentElement.dataset.ready")
+        assert HOSTILE_ERROR in text_of(browser)
+        assert browser.evaluate("document.title") == "Replication"
+        assert (
+            browser.evaluate("document.querySelectorAll('img, body script, [onload], [onerror]').length") == 0
+        )
+    assert "<b>total</b>" in text_of(browser)
+    assert browser.console == []
+
+
+def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, airflow: str) -> None:
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop")
+    browser.wait_for("document.querySelectorAll('.body .row').length === 303")
+    browser.press("/")
+    browser.command("Input.insertText", text="orders_17")
+    names = "[...document.querySelectorAll('.body .row .name')].map(one => one.textContent).join()"
+    wanted = ",".join(f"sales.orders_{number}" for number in (17, *range(170, 180)))
+    assert browser.wait_for(f"document.querySelectorAll('.body .row').length === 11 && {names}") == wanted
+    browser.evaluate("document.querySelector('.body .row input').focus()")
+    browser.press("ArrowDown")
+    assert browser.evaluate("document.activeElement.ariaLabel") == "Select sales.orders_170"
+    browser.evaluate("document.activeElement.click()")
+    browser.evaluate(
+        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
+    )
+    # One pipeline and one DAG with this action: the choice is unambiguous.
+    browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
+    assert "sales.orders_170" in browser.evaluate("document.querySelector('dialog ul').innerText")
+    browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+    browser.evaluate("document.querySelector('dialog [type=submit]').click()")
+    browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
+    runs = f"fetch('{airflow}/api/v2/dags/pgrepl_tables/dagRuns').then(answer => answer.json())"
+    [run] = browser.evaluate(runs)["dag_runs"]
+    assert run["conf"] == {"action": "pause", "tables": ["sales.orders_170"]}
+    # No scheduler runs here: the state is set as a person does it, and the page notices.
+    address = f"{airflow}/api/v2/dags/pgrepl_tables/dagRuns/{quote(run['dag_run_id'])}"
+    patch = (
+        "{method: 'PATCH', headers: {'Content-Type': 'application/json'}, body: '{\"state\": \"success\"}'}"
+    )
+    assert browser.evaluate(f"fetch('{address}', {patch}).then(answer => answer.status)") == 200
+    browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'success'")
+
+
+def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop/public/customers")
+    browser.wait_for("document.querySelectorAll('.events li').length")
+    browser.evaluate(
+        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Remove').click()"
+    )
+    browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
+    browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+    browser.evaluate("document.querySelector('dialog [type=submit]').click()")
+    assert browser.evaluate("document.querySelector('dialog form').checkValidity()") is False
+    assert browser.evaluate("document.querySelector('dialog').open") is True
+    browser.evaluate("document.querySelector('dialog .tick input').click()")
+    assert browser.evaluate("document.querySelector('dialog form').checkValidity()") is True

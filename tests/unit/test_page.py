@@ -1,0 +1,188 @@
+"""The page's decisions: problems of a pipeline, its documents, and databases that do not answer."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_pgrepl.errors import SourceConnectionError
+from airflow_provider_pgrepl.replication.app.page import health
+from airflow_provider_pgrepl.replication.app.page.databases import Databases
+from airflow_provider_pgrepl.replication.app.page.documents import pipeline_document, task_of_actor
+from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
+from airflow_provider_pgrepl.replication.app.status.health import HealthLimits
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.state.overview import (
+    ErroredTable,
+    LastSample,
+    PipelineRow,
+    RunEvent,
+)
+
+NOW = datetime(2026, 1, 31, 12, 7, tzinfo=UTC)
+HEALTHY = PipelineRow(
+    "shop",
+    "6b0e",
+    "pgrepl_shop",
+    "/lake/shop",
+    NOW,
+    reported_at=NOW - timedelta(seconds=2),
+    run=RunEvent("started", NOW - timedelta(days=1), "pgrepl replicate on host:1 as app"),
+    sample=LastSample(NOW - timedelta(seconds=30), 1.5, 4096, 100.0, 400, 1000, True),
+    states={"streaming": 3},
+)
+
+
+def reasons(row: PipelineRow) -> list[tuple[str, str]]:
+    return [(problem.severity, problem.reason) for problem in find_problems(row)]
+
+
+def sampled(**values: object) -> PipelineRow:
+    return replace(HEALTHY, sample=replace(HEALTHY.sample, **values))
+
+
+def silent(kind: str) -> PipelineRow:
+    run = RunEvent(kind, NOW, "pgrepl replicate on host:1 as app", "SlotError", "it is gone", "begin anew")
+    return replace(HEALTHY, reported_at=NOW - timedelta(minutes=5), run=run)
+
+
+def test_limits_are_those_of_the_health_check() -> None:
+    limits = HealthLimits()
+    assert (limits.lag_s, limits.wal_warning, limits.wal_failure, limits.heartbeat_s) == (
+        health.LAG_S,
+        health.WAL_WARNING,
+        health.WAL_FAILURE,
+        health.HEARTBEAT_S,
+    )
+
+
+def test_healthy_pipeline_has_no_problems() -> None:
+    assert (state_of(HEALTHY), reasons(HEALTHY)) == ("running", [])
+
+
+@pytest.mark.parametrize(
+    ("row", "severity", "reason"),
+    [
+        (replace(HEALTHY, states={"errored": 1}), "failure", "1 table is errored"),
+        (replace(HEALTHY, states={"errored": 2}), "failure", "2 tables are errored"),
+        (sampled(lag_seconds=301.0), "failure", "the lake lags 301 s behind the source"),
+        (sampled(slot_active=False), "failure", "slot pgrepl_shop is not read by any process"),
+        (
+            sampled(wal_retained_bytes=600),
+            "warning",
+            "slot pgrepl_shop retains 60% of the WAL that the server allows",
+        ),
+        (
+            sampled(wal_retained_bytes=800),
+            "failure",
+            "slot pgrepl_shop retains 80% of the WAL that the server allows",
+        ),
+        (silent("failed"), "failure", "the replication application failed: SlotError: it is gone"),
+        (silent("stopped"), "warning", "the replication application was stopped"),
+        (silent("started"), "failure", "the replication application no longer reports"),
+        (
+            replace(HEALTHY, reported_at=None, run=None, sample=None),
+            "warning",
+            "the replication application has never reported",
+        ),
+    ],
+)
+def test_problem_is_found(row: PipelineRow, severity: str, reason: str) -> None:
+    assert reasons(row) == [(severity, reason)]
+
+
+def test_old_sample_does_not_show_the_present() -> None:
+    assert reasons(sampled(time=NOW - timedelta(minutes=10), slot_active=False)) == []
+
+
+def test_failures_come_before_warnings() -> None:
+    row = replace(silent("stopped"), states={"errored": 1})
+    assert [severity for severity, _ in reasons(row)] == ["failure", "warning"]
+
+
+def test_gap_in_samples_is_a_gap_in_the_line() -> None:
+    quarter = timedelta(minutes=15)
+    begin = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+    row = replace(HEALTHY, lags=[(begin - 2 * quarter, 3.0), (begin, 1.0)])
+    lags = pipeline_document(row)["lags"]
+    assert len(lags) == 96
+    assert lags[-4:] == [None, 3.0, None, 1.0]
+
+
+def test_last_error_is_the_newer_one_of_table_and_application() -> None:
+    table = ErroredTable(TableName("public", "t"), NOW - timedelta(hours=1), "DriftError", "r", "h")
+    assert pipeline_document(replace(HEALTHY, errored=table))["last_error"]["table"] == "public.t"
+    both = replace(silent("failed"), errored=table)
+    assert pipeline_document(both)["last_error"]["error"] == "SlotError"
+    assert pipeline_document(HEALTHY)["last_error"] is None
+
+
+def test_actor_names_task_of_airflow() -> None:
+    task = "started by task replicate of shop, run scheduled__2026-01-31T12:00:00+00:00, try 2"
+    assert task_of_actor(f"pgrepl replicate on host:71 as app, {task}") == {
+        "task": "replicate",
+        "dag": "shop",
+        "run": "scheduled__2026-01-31T12:00:00+00:00",
+        "try": "2",
+    }
+    assert task_of_actor("pgrepl pause on host:71 as app") is None
+
+
+def test_silent_database_delays_no_other_and_is_not_asked_again_while_it_is_silent() -> None:
+    databases: Databases[str] = Databases()
+    end, asked = threading.Event(), []
+
+    def wait_long() -> str:
+        asked.append(1)
+        end.wait(60)
+        return "late"
+
+    with pytest.raises(SourceConnectionError, match="connection eu has not answered"):
+        databases.ask("eu", "pipelines", wait_long, 0.05)
+    with pytest.raises(SourceConnectionError):
+        databases.ask("eu", "tables", wait_long, 60)
+    assert databases.ask("us", "pipelines", lambda: "here") == "here"
+    assert asked == [1]
+    end.set()
+    for _ in range(1000):
+        try:
+            assert databases.ask("eu", "pipelines", lambda: "back", 60) == "back"
+        except SourceConnectionError:
+            threading.Event().wait(0.01)
+        else:
+            return
+    pytest.fail("the database is still taken for silent")
+
+
+def test_equal_questions_share_an_answer() -> None:
+    databases: Databases[int] = Databases()
+    end, asked = threading.Event(), []
+
+    def answer() -> int:
+        asked.append(1)
+        end.wait(60)
+        return 7
+
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(databases.ask("us", "q", answer, 60))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    while not asked:
+        threading.Event().wait(0.01)
+    threading.Timer(0.1, end.set).start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [7, 7, 7]
+
+
+def test_error_of_an_answer_reaches_the_caller() -> None:
+    def fail() -> str:
+        raise SourceConnectionError("refused")
+
+    with pytest.raises(SourceConnectionError, match="refused"):
+        Databases[str]().ask("us", "q", fail)
