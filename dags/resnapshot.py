@@ -13,7 +13,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param
 
-from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, tables_params
+from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, pipeline_tags, tables_params
 from airflow_provider_pgrepl.operators.resnapshot import PgResnapshotOperator
 
 PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
@@ -33,7 +33,7 @@ with DAG(
         **tables_params(PIPELINE_FILE, "Tables to resnapshot"),
         "reason": Param(None, type=["null", "string"], title="Reason", description="For the log of this run"),
     },
-    tags=["pgrepl"],
+    tags=pipeline_tags(PIPELINE_FILE),
     doc_md=__doc__,
 ) as dag:
     PgResnapshotOperator(

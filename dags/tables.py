@@ -11,7 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, tables_params
+from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, pipeline_tags, tables_params
 from airflow_provider_pgrepl.operators.maintenance import PgMaintenanceOperator
 from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator
 from airflow_provider_pgrepl.operators.tables import (
@@ -51,7 +51,7 @@ with DAG(
             "None: add all that are new under a pattern, retry all errored ones, maintain all. ",
         ),
     },
-    tags=["pgrepl"],
+    tags=pipeline_tags(PIPELINE_FILE),
     doc_md=__doc__,
 ) as dag:
 

@@ -35,6 +35,17 @@ def tables_params(pipeline: PipelineArgument, title: str, description: str = "")
     return {"tables": picker, "more_tables": _names("More tables", "Not in the list; one a line")}
 
 
+def pipeline_tags(pipeline: PipelineArgument) -> list[str]:
+    """Return the tags of a DAG that acts on a pipeline, by which the page "Replication" finds it.
+
+    `pgrepl`, and `pipeline:NAME` if the pipeline can be read.
+    """
+    try:
+        return ["pgrepl", f"pipeline:{read_pipeline(pipeline).name}"]
+    except ConfigError:
+        return ["pgrepl"]
+
+
 def _names(title: str, description: str) -> Param:
     return Param([], type=["null", "array"], items={"type": "string"}, title=title, description=description)
 

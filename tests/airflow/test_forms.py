@@ -77,6 +77,13 @@ def states(run: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["resnapshot", "tables"])
+def test_dag_is_tagged_with_its_pipeline(name: str, pipeline_file: Path) -> None:
+    assert sorted(dag(name).tags) == ["pgrepl", "pipeline:shop"]
+    pipeline_file.unlink()
+    assert sorted(dag(name).tags) == ["pgrepl"]
+
+
+@pytest.mark.parametrize("name", ["resnapshot", "tables"])
 def test_the_form_offers_the_tables_that_the_pipeline_lists(pipeline_file: Path, name: str) -> None:
     assert dag(name).params.get_param("tables").schema["examples"] == ["public.a", "public.b"]
     assert "more_tables" in dag(name).params

@@ -35,11 +35,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def airflow(airflow_db: None) -> Iterator[str]:
-    """The address of Airflow's API server, which knows the example DAGs."""
+def airflow(airflow_db: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of Airflow's API server, which knows the example DAG of tables for the pipeline `shop`."""
     port = free_port()
+    file = tmp_path_factory.mktemp("shop") / "pipeline.json"
+    file.write_text(json.dumps({"name": "shop", "lake": "/lake/shop", "tables": ["public.*"]}), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", KEY)
+        patch.setenv("PGREPL_PIPELINE_FILE", str(file))
         patch.setenv("AIRFLOW__API__BASE_URL", f"http://127.0.0.1:{port}")
         purge_cached_app()
         DagBundlesManager().sync_bundles_to_db()
@@ -60,6 +63,7 @@ def airflow(airflow_db: None) -> Iterator[str]:
 def browser(airflow: str, dsn: str, pg: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
     """A browser that is signed in, and the pipeline `shop` with hostile names in the state database."""
     record_pipeline(dsn, pg, "shop", 300)
+    record_pipeline(dsn, pg, "billing", 1)
     parts = parse_dsn(dsn)
     fields = {"host": parts["host"], "port": int(parts["port"]), "login": parts["user"]}
     connection = {"conn_type": "pgrepl", "schema": parts["dbname"], **fields}
@@ -110,7 +114,7 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
     browser.evaluate(
         "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
     )
-    # One pipeline and one DAG with this action: the choice is unambiguous.
+    # There are two pipelines, and a tag of the DAG names this one.
     browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
     assert "sales.orders_170" in browser.evaluate("document.querySelector('dialog ul').innerText")
     browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
@@ -141,3 +145,14 @@ def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:
     assert browser.evaluate("document.querySelector('dialog').open") is True
     browser.evaluate("document.querySelector('dialog .tick input').click()")
     assert browser.evaluate("document.querySelector('dialog form').checkValidity()") is True
+
+
+def test_dag_of_another_pipeline_is_not_offered(browser: Browser, airflow: str) -> None:
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/billing/public/customers")
+    browser.wait_for("document.querySelectorAll('.events li').length")
+    browser.evaluate(
+        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
+    )
+    browser.wait_for("document.querySelector('dialog [role=alert]')?.innerText.startsWith('No DAG')")
+    assert browser.evaluate("document.querySelectorAll('dialog option').length") == 1
+    assert browser.evaluate("document.querySelector('dialog [type=submit]').disabled") is True

@@ -429,13 +429,14 @@ async function ask(action, pipeline, tables) {
     }
   });
   try {
-    [dags] = await Promise.all([dagsFor(action), answers.size || askDatabases(() => {})]);
+    const [found] = await Promise.all([dagsFor(action), answers.size || askDatabases(() => {})]);
+    const own = found.filter((dag) => dag.tags.some((tag) => tag.name === `pipeline:${pipeline.pipeline}`));
+    dags = own.length ? own : found.filter((dag) => !dag.tags.some((tag) => tag.name.startsWith("pipeline:")));
     select.append(...dags.map((dag) => el("option", { value: dag.dag_id }, dag.dag_id)));
-    // A DAG does not say which pipeline it is for, except by a tag: never guess among several pipelines.
-    const own = dags.filter((dag) => dag.tags.some((tag) => tag.name === `pipeline:${pipeline.pipeline}`));
+    // Never guess among several pipelines: the run would change the tables of another one.
     const sole = own.length === 1 ? own[0] : dags.length === 1 && allPipelines().length === 1 ? dags[0] : null;
     if (sole) { select.value = sole.dag_id; select.dispatchEvent(new Event("change")); }
-    if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action, or you may not see it. Copy the examples: pgrepl dags --copy-to DIR`;
+    if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action for this pipeline, or you may not see it. Copy the examples: pgrepl dags --copy-to DIR`;
     start.disabled = !dags.length;
   } catch (error) {
     problem.textContent = error.message;
