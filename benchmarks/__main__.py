@@ -31,6 +31,7 @@ FIGURES = (
     "round_robin",
     "many_tables",
     "partition_ddl",
+    "start",
     "idle",
     "idle_events",
     "receive_s3",
