@@ -329,6 +329,12 @@ def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
     return _say(*sorted(names.values()))
 
 
+def _schema(_: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.settings.schema import pipeline_schema
+
+    return _say(json.dumps(pipeline_schema(), indent=2))
+
+
 def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.source.connection import connect
     from airflow_provider_pgrepl.replication.source.event_trigger import sql, trigger
@@ -493,6 +499,7 @@ COMMANDS: tuple[Command, ...] = (
         _sql,
         (QUERY, AS_OF, FORMAT),
     ),
+    Command("schema", "print the JSON Schema of pipeline files", _schema, has_pipeline=False),
     Command("drift", "compare the tables with the catalog as it is now", _drift, (LOOK_ONLY, JSON)),
     Command(
         "check-migration",

@@ -351,7 +351,7 @@ def test_a_source_that_cannot_be_reached_is_one_sentence_and_may_be_tried_again(
     ("content", "environment", "said"),
     [
         ("{", {}, "not JSON"),
-        ('{"name": "a"}', {}, "missing key"),
+        ('{"name": "a"}', {}, "lake: is missing"),
         (None, {"PGREPL_DSN": ""}, "PGREPL_DSN is not set"),
         (None, {"PGREPL_DSN": "no=such option"}, "cannot be read"),
     ],

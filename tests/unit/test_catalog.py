@@ -97,9 +97,9 @@ def test_without_a_point_nothing_is_known(tmp_path: Path) -> None:
         ),
         ({"target_database": "{schema!r}"}, "has a format"),
         ({"target_database": "{0}"}, r"has \{0\}"),
-        ({"target_schemas": {"public": 3}}, "target_schemas: 'public': its name must be a string"),
+        ({"target_schemas": {"public": 3}}, "target_schemas.public: 3 must be a string"),
         ({"target_tables": {"orders": "o"}}, "target_tables: .*schema-qualified"),
-        ({"target_tables": {"public.orders": ""}}, "and not an empty one"),
+        ({"target_tables": {"public.orders": ""}}, "is empty"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused(

@@ -31,7 +31,7 @@ def test_a_blank_after_the_comma_says_nothing() -> None:
 
 @pytest.mark.parametrize("given", ["strng", "decimal(39,2)", "decimal(2,3)", "array(7)", 5, None, ["string"]])
 def test_a_lake_type_that_there_is_not_is_refused_with_its_column(given: object) -> None:
-    with pytest.raises(ConfigError, match=r"^types: public\.t\.c: ") as caught:
+    with pytest.raises(ConfigError, match=r"^types\[\"public\.t\.c\"\]: ") as caught:
         made(types={"public.t.c": given})
     assert "types.md" in caught.value.hint
 

@@ -102,7 +102,7 @@ def test_the_endpoint_of_metrics_is_left_out_with_port_0():
         ({"PGREPL_PIPELINE_OPTIONS": "[]"}, "PGREPL_PIPELINE_OPTIONS: must be an object"),
         ({"PGREPL_PIPELINE_OPTIONS": '{"lake": "/x"}'}, "lake: creek's own variables set this already"),
         ({"PROMETHEUS_PORT": "x"}, "metrics"),
-        ({"PGREPL_PIPELINE_OPTIONS": '{"nonsense": 1}'}, "unknown key 'nonsense'"),
+        ({"PGREPL_PIPELINE_OPTIONS": '{"nonsense": 1}'}, "nonsense: unknown key"),
         ({"NATS_NAMESPACE": "a.b"}, "namespace"),
     ],
 )

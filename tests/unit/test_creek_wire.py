@@ -229,7 +229,7 @@ def test_a_wide_row_is_creeks_and_another_decoder_reads_it():
             ["infinity", datetime(2024, 1, 1, tzinfo=UTC)],
         ),
         (array_column("v", 1700, typmod=((6 << 16) | 2) + 4), "{1.25,0.00}", [Decimal("1.25"), Decimal(0)]),
-        (column("v", 23, choice=ColumnChoice(LakeType("string"))), "12", "12"),
+        (column("v", 23, choice=ColumnChoice(lake_type=LakeType("string"))), "12", "12"),
         (column("Straße 1", 25), "x", "x"),
     ],
 )

@@ -156,9 +156,9 @@ def test_debezium_encoder_rejects_unrepresentable_value(encode, text):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"target": "kafka", "format": "debezium"}, "has no database"),
-        ({"target": "kafka", "database": "shop"}, "database and schemas are of format debezium"),
-        ({"target": "kafka", "schemas": True}, "database and schemas are of format debezium"),
+        ({"target": "kafka", "format": "debezium"}, "database: is missing"),
+        ({"target": "kafka", "database": "shop"}, "database: is of format debezium"),
+        ({"target": "kafka", "schemas": True}, "schemas: is of format debezium"),
         (
             {"target": "nats", "database": "shop", "format": "avro"},
             "format: 'avro' is not of target 'nats'",

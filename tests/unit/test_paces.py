@@ -114,8 +114,11 @@ def test_old_writes_do_not_count_toward_write_amplification():
         ({"max_staleness_s": 0.5}, "must not be less than freshness_s"),
         ({"per_table": {"public.t": {"freshness_s": "1"}}}, "must be a number"),
         ({"per_table": {"public.t": {"freshness_s": True}}}, "must be a number"),
-        ({"per_table": {"public.t": {"write_amplification": -1}}}, "of public.t: -1 must be greater than 0"),
-        ({"per_table": {"public.t": {"freshness_s": 61}}}, "per_table: public.t: max_staleness_s"),
+        (
+            {"per_table": {"public.t": {"write_amplification": -1}}},
+            "write_amplification: -1 must be greater than 0",
+        ),
+        ({"per_table": {"public.t": {"freshness_s": 61}}}, 'per_table["public.t"].max_staleness_s'),
         ({"per_table": {"public.t": {"freshness_s": 1e30}}}, "must not be more than"),
     ],
 )

@@ -187,7 +187,7 @@ def test_rules_of_another_table_do_not_concern_it():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"hash_columns": ["email"]}, "hash_columns: 'email' is not a column's full name"),
+        ({"hash_columns": ["email"]}, r"hash_columns\[0\]: 'email' is not a column's full name"),
         (
             {"hash_columns": ["a.b.c"], "mask_columns": ["a.b.c"]},
             "c is named by hash_columns and by mask",
@@ -196,16 +196,16 @@ def test_rules_of_another_table_do_not_concern_it():
             {"exclude_columns": ["a.b.c"], "rename_columns": {"a.b.c": "d"}},
             "exclude_columns and by rename",
         ),
-        ({"rename_columns": {"a.b.c": 1}}, "rename_columns: a.b.c: 1 is no name"),
+        ({"rename_columns": {"a.b.c": 1}}, r"rename_columns\[.a\.b\.c.\]: 1 must be a string"),
         ({"rename_columns": {"a.b.c": ""}}, "is no name of a column"),
         ({"rename_columns": {"a.b.c": "x", "a.b.d": "x"}}, "two columns of a.b are to be called 'x'"),
         ({"rename_columns": ["a.b.c"]}, "must be an object"),
-        ({"rename_columns": {"a.b.c": "\ud800"}}, "is no name of a column"),
-        ({"rename_columns": {"a.b.c": "x", 'a."b".c': "y"}}, "named twice, written in two ways"),
+        ({"rename_columns": {"a.b.c": "\ud800"}}, "half a character"),
+        ({"rename_columns": {"a.b.c": "x", 'a."b".c': "y"}}, "are the same"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(given, says):
-    with pytest.raises(ConfigError, match=rf"publishers: p: .*{says}"):
+    with pytest.raises(ConfigError, match=rf"publishers\.p.*{says}"):
         parse_publisher("shop", "p", {"target": "kafka", **given})
 
 

@@ -170,10 +170,10 @@ def test_replaced_publisher_cannot_save_progress_or_skipped_events(tmp_path: Pat
 @pytest.mark.parametrize(
     ("publishers", "says"),
     [
-        ({"a": {}}, "publishers: a has no target"),
-        ({"a": 1}, "publishers: a must be an object"),
+        ({"a": {}}, "publishers.a.target: is missing"),
+        ({"a": 1}, "publishers.a: 1 must be an object"),
         ({"A": {"target": "rabbitmq"}}, "may hold only a-z"),
-        ({"a": {"target": "pulsar"}}, "publishers: a: target: 'pulsar' must be one of 'rabbitmq'"),
+        ({"a": {"target": "pulsar"}}, "publishers.a.target: 'pulsar' must be one of 'rabbitmq'"),
         ({"a": {"target": "kafka", "topic": "a b"}}, "topic: 'a b' may hold A-Z"),
         ({"a": {"target": "kafka", "topic": "{name}"}}, "topic: '{name}' may hold A-Z"),
         (
@@ -193,20 +193,20 @@ def test_replaced_publisher_cannot_save_progress_or_skipped_events(tmp_path: Pat
             {name: {"target": "kafka"} for name in "ab"},
             "a and b both send to the topics shop.{schema}.{table}",
         ),
-        ({"a": {"target": "rabbitmq", "queue": 1}}, "unknown key 'queue'"),
+        ({"a": {"target": "rabbitmq", "queue": 1}}, "publishers.a.queue: unknown key"),
         ({"a": {"target": "rabbitmq", "tables": []}}, "tables: none is named"),
-        ({"a": {"target": "rabbitmq", "tables": ["t"]}}, "publishers: a: tables: 't' is not"),
-        ({"a": {"target": "rabbitmq", "max_event_bytes": 0}}, "max_event_bytes: must be greater than 0"),
-        ({"a": {"target": "rabbitmq", "publish_keep_h": -1.0}}, "publish_keep_h: must be greater"),
+        ({"a": {"target": "rabbitmq", "tables": ["t"]}}, "publishers.a.tables[0]: 't' is not"),
+        ({"a": {"target": "rabbitmq", "max_event_bytes": 0}}, "max_event_bytes: 0 must be greater than 0"),
+        ({"a": {"target": "rabbitmq", "publish_keep_h": -1.0}}, "publish_keep_h: -1.0 must be greater"),
         ({"a": {"target": "rabbitmq", "metrics": "9187"}}, "'9187' is no address"),
         ({"a": {"target": "rabbitmq", "exchange": "amq.topic"}}, "the broker's own"),
         ({"a": {"target": "rabbitmq", "exchange": "x" * 256}}, "longer than the 255 bytes"),
         ({name: {"target": "rabbitmq"} for name in "ab"}, "a and b both send to exchange pgrepl.shop"),
-        ({"a": {"target": "nats"}}, "publishers: a has no database"),
+        ({"a": {"target": "nats"}}, "publishers.a.database: is missing"),
         ({"a": {"target": "nats", "database": "a.b"}}, "database: may hold only"),
         ({"a": {"target": "nats", "database": "d", "namespace": ""}}, "namespace: may hold only"),
         ({"a": {"target": "nats", "database": "d", "exchange": "e"}}, "exchange: is of target 'rabbitmq'"),
-        ({"a": {"target": "rabbitmq", "database": "d"}}, "database and schemas are of format debezium"),
+        ({"a": {"target": "rabbitmq", "database": "d"}}, "publishers.a.database: is of format debezium"),
         (
             {
                 "a": {

@@ -35,9 +35,9 @@ from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.business_events import (
+    EventRule,
     FieldMapping,
     Outbox,
-    Rule,
     is_own_header,
 )
 from airflow_provider_pgrepl.replication.values.scalars import Binary
@@ -88,7 +88,7 @@ may be passed to it more than once.
 """
 
 
-def transform_of(rule: Rule) -> Transform:
+def transform_of(rule: EventRule) -> Transform:
     """Return the transform of a rule. Raises ConfigError for a function that cannot be imported."""
     if isinstance(rule, Outbox):
         return lambda change: _of_outbox(rule, change)

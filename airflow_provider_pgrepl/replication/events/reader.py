@@ -52,7 +52,7 @@ from airflow_provider_pgrepl.replication.events.relations import (
 from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues, UnchangedValues
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.publisher import Unchanged
+from airflow_provider_pgrepl.replication.settings.publisher_sections import Unchanged
 from airflow_provider_pgrepl.replication.settings.tables import TableChoices
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule, frozen
+from airflow_provider_pgrepl.replication.settings.rules import TABLE, filled, matching
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -22,6 +23,19 @@ _ROUTING_HEADERS = ("CC", "BCC")
 """RabbitMQ sends copies to the routing keys in these headers ("Sender-selected Distribution")."""
 
 
+def is_own_header(name: str) -> bool:
+    """Return True if the publisher, or the broker, uses a header of this name itself."""
+    return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.lower().startswith(_OWN_PREFIXES)
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    if own := sorted(filter(is_own_header, headers)):
+        raise ValueError(f"{own[0]!r} is a header of the publisher's own")
+
+
+_Column = Annotated[str, filled(_REFERENCE, "must be a column's name")]
+
+
 @dataclass(frozen=True)
 class Outbox:
     """An insert-only table whose rows are events. `headers` maps names of headers to columns.
@@ -30,13 +44,22 @@ class Outbox:
     column names that Debezium's outbox event router expects.
     """
 
-    table: TableName
-    id: str | None = "id"
-    route: str | None = "aggregatetype"
-    key: str | None = "aggregateid"
-    type: str | None = "type"
-    payload: str = "payload"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    table: Annotated[TableName, TABLE]
+    """The table itself, as `schema.table`."""
+    id: _Column | None = "id"
+    """The column of the application's own ID of the event: header `event_id`."""
+    route: _Column | None = "aggregatetype"
+    """The column of the event's route, which the publisher's setting `route` uses."""
+    key: _Column | None = "aggregateid"
+    """The column of the message's key: events with the same key keep their order."""
+    type: _Column | None = "type"
+    """The column of the event's type."""
+    payload: _Column = "payload"
+    """The column of the body: text is sent unchanged, JSON on one line, `bytea` as bytes."""
+    headers: Annotated[dict[str, str], Rule(_check_headers, "call it otherwise")] = field(
+        default_factory=dict
+    )
+    """By header, a column whose value as text is sent; NULL sends no header."""
 
 
 @dataclass(frozen=True)
@@ -47,95 +70,44 @@ class FieldMapping:
     before it. `key`: a column; default: the row's key.
     """
 
-    fields: Mapping[str, str]
-    ops: tuple[str, ...] = OPERATIONS[:3]
+    fields: Annotated[dict[str, str], filled(_REFERENCE)]
+    """The body, a JSON object: by name, a column of the row after the change; for a delete, before it."""
+    ops: Annotated[tuple[Literal["insert", "update", "delete"], ...], filled(_REFERENCE)] = (
+        "insert",
+        "update",
+        "delete",
+    )
+    """The operations that produce an event."""
     type: str = ""
+    """The event's type; empty: the operation."""
     route: str = ""
+    """The event's route; empty: the table."""
     key: str | None = None
+    """A column; null: the row's key."""
 
 
-Rule = Outbox | FieldMapping | str
+EventRule = Outbox | FieldMapping | str
 """A string is the location of a function, `module:function`."""
 
 
-def is_own_header(name: str) -> bool:
-    """Return True if the publisher, or the broker, uses a header of this name itself."""
-    return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.lower().startswith(_OWN_PREFIXES)
+FUNCTION_PROBLEM = ("is no place of a function", 'give it as "package.module:function"')
+OutboxObject = Annotated[dict[str, Any], Fields(Outbox, "business-events", may_be_empty=True)]
+TransformValue = (
+    Annotated[str, matching(FUNCTION.pattern, *FUNCTION_PROBLEM)]
+    | Annotated[dict[str, Any], Fields(FieldMapping, "business-events")]
+)
+"""The settings' types of `outbox`, and of a table in `transform`."""
 
 
-def parse_rules(outbox: Mapping[str, Any], transform: Mapping[str, Any]) -> dict[TableName, Rule]:
-    """Return the rule of each table in `outbox` and `transform`. Raises ConfigError, naming the setting."""
-    found: dict[TableName, Rule] = {}
+def parse_rules(outbox: Mapping[str, Any], transform: Mapping[str, Any]) -> dict[TableName, EventRule]:
+    """Return the rule of each table in `outbox` and `transform`. Raises ConfigError for a table in both."""
+    found: dict[TableName, EventRule] = {}
     if outbox:
-        made = _parse_outbox(outbox)
-        found[made.table] = made
+        table = TableName.parse(outbox["table"])
+        found[table] = Outbox(**{**outbox, "table": table})
     for name, given in transform.items():
-        table = _table("transform", name)
+        table = TableName.parse(name)
         if table in found:
-            raise ConfigError(f"transform: {table} is named by outbox, or twice")
-        found[table] = _parse_transform(f"transform: {name}", given)
+            raise ConfigError(f"{table} is named by outbox and by transform")
+        found[table] = given if isinstance(given, str) else FieldMapping(**frozen(given))
     return found
-
-
-def _parse_outbox(given: Mapping[str, Any]) -> Outbox:
-    values = _known("outbox", given, Outbox)
-    headers = values.get("headers", {})
-    if "table" not in values:
-        raise ConfigError("outbox has no table", _REFERENCE)
-    _check_texts("outbox: headers", headers)
-    if own := sorted(filter(is_own_header, headers)):
-        raise ConfigError(
-            f"outbox: headers: {own[0]!r} is a header of the publisher's own", "call it otherwise"
-        )
-    for name in ("id", "route", "key", "type", "payload"):
-        may_be_none = name != "payload"
-        is_name = isinstance(values.get(name, name), str) and values.get(name, name)
-        if not is_name and not (may_be_none and values[name] is None):
-            raise ConfigError(f"outbox: {name}: {values[name]!r} must be a column's name", _REFERENCE)
-    return Outbox(**{**values, "table": _table("outbox: table", values["table"])})
-
-
-def _parse_transform(where: str, given: object) -> Rule:
-    if isinstance(given, str):
-        if not FUNCTION.fullmatch(given):
-            raise ConfigError(
-                f"{where}: {given!r} is no place of a function", 'give it as "package.module:function"'
-            )
-        return given
-    values = _known(where, given, FieldMapping)
-    if not values.get("fields"):
-        raise ConfigError(f"{where} has no fields", _REFERENCE)
-    _check_texts(f"{where}: fields", values["fields"])
-    ops = values.get("ops", list(OPERATIONS[:3]))
-    if not isinstance(ops, list) or not ops or not all(one in OPERATIONS[:3] for one in ops):
-        raise ConfigError(f"{where}: ops: {ops!r} must be a list of insert, update and delete")
-    for name in ("type", "route", "key"):
-        if name in values and not isinstance(values[name], str):
-            raise ConfigError(f"{where}: {name}: {values[name]!r} must be a string")
-    return FieldMapping(**{**values, "ops": tuple(ops)})
-
-
-def _known(where: str, given: object, kind: type) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        functions = "" if kind is Outbox else ', or a function as "package.module:function"'
-        raise ConfigError(f"{where} must be an object{functions}", _REFERENCE)
-    known = [one.name for one in dataclasses.fields(kind)]
-    if unknown := sorted(set(given) - set(known)):
-        raise ConfigError(
-            f"{where} has unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, known)
-        )
-    return dict(given)
-
-
-def _check_texts(where: str, given: object) -> None:
-    if not isinstance(given, dict) or not all(isinstance(one, str) for one in given.values()):
-        raise ConfigError(f"{where} must be an object whose values are columns' names", _REFERENCE)
-
-
-def _table(where: str, given: object) -> TableName:
-    if str(given).endswith(".*"):
-        raise ConfigError(f"{where}: {given} is no single table", "name each as schema.name")
-    try:
-        return TableName.parse(str(given))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}", "name a table as schema.name") from None

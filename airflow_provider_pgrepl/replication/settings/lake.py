@@ -8,12 +8,14 @@ of lowercase letters, digits and `_`, which all of them accept.
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import NamedTuple
 
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 S3, GOOGLE, AZURE = "s3", "gs", "abfss"
@@ -38,6 +40,8 @@ _BUCKETS = {
 # recognize hosts of Azure's other clouds, such as that of China.
 _AZURE_HOST = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@([a-z0-9]{3,24})\.dfs\.core\.windows\.net")
 _FIELDS = ("pipeline", "schema", "table")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
 _OTHERS = re.compile(r"[^a-z0-9_]")
 
 
@@ -54,6 +58,39 @@ def parse_uri(lake: str) -> tuple[str, str, str] | None:
     """Return scheme (lowercase), host and path of a URI; None for a path of this host."""
     match = _URI.fullmatch(lake)
     return None if match is None else (match[1].lower(), match[2], match[3])
+
+
+def check_lake(lake: str) -> None:
+    """Raise ConfigError for a lake root that is neither an absolute path nor a place in a supported store."""
+    if not lake.strip():
+        raise ConfigError("is empty", "give the path under which the lake tables are to be")
+    if _CREDENTIALS.match(lake):
+        raise ConfigError(
+            "the URI holds credentials",
+            "those of a store come from the environment or an Airflow connection, never from the file",
+        )
+    if lake.startswith("/") and posixpath.normpath(lake).strip("/") == "":
+        raise ConfigError(
+            "is the root of the file system, in which folders of others lie",
+            "give a folder for this pipeline alone, as /srv/lake",
+        )
+    if lake != lake.strip():
+        raise ConfigError("begins or ends with a blank", "give the path without it")
+    if _SCHEME.match(lake) and (fault := fault_of_uri(lake)):
+        raise ConfigError(fault, f"give {EXAMPLES}")
+    if any(mark in lake for mark in ("{{", "{%")):
+        raise ConfigError(
+            f"{lake!r} holds a template that was not rendered",
+            "Airflow renders templates in a dict or JSON text that an operator has as `pipeline`, in no file:"
+            " write the path itself",
+        )
+    if "%" in lake:
+        raise ConfigError("must not contain %", "Delta readers decode it in some places only")
+    if not (lake.startswith(("/", "~")) or _SCHEME.match(lake)):
+        raise ConfigError(
+            f"{lake!r} is a relative path, and each process would start from its own folder",
+            "give the whole path, as /srv/lake",
+        )
 
 
 def fault_of_uri(lake: str) -> str:
@@ -146,34 +183,20 @@ class CatalogNames:
         return _plain(self.database.format(**told)), _plain(name + ending)
 
 
-def faults_of_names(
-    database: str, table: str, schemas: Mapping[str, object], tables: Mapping[str, object]
-) -> Iterator[tuple[str, str | None, str]]:
-    """Yield (setting, key, reason) for each invalid setting of names. The key is None for a template."""
-    for setting, text, needed in (("target_database", database, ""), ("target_table", table, "table")):
-        if fault := _fault_of_template(text, needed):
-            yield setting, None, fault
-    for setting, given in (("target_schemas", schemas), ("target_tables", tables)):
-        for named, name in given.items():
-            if not isinstance(name, str) or not name:
-                yield setting, named, "its name must be a string, and not an empty one"
-
-
-def _fault_of_template(text: str, needed: str) -> str:
-    """Return the reason why a template is invalid; "" if it is valid. `needed`: a field it must contain."""
+def check_template(text: str, needed: str = "") -> None:
+    """Raise ValueError for an invalid template of names. `needed`: a field that it must contain."""
     try:
         parts = list(Formatter().parse(text))
     except ValueError as error:
-        return f"{text!r} is no template: {error}"
+        raise ValueError(f"{text!r} is no template: {error}") from None
     fields = [field for _, field, spec, conversion in parts if field is not None]
-    unknown = [field for field in fields if field not in _FIELDS]
-    if unknown:
-        return f"{text!r} has {{{unknown[0]}}}; there are {', '.join(f'{{{name}}}' for name in _FIELDS)}"
+    if unknown := [field for field in fields if field not in _FIELDS]:
+        known = ", ".join(f"{{{name}}}" for name in _FIELDS)
+        raise ValueError(f"{text!r} has {{{unknown[0]}}}; there are {known}")
     if any(spec or conversion for _, _, spec, conversion in parts):
-        return f"{text!r} has a format, which names need not"
+        raise ValueError(f"{text!r} has a format, which names need not")
     if needed and needed not in fields:
-        return f"{text!r} lacks {{{needed}}}, without which all tables would have one name"
-    return ""
+        raise ValueError(f"{text!r} lacks {{{needed}}}, without which all tables would have one name")
 
 
 def _plain(name: str) -> str:

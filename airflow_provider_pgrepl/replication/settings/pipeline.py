@@ -1,120 +1,75 @@
-"""The configuration of one pipeline: immutable, validated, read from JSON and written to it."""
+"""A pipeline: its settings, read from a pipeline file and checked. All reading goes through `Pipeline`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.runtime.process_io import read_text
-from airflow_provider_pgrepl.replication.settings.checks import check_settings, check_texts
+from airflow_provider_pgrepl.replication.settings.checks import CHECKS, check_publishers
+from airflow_provider_pgrepl.replication.settings.document import YAML_ENDINGS, read_json, read_yaml
 from airflow_provider_pgrepl.replication.settings.lake import canonical, is_object_store
+from airflow_provider_pgrepl.replication.settings.mistakes import Fields, check_together, frozen, refuse
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
+from airflow_provider_pgrepl.replication.settings.sections import (
+    TABLE_FIELDS,
+    Applying,
+    CatalogTemplates,
+    LakeLayout,
+    PerTable,
+    PointsAndMaintenance,
+    Publishing,
+    Receiving,
+    Snapshotting,
+    SourceSettings,
+)
 from airflow_provider_pgrepl.replication.settings.tables import (
     COLUMN_FIELDS,
-    POLICIES,
+    SHAPES_COPY,
     ColumnChoice,
-    Deletes,
-    Infinity,
+    ColumnSettings,
     LakeType,
-    Merge,
-    NewTables,
-    NumericNan,
-    OnDrift,
     TableChoices,
+    TablePolicies,
     TablePolicy,
-    Truncate,
 )
 
 _REFERENCE = errors.reference("pipeline")
-
-MIB = 1 << 20
-_OF_ALL_COLUMNS = ("infinity", "numeric_nan", "unconstrained_numeric", "timestamp_without_tz")
-_BOOKKEEPING = ("commit_lsn_column", "commit_ts_column")
-_SHAPING = ("deletes", "history", "partition_by")
+_SCHEMA = "$schema"
+"""The key by which an editor finds the JSON Schema of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class Pipeline(
+    SourceSettings,
+    LakeLayout,
+    ColumnSettings,
+    TablePolicies,
+    PerTable,
+    Receiving,
+    Applying,
+    PointsAndMaintenance,
+    Snapshotting,
+    Publishing,
+    CatalogTemplates,
+):
     """The settings of a pipeline: one source database, one slot, one publication, one lake root.
 
-    Raises ConfigError, naming the field, if a value is invalid.
+    Raises ConfigError if a value is invalid. The error names every mistake with its path.
     """
 
-    name: str
-    lake: str
-    tables: tuple[str, ...]
-    insert_only: tuple[str, ...] = ()
-    conn_id: str = "pgrepl_default"
-    state_conn_id: str | None = None
-    lake_conn_id: str | None = None
-    slot: str = ""
-    publication: str = ""
-    publication_mode: Literal["create", "use"] = "create"
-    lake_tables: Literal["all", "none"] = "all"
-    types: dict[str, str] = field(default_factory=dict)
-    text_columns: tuple[str, ...] = ()
-    exclude_columns: tuple[str, ...] = ()
-    infinity: Infinity = "error"
-    numeric_nan: NumericNan = "error"
-    unconstrained_numeric: str = "string"
-    timestamp_without_tz: Literal["ntz", "string"] = "ntz"
-    truncate: Truncate = "apply"
-    deletes: Deletes = "hard"
-    history: bool = False
-    on_drift: OnDrift = "evolve"
-    merge: Merge = "auto"
-    freshness_s: float = 1.0
-    max_staleness_s: float = 60.0
-    write_amplification: float = 20.0
-    cluster_by: tuple[str, ...] = ()
-    new_tables: NewTables = "add"
-    event_trigger: bool = False
-    trust_table_owners: bool = False
-    protect_source: bool = False
-    wal_budget: int | None = None
-    on_wal_budget: Literal["alert", "drop_slot"] = "alert"
-    per_table: dict[str, Any] = field(default_factory=dict)
-    per_column: dict[str, Any] = field(default_factory=dict)
-    commit_lsn_column: bool = True
-    commit_ts_column: bool = True
-    flush_interval_s: float = 1.0
-    flush_bytes: int = 64 * MIB
-    part_bytes: int = 32 * MIB
-    receive_buffer_bytes: int = 64 * MIB
-    message_bytes: int = 4 * MIB
-    message_prefixes: tuple[str, ...] = ("*",)
-    trigger_interval_s: float = 0.0
-    batch_bytes: int = 64 * MIB
-    slice_bytes: int = 64 * MIB
-    changelog_retention_h: float = 168.0
-    points_every_s: float = 60.0
-    points_keep_all_h: float = 1.0
-    points_thin_min: float = 10.0
-    points_keep_h: float = 168.0
-    points_bytes: float = 1.25
-    maintenance_interval_s: float = 600.0
-    snapshot_range_bytes: int = 128 * MIB
-    lock_timeout_s: float = 10.0
-    slot_timeout_s: float = 60.0
-    reconnect_s: float = 60.0
-    publishers: dict[str, Any] = field(default_factory=dict)
-    target_database: str = "{pipeline}"
-    target_table: str = "{schema}_{table}"
-    target_schemas: dict[str, str] = field(default_factory=dict)
-    target_tables: dict[str, str] = field(default_factory=dict)
-
     def __post_init__(self) -> None:
-        check_texts(self)
+        _check(vars(self))
         for name in ("slot", "publication"):
             if not getattr(self, name):
                 object.__setattr__(self, name, f"pgrepl_{self.name}")
-        check_settings(self)
 
     def publisher(self, name: str) -> PublisherSettings:
         """Return the settings of a publisher. Raises ConfigError if there is no publisher of this name."""
@@ -132,9 +87,10 @@ class Pipeline:
         own: dict[str, Any] = next(
             (given for name, given in self.per_table.items() if TableName.parse(name) == table), {}
         )
+        # Only `per_table` can set `partition_by`, so the pipeline has no such attribute.
+        policies = {name: own.get(name, getattr(self, name, None)) for name in TABLE_FIELDS.fields}
         return TableChoices(
-            # Only `per_table` can set `partition_by`, so the pipeline has no such attribute.
-            TablePolicy(**{name: _frozen(own.get(name, getattr(self, name, None))) for name in POLICIES}),
+            TablePolicy(**frozen(policies)),
             {column: self._column_choice(column, named) for column in columns},
             self._column_choice(None, {}),
             named,
@@ -192,68 +148,56 @@ class Pipeline:
             ) from None
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        """Return the text of a pipeline file with all settings."""
+        return json.dumps({name: getattr(self, name) for name in PIPELINE_FIELDS.fields}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Pipeline:
-        """Parse a pipeline file's text. Raises ConfigError, naming the invalid key or value."""
-        try:
-            fields = json.loads(text, object_pairs_hook=_object)
-        except ConfigError:
-            raise
-        except (ValueError, RecursionError) as error:  # also if digits or nesting exceed Python's limits
-            raise ConfigError(
-                f"the pipeline file is not JSON that can be read: {error}",
-                "correct it there: names and texts are in double quotes, and neither a comment nor a comma"
-                " before ] or } is JSON",
-            ) from None
-        if not isinstance(fields, dict):
-            raise ConfigError("the pipeline file must hold one JSON object", _REFERENCE)
-        return cls.from_dict(fields)
+        """Read the text of a JSON pipeline file. Raises ConfigError, naming every mistake."""
+        return cls.from_dict(read_json(text))
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Pipeline:
-        known = {known.name: known for known in dataclasses.fields(cls)}
-        if "partition_by" in fields:
-            raise ConfigError(
-                "partition_by: is said of single tables, in per_table",
-                'write "per_table": {"public.orders": {"partition_by": "month(placed_at)"}}',
-            )
-        unknown = sorted(set(fields) - set(known))
-        if unknown:
-            raise ConfigError(
-                f"unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, known)
-            )
-        missing = [name for name in ("name", "lake", "tables") if name not in fields]
-        if missing:
-            raise ConfigError(f"missing key {', '.join(map(repr, missing))}", _REFERENCE)
-        values: dict[str, Any] = {key: _frozen(value) for key, value in fields.items()}
-        return cls(**values)
+    def from_dict(cls, fields: Mapping[str, Any]) -> Pipeline:
+        """Return a pipeline with the settings of a file. Raises ConfigError, naming every mistake."""
+        given = frozen({name: value for name, value in fields.items() if name != _SCHEMA})
+        _check(given)
+        return cls(**given)
 
     @classmethod
     def read(cls, path: str | Path) -> Pipeline:
-        """Read a pipeline file. Raises ConfigError, naming the file."""
+        """Read a pipeline file, JSON or, by its ending, YAML. Raises ConfigError, naming the file."""
         text = read_text("pipeline file", path)
         try:
-            return cls.from_json(text)
+            return cls.from_dict((read_yaml if Path(path).suffix in YAML_ENDINGS else read_json)(text))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.message}", error.hint) from None
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+PIPELINE_FIELDS = Fields(
+    Pipeline,
+    "pipeline",
+    misplaced={
+        "partition_by": "it is set for single tables, in per_table:"
+        ' "per_table": {"public.orders": {"partition_by": "month(placed_at)"}}'
+    },
+)
+"""The settings of a pipeline file."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict. Raises ConfigError for a duplicate key.
+def _check(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError with every mistake of a pipeline's settings."""
+    values = {**PIPELINE_FIELDS.defaults, **given}
+    found = check_together(values, list(PIPELINE_FIELDS.mistakes(given)), CHECKS)
+    if isinstance(values["publishers"], dict):
+        # A publisher with a mistake is compared, too, because a mistake concerns one of its settings only.
+        others = [mistake for mistake in found if mistake.path[0] != "publishers"]
+        found += check_together(values, others, (check_publishers,))
+    refuse(found)
 
-    Python's parser would silently use the last value of a duplicate key.
-    """
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        doubled = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-        raise ConfigError(f"the pipeline file has key {', '.join(map(repr, doubled))} twice in one object")
-    return found
+
+def _shaping(hints: Mapping[str, Any]) -> list[str]:
+    """Return the settings that apply from a table's next snapshot on."""
+    return [name for name, hint in hints.items() if any(one is SHAPES_COPY for one in get_args(hint))]
 
 
 def copied_choices(running: Pipeline, config: str | None, table: TableName) -> TableChoices:
@@ -267,7 +211,7 @@ def copied_choices(running: Pipeline, config: str | None, table: TableName) -> T
     if config is None:
         return now
     then = Pipeline.from_json(config).choices(table)
-    shape = {name: getattr(then.policy, name) for name in _SHAPING}
+    shape = {name: getattr(then.policy, name) for name in _shaping(TABLE_FIELDS.hints)}
     return dataclasses.replace(then, policy=dataclasses.replace(now.policy, **shape))
 
 
@@ -280,9 +224,10 @@ def changed_choices(running: Pipeline, config: str | None, table: TableName) -> 
         return []
     copied = Pipeline.from_json(config)
     now, then = running.choices(table), copied.choices(table)
-    named = [name for name in COLUMN_FIELDS if now.named[name] != then.named[name]]
-    plain = [
-        name for name in (*_OF_ALL_COLUMNS, *_BOOKKEEPING) if getattr(running, name) != getattr(copied, name)
+    policies = _shaping(TABLE_FIELDS.hints)
+    plain = [name for name in _shaping(PIPELINE_FIELDS.hints) if name not in policies]
+    return [
+        *(name for name in COLUMN_FIELDS if now.named[name] != then.named[name]),
+        *(name for name in plain if getattr(running, name) != getattr(copied, name)),
+        *(name for name in policies if getattr(now.policy, name) != getattr(then.policy, name)),
     ]
-    policies = [name for name in _SHAPING if getattr(now.policy, name) != getattr(then.policy, name)]
-    return [*named, *plain, *policies]

@@ -6,16 +6,41 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from typing import Annotated
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.settings.mistakes import Rule
+from airflow_provider_pgrepl.replication.settings.rules import COLUMN_HINT, filled
 
-HINT = "name a column as schema.table.column"
 _MOST_BYTES = 255
 """The maximum size of a new column name. PostgreSQL's own names have at most 63 bytes."""
 Values = frozenset[str | None]
 """Text values as PostgreSQL writes them; None is NULL."""
-_HINT = 'give the values of its columns, as {"status": ["paid", "shipped"]}'
+
+
+def _check_name(name: str) -> None:
+    if not name or "\0" in name or len(name.encode(errors="surrogatepass")) > _MOST_BYTES:
+        raise ValueError(f"{name!r} is no name of a column")
+
+
+_ROWS_HINT = 'give the values of its columns, as {"status": ["paid", "shipped"]}'
+_VALUE_HINT = Rule(hint="give another value as a string, as PostgreSQL writes it: '12.50'")
+_Value = str | int | bool | None
+NewName = Annotated[str, Rule(_check_name, f"give a string of at most {_MOST_BYTES} bytes")]
+"""A setting's type: the new name of a column."""
+OfRows = Annotated[
+    dict[
+        str,
+        Annotated[
+            _Value
+            | Annotated[tuple[_Value, ...], filled(_ROWS_HINT, "no value is given: no row would be sent")],
+            _VALUE_HINT,
+        ],
+    ],
+    filled(_ROWS_HINT, "names no column"),
+]
+"""A setting's type: the allowed values of a table's columns."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +77,7 @@ class ColumnRules:
         rename_columns: Mapping[str, str],
     ) -> ColumnRules:
         """Create the rules from a publisher's settings. Raises ConfigError, naming the setting."""
-        for given, name in rename_columns.items():
-            if not _is_name(name):
-                raise ConfigError(
-                    f"rename_columns: {given}: {name!r} is no name of a column",
-                    f"give a string of at most {_MOST_BYTES} bytes",
-                )
         renamed = {_column("rename_columns", given): name for given, name in rename_columns.items()}
-        if len(renamed) < len(rename_columns):
-            raise ConfigError("rename_columns: a column is named twice, written in two ways")
         return cls(
             _parse("exclude_columns", exclude_columns),
             _parse("hash_columns", hash_columns),
@@ -87,15 +104,6 @@ class ColumnRules:
         }
 
 
-def _is_name(name: object) -> bool:
-    if not isinstance(name, str) or not name or "\0" in name:
-        return False
-    try:
-        return len(name.encode()) <= _MOST_BYTES
-    except UnicodeEncodeError:
-        return False
-
-
 def _parse(name: str, given: Iterable[str]) -> frozenset[ColumnName]:
     return frozenset(_column(name, column) for column in given)
 
@@ -104,7 +112,7 @@ def _column(name: str, given: str) -> ColumnName:
     try:
         return ColumnName.parse(given)
     except ValueError as error:
-        raise ConfigError(f"{name}: {error}", HINT) from None
+        raise ConfigError(f"{name}: {error}", COLUMN_HINT) from None
 
 
 @dataclass(frozen=True)
@@ -117,39 +125,21 @@ class RowFilter:
     tables: Mapping[TableName, Mapping[str, Values]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, given: Mapping[str, object]) -> RowFilter:
-        """Create the filter from a publisher's settings. Raises ConfigError."""
-        found: dict[TableName, Mapping[str, Values]] = {}
-        for name, columns in given.items():
-            try:
-                table = TableName.parse(name)
-            except ValueError as error:
-                raise ConfigError(f"row_filter: {error}") from None
-            if table in found:
-                raise ConfigError(f"row_filter: {table} is named twice, written in two ways")
-            if not isinstance(columns, Mapping) or not columns:
-                raise ConfigError(f"row_filter: {name} must be an object", _HINT)
-            found[table] = {
-                column: _values(f"row_filter: {name}: {column}", one) for column, one in columns.items()
+    def parse(cls, given: Mapping[str, Mapping[str, object]]) -> RowFilter:
+        """Create the filter from a publisher's settings. Raises ValueError for a name that is not valid."""
+        return cls(
+            {
+                TableName.parse(name): {column: _values(one) for column, one in columns.items()}
+                for name, columns in given.items()
             }
-        return cls(found)
+        )
 
 
-def _values(where: str, given: object) -> Values:
-    several = given if isinstance(given, list | tuple) else [given]
-    if not several:
-        raise ConfigError(f"{where}: no value is given: no row would be sent", _HINT)
-    return frozenset(_text(where, one) for one in several)
+def _values(given: object) -> Values:
+    return frozenset(map(_text, given if isinstance(given, list | tuple) else [given]))
 
 
-def _text(where: str, value: object) -> str | None:
+def _text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    if isinstance(value, int):
-        return str(value)
-    raise ConfigError(
-        f"{where}: {value!r} is neither a string, a whole number, true, false nor null",
-        "give another value as a string, as PostgreSQL writes it: '12.50'",
-    )
+    return ("f", "t")[value] if isinstance(value, bool) else str(value)

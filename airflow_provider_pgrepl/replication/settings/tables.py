@@ -6,12 +6,17 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.postgres.names import show_identifier
-from airflow_provider_pgrepl.replication.settings.fields import describe, is_of
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName, show_identifier
+from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule
+from airflow_provider_pgrepl.replication.settings.rules import (
+    Amount,
+    ColumnText,
+    Seconds,
+    SecondsOrZero,
+    distinct,
+)
 
 PARTITION = "_pgrepl_partition"
 """The lake table's partition column. No column of a source table may have this name."""
@@ -32,9 +37,10 @@ _LAKE_TYPE = re.compile(
 )
 _MAX_PRECISION = 38
 COLUMN_FIELDS = ("types", "text_columns", "exclude_columns", "per_column")
-"""The fields of a pipeline file that name columns."""
-VALUE_CHOICES: dict[str, Any] = {"infinity": Infinity, "numeric_nan": NumericNan}
-"""The settings that `per_column` may have, and their types."""
+"""The settings that name columns."""
+SHAPES_COPY = Rule()
+"""Marks a setting that applies from a table's next snapshot on, because it shapes the lake table."""
+_TYPES_HINT = "see Choices in docs/reference/types.md"
 
 
 @dataclass(frozen=True)
@@ -105,52 +111,123 @@ class LakeType:
         }.get(self.name, self.name)
 
 
-@dataclass(frozen=True)
-class ColumnChoice:
+def _check_lake_type(text: str) -> None:
+    LakeType.parse(text)
+
+
+def _check_numeric(text: str) -> None:
+    try:
+        fits = LakeType.parse(text).name in ("string", "decimal")
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{text!r} must be string or decimal(p,s), with p to {_MAX_PRECISION}")
+
+
+LakeTypeText = Annotated[str, Rule(_check_lake_type, _TYPES_HINT)]
+NumericType = Annotated[str, Rule(_check_numeric, _TYPES_HINT), SHAPES_COPY]
+PartitionText = Annotated[
+    str,
+    Rule(
+        PartitionBy.parse,
+        'write a column, as "region", or year, month or day of one, as "month(placed_at)"; an odd name in'
+        ' quotes: "day(\\"Placed at\\")"',
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValuePolicies:
+    """The handling of values that a lake type cannot hold; also for single columns, in `per_column`."""
+
+    infinity: Annotated[Infinity, SHAPES_COPY] = "error"
+    """What an infinite date or timestamp becomes: `error` stops the table, `null`, or `sentinel`."""
+    numeric_nan: Annotated[NumericNan, SHAPES_COPY] = "error"
+    """What NaN and infinities of a numeric become where the lake type is a decimal: `error` or `null`."""
+
+
+OfColumn = Annotated[dict[str, Any], Fields(ValuePolicies, "pipeline")]
+ColumnValues = Annotated[dict[ColumnText, OfColumn], distinct(ColumnName.parse)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSettings(ValuePolicies):
+    """The storage of columns in the lake."""
+
+    types: Annotated[dict[ColumnText, LakeTypeText], distinct(ColumnName.parse)] = field(default_factory=dict)
+    """The lake type of single columns: `{"public.t.c": "string"}`, see [types](types.md#choices)."""
+    text_columns: tuple[ColumnText, ...] = ()
+    """Columns kept as the text that PostgreSQL writes, as `public.t.c`."""
+    exclude_columns: tuple[ColumnText, ...] = ()
+    """Columns that are written neither to the lake table nor to the changelog; no columns of a key, see
+    [types](types.md#choices).
+    """
+    unconstrained_numeric: NumericType = "string"
+    """Lake type of `numeric` without precision: `string` or `decimal(38,s)`."""
+    timestamp_without_tz: Annotated[Literal["ntz", "string"], SHAPES_COPY] = "ntz"
+    """Lake type of `timestamp`: `ntz` (timestamp without time zone) or `string`, for readers that lack it."""
+    per_column: ColumnValues = field(default_factory=dict)
+    """`infinity`, `numeric_nan` of single columns: `{"public.t.c": {"infinity": "null"}}`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnChoice(ValuePolicies):
     """The settings of one column's values in the lake.
 
-    `lake_type`: None for the default of the column's type. `infinity`: handling of an infinite date or
-    timestamp. `numeric_nan`: handling of NaN and infinity if the lake type is a decimal.
-    `unconstrained_numeric`: the lake type of numeric without precision.
+    `lake_type`: None for the default of the column's type. `unconstrained_numeric`: the lake type of numeric
+    without precision.
     """
 
     lake_type: LakeType | None = None
     excluded: bool = False
-    infinity: Infinity = "error"
-    numeric_nan: NumericNan = "error"
     unconstrained_numeric: LakeType = LakeType("string")
     timestamp_without_tz: Literal["ntz", "string"] = "ntz"
 
 
-@dataclass(frozen=True)
-class TablePolicy:
-    """The settings that determine how a table's changes are applied to the lake.
-
-    - `truncate`: a TRUNCATE empties the lake table (`apply`), is ignored, or stops the table (`error`).
-    - `deletes`: deleted rows are removed (`hard`), or kept and marked (`soft`).
-    - `history`: keep past versions of rows in a separate table.
-    - `on_drift`: the lake table follows a safe change of shape (`evolve`), follows it but leaves out added
-      columns (`ignore`), or stops (`error`).
-    - `merge`: a change rewrites the affected files (`rewrite`), or marks rows in them as deleted and adds a
-      new file (`merge_on_read`); `auto` uses the one that writes less.
-    - `freshness_s`: minimum seconds between two merges.
-    - `write_amplification`: bytes that merges may write for each byte of change, over 1 hour. Above that,
-      changes wait for at most `max_staleness_s` seconds.
-    - `cluster_by`: columns by which rows are sorted when files are rewritten; columns that the table lacks
-      are ignored. Default: the key.
-    - `partition_by`: the partitioning, as PartitionBy parses it.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TablePolicies:
+    """The policies by which changes of a table are applied; also for single tables, in `per_table`."""
 
     truncate: Truncate = "apply"
-    deletes: Deletes = "hard"
-    history: bool = False
+    """The effect of TRUNCATE: `apply` empties the lake table, `ignore` skips it, `error` stops the table."""
+    deletes: Annotated[Deletes, SHAPES_COPY] = "hard"
+    """Deleted rows are removed (`hard`), or stay with `_pgrepl_deleted` true (`soft`)."""
+    history: Annotated[bool, SHAPES_COPY] = False
+    """If true, past versions of rows are kept in a separate table, see [history](history.md)."""
     on_drift: OnDrift = "evolve"
+    """The effect of a change of a table's shape: `evolve` follows safe changes, `ignore` follows them but
+    leaves added columns out, `error` stops the table.
+    """
     merge: Merge = "auto"
-    freshness_s: float = 1.0
-    max_staleness_s: float = 60.0
-    write_amplification: float = 20.0
+    """How changes are written to the files of a lake table: `rewrite`, `merge_on_read`, or `auto`, [the
+    cheaper of the two](policies.md#merge-rewrite-or-on-read).
+    """
+    freshness_s: SecondsOrZero = 1.0
+    """The minimum time between the starts of two merges of a table; [when a table is
+    merged](policies.md#freshness-when-a-table-is-merged).
+    """
+    max_staleness_s: Seconds = 60.0
+    """The maximum time that changes wait for a merge that the next setting delays; not less than
+    `freshness_s`.
+    """
+    write_amplification: Amount = 20.0
+    """How many bytes may be written to the lake for a byte of change, over an hour, in addition to 256 KiB a
+    second; a table above that is merged less often.
+    """
     cluster_by: tuple[str, ...] = ()
-    partition_by: str | None = None
+    """The columns by which rows are ordered when small files of a lake table are compacted, and when files
+    with many deleted rows are rewritten. Columns that a table lacks are ignored; empty: by its key.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePolicy(TablePolicies):
+    """The policies of one table."""
+
+    partition_by: Annotated[PartitionText | None, SHAPES_COPY] = None
+    """The column by which the lake table is partitioned, or `year`, `month` or `day` of one:
+    `month(placed_at)`, see [partitions](policies.md#partitions-of-a-lake-table).
+    """
 
     @property
     def partition(self) -> PartitionBy | None:
@@ -186,21 +263,3 @@ class TableChoices:
         """Return the settings of a column. In a key, infinity and NaN are errors: keys must be exact."""
         choice = self.columns.get(name, self.others)
         return dataclasses.replace(choice, infinity="error", numeric_nan="error") if is_key else choice
-
-
-def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and return the settings of a table or column. Raises ConfigError, naming the invalid setting."""
-    if not isinstance(given, dict):
-        raise ConfigError(f"{field}: {owner} must be given an object, as {{{', '.join(allowed)}}}")
-    for key, value in given.items():
-        if key not in allowed:
-            raise ConfigError(f"{field}: {owner} has unknown key {key!r}", errors.known_keys([key], allowed))
-        if not is_of(value, allowed[key]):
-            raise ConfigError(f"{field}: {key} of {owner}: {value!r} must be {describe(allowed[key])}")
-    return given
-
-
-POLICIES: dict[str, Any] = {
-    field.name: get_type_hints(TablePolicy)[field.name] for field in dataclasses.fields(TablePolicy)
-}
-"""The settings that `per_table` may have, and their types."""

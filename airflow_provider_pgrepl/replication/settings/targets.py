@@ -6,12 +6,12 @@ A new broker or format needs an entry here and its own module: no other code com
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.settings.mistakes import Mistake
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -55,7 +55,7 @@ class TargetKind:
     settings: tuple[str, ...]
     defaults: Callable[[str], Mapping[str, str]]
     place_of: Callable[[PublisherSettings], str]
-    check: Callable[[PublisherSettings, str], None]
+    check: Callable[[PublisherSettings], Iterator[Mistake]]
     anybody: str = ""
     is_keyed: bool = False
     has_hosts: bool = False
@@ -75,7 +75,7 @@ class FormatKind:
     - `unsent`: the required value of `unchanged` without lake tables; empty if any value is allowed.
     """
 
-    check: Callable[[PublisherSettings, str], None]
+    check: Callable[[PublisherSettings], Iterator[Mistake]]
     settings: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     place_of: Callable[[PublisherSettings], str] | None = None
@@ -86,51 +86,55 @@ class FormatKind:
     unsent: str = ""
 
 
-def _check_exchange(settings: PublisherSettings, where: str) -> None:
+def _check_exchange(settings: PublisherSettings) -> Iterator[Mistake]:
     if len(settings.exchange.encode()) > SHORT_TEXT_BYTES:
-        raise ConfigError(f"{where}: exchange: is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows")
+        yield Mistake(("exchange",), f"is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows")
     if settings.exchange.startswith("amq."):
-        raise ConfigError(f"{where}: exchange: names that begin with amq. are the broker's own")
+        yield Mistake(("exchange",), "names that begin with amq. are the broker's own")
 
 
-def _check_stream(settings: PublisherSettings, where: str) -> None:
+def _check_stream(settings: PublisherSettings) -> Iterator[Mistake]:
     if settings.stream and not _STREAM_WORD.fullmatch(settings.stream):
-        raise ConfigError(f"{where}: stream: {_STREAM_RULE}")
+        yield Mistake(("stream",), _STREAM_RULE)
 
 
-def _check_topic(settings: PublisherSettings, where: str) -> None:
+def _check_topic(settings: PublisherSettings) -> Iterator[Mistake]:
     rest = settings.topic.replace("{schema}", "s").replace("{table}", "t")
     if not _TOPIC.fullmatch(rest):
-        raise ConfigError(
-            f"{where}: topic: {settings.topic!r} may hold A-Z, a-z, 0-9, ., _, -, {{schema}} and {{table}}",
+        yield Mistake(
+            ("topic",),
+            f"{settings.topic!r} may hold A-Z, a-z, 0-9, ., _, -, {{schema}} and {{table}}",
             'as "shop.{schema}.{table}"',
         )
     if settings.tombstones and not ("{schema}" in settings.topic and "{table}" in settings.topic):
-        raise ConfigError(
-            f"{where}: tombstones: several tables would share a topic, and rows of one delete another's",
+        yield Mistake(
+            ("tombstones",),
+            "several tables would share a topic, and rows of one delete another's",
             "have topic hold {schema} and {table}",
         )
 
 
-def _check_no_database(settings: PublisherSettings, where: str) -> None:
-    if settings.database or settings.schemas:
-        raise ConfigError(f"{where}: database and schemas are of format debezium", _REFERENCE)
+def _check_no_database(settings: PublisherSettings) -> Iterator[Mistake]:
+    for name in ("database", "schemas"):
+        if getattr(settings, name):
+            yield Mistake((name,), "is of format debezium", _REFERENCE)
 
 
-def _check_debezium(settings: PublisherSettings, where: str) -> None:
+def _check_debezium(settings: PublisherSettings) -> Iterator[Mistake]:
     if not settings.database:
-        raise ConfigError(f"{where} has no database", "name that of the source: it is part of each event")
+        yield Mistake(("database",), "is missing", "name that of the source: it is part of each event")
 
 
-def _check_creek(settings: PublisherSettings, where: str) -> None:
+def _check_creek(settings: PublisherSettings) -> Iterator[Mistake]:
     if not settings.database:
-        raise ConfigError(
-            f"{where} has no database",
+        yield Mistake(
+            ("database",),
+            "is missing",
             "give the name by which consumers know the source; it is part of the streams' names",
         )
     for key in ("namespace", "database"):
-        if not _STREAM_WORD.fullmatch(getattr(settings, key)):
-            raise ConfigError(f"{where}: {key}: {_STREAM_RULE}")
+        if (key != "database" or settings.database) and not _STREAM_WORD.fullmatch(getattr(settings, key)):
+            yield Mistake((key,), _STREAM_RULE)
 
 
 def _creek_place(settings: PublisherSettings) -> str:

@@ -11,7 +11,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError, one_line
 from airflow_provider_pgrepl.replication.events.formats.avro import ChangeSchema
-from airflow_provider_pgrepl.replication.settings.publisher import SubjectNames
+from airflow_provider_pgrepl.replication.settings.publisher_sections import SubjectNames
 from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)

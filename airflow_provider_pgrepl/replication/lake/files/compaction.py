@@ -38,7 +38,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, op
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import has_vectors, without_vectors
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.settings.pipeline import MIB
+from airflow_provider_pgrepl.replication.settings.sections import MIB
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _RUN_BYTES = 128 << 20
