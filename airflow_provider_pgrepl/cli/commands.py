@@ -145,9 +145,9 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
 
     status = read_status(pipeline)
     if arguments.check:
-        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, judge_health
+        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, find_health_problems
 
-        report = judge_health(status, HealthLimits())
+        report = find_health_problems(status, HealthLimits())
         _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
         return _PROBLEMS if report.has_failed else process.DONE
     return _say(to_json(status) if arguments.json else to_text(status))

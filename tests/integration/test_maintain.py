@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import needed_changes
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
-from airflow_provider_pgrepl.replication.app.operations.maintain import Maintained, maintain
+from airflow_provider_pgrepl.replication.app.operations.maintain import MaintenanceReport, maintain
 from airflow_provider_pgrepl.replication.changelog import maintenance as retention
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -68,7 +68,9 @@ def two_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "now", lambda store: real(store) + LATER)
 
 
-def run(kept: Kept, *tables: str, wait: Callable[[float], bool] = lambda _: False, **how: Any) -> Maintained:
+def run(
+    kept: Kept, *tables: str, wait: Callable[[float], bool] = lambda _: False, **how: Any
+) -> MaintenanceReport:
     return maintain(kept.access, tables, wait=wait, **how)
 
 

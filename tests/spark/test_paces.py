@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.lake.apply import merge_task, scheduler
 from airflow_provider_pgrepl.replication.lake.apply import scheduler as catch_up_planner
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
@@ -133,7 +133,7 @@ def test_points_show_whole_transactions_though_one_table_is_slow(replicated, gat
     replicated.assert_equal(*TABLES)
     totals = [row["total"] for row in replicated.at_every_point(SUM, *TABLES)]
     assert set(totals) == {200}
-    lsns = [point.lsn for point in Points(replicated.pipeline.lake_root).all()]
+    lsns = [point.lsn for point in ConsistentPoints(replicated.pipeline.lake_root).all()]
     assert len(lsns) >= 4, "there are points while the slow table is merged again and again"
 
 

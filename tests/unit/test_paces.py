@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, 
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.apply.write_budget import (
     FREE_BYTES_PER_S,
-    Cadence,
+    MergePolicy,
     MergeSlots,
     MergeStatistics,
 )
@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changes import work_of
 
-CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10, points_bytes=2)
+CADENCE = MergePolicy(freshness_s=2, max_staleness_s=30, write_amplification=10, points_bytes=2)
 MIB = 1 << 20
 
 
@@ -63,7 +63,7 @@ def test_a_small_table_may_write_a_little_however_little_changes():
         pace.end(now, 0.1, FREE_BYTES_PER_S // 2, 10)
 
 
-def settled_spacing(cadence: Cadence, live: int, written: int, changed: int = 1) -> float:
+def settled_spacing(cadence: MergePolicy, live: int, written: int, changed: int = 1) -> float:
     """Return the settled seconds between merges of a table of `live` bytes that each write `written`."""
     pace, now, began = MergeStatistics(), 0.0, 0.0
     cadence = replace(cadence, write_amplification=1e12)

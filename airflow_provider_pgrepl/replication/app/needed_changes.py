@@ -35,7 +35,7 @@ def retention_lsn(dsn: str, pipeline: Pipeline, tables_lsn: LSN | None) -> LSN |
     return None if tables_lsn is None or redelivery_lsn is None else min(tables_lsn, redelivery_lsn)
 
 
-def watched_above(records: Iterable[TableRecord]) -> LSN | None:
+def unchecked_above(records: Iterable[TableRecord]) -> LSN | None:
     """Return the LSN above which table definitions have yet to be checked, or None if no table is followed.
 
     For a pipeline without lake tables.

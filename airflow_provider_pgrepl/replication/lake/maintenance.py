@@ -18,7 +18,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours, drop_expired
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
@@ -187,7 +187,7 @@ class Maintenance:
         settings = self._pipeline
         # Read the points again each time: a file that a point needs must not be deleted because this process
         # has not read the point.
-        points = Points(settings.lake_root)
+        points = ConsistentPoints(settings.lake_root)
         if not points.all():
             return {}
         # Thinning writes, which fails if the storage is full. Unneeded files can be deleted all the same.
@@ -303,7 +303,7 @@ class Maintenance:
                 reason = files.reason_to_leave(self._pipeline.name)
                 if reason is None and not files.is_marked:
                     if named is None:
-                        named = versions_by_path(Points(self._pipeline.lake_root).all())
+                        named = versions_by_path(ConsistentPoints(self._pipeline.lake_root).all())
                     reason = None if path in named or not named else NOT_MARKED
                 if reason is None:
                     own.append(path)

@@ -38,7 +38,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkipResult:
     """The result of `skip_transaction`, or with `dry_run` the result that it would have.
 
     `touched`: tables that the transaction may have changed; they are errored until they are resnapshotted.
@@ -66,7 +66,7 @@ class Skipped:
 
 def skip_transaction(
     access: Access, lsn: LSN | str, untouched: Iterable[TableName | str] = (), *, dry_run: bool = False
-) -> Skipped:
+) -> SkipResult:
     """Advance the slot past the transaction that commits at an LSN, once everything before it is durable.
 
     With `dry_run`, only return the consequences. In either case the changes before the transaction are
@@ -218,10 +218,10 @@ def _may_lack(record: TableRecord, gap: Gap) -> bool:
 
 def _skipped(
     gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName], seen: frozenset[int]
-) -> Skipped:
+) -> SkipResult:
     touched = [record.table for record in records.values() if _may_lack(record, gap)]
     shown = [r.table for r in records.values() if r.relation is not None and r.relation.oid in seen]
-    return Skipped(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
+    return SkipResult(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
 
 
 def _names(tables: Iterable[TableName]) -> str:
