@@ -48,7 +48,7 @@ def read_remains(uri: str, before: int | None) -> ReadableChangelog:
         return before is None or version < before
 
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         entries = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
         checkpoints = whole_checkpoints(entries)
         version, actions = _checkpoint(filesystem, root, [one for one in checkpoints if is_before(one[0])])

@@ -105,7 +105,7 @@ def find_torn(
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
         return LogDamage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         base, unsound = _checkpoints(root)
         commits = _torn_commits(root, base, app, is_whole, confirmed_version)
         return LogDamage(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
@@ -122,7 +122,7 @@ def find_torn_by_crash(
     """
     torn, root = find_torn(uri, app, is_whole), local_path(uri)
     if root is not None:
-        with storage_errors(uri):
+        with storage_errors(uri, "read"):
             _check_left_by_crash(root, torn.commits, is_whole)
     return torn
 

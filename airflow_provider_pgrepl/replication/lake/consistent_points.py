@@ -153,7 +153,7 @@ def read_rows(uri: str, path: str) -> list[dict[str, Any]]:
     LakeUnavailableError.
     """
     content = None
-    with storage_errors(uri), suppress(FileNotFoundError):
+    with storage_errors(uri, "read"), suppress(FileNotFoundError):
         filesystem, root = open_storage(uri)
         content = read_file(filesystem, f"{root}/{path}")
     if content is None:

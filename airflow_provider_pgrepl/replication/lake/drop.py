@@ -104,7 +104,7 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
 def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
     """Return the tables whose folder, or whose history's folder, exists in the lake, sorted by name."""
     filesystem, root = open_storage(lake_root)
-    with storage_errors(lake_root):
+    with storage_errors(lake_root, "read"):
         return [
             table
             for table in sorted(tables)

@@ -268,7 +268,7 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
     return LakeUnavailableError(
         f"{doing}: {_reason(error)}",
-        "check that the process may write there, and that the storage can be reached",
+        "check the rights of the process there, and that the storage can be reached",
     )
 
 
@@ -285,8 +285,8 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def storage_errors(place: str) -> Iterator[None]:
-    """Turn errors of a filesystem into a LakeError that names the location.
+def storage_errors(place: str, action: str = "write under") -> Iterator[None]:
+    """Turn errors of a filesystem into a LakeError that names the action and the location.
 
     Missing permission, or a wrong kind of file, becomes LakeError; other storage errors become
     LakeUnavailableError. Arrow exceptions that do not come from a store pass unchanged.
@@ -295,15 +295,15 @@ def storage_errors(place: str) -> Iterator[None]:
         yield
     except _FORBIDDEN as error:
         if find_store_fault(error):
-            raise refusal(f"cannot write under {place}", error) from None
+            raise refusal(f"cannot {action} {place}", error) from None
         # Do not quote the error: a store's client may include the request, with the token that signs it.
         raise LakeError(
-            f"cannot write under {place}: {_reason(error)}", "check the rights, and that it is a directory"
+            f"cannot {action} {place}: {_reason(error)}", "check the rights, and that it is a directory"
         ) from None
     except (OSError, pa.ArrowException) as error:
         if not (isinstance(error, OSError) or _is_of_store(error)):
             raise
-        raise refusal(f"cannot write under {place}", error) from None
+        raise refusal(f"cannot {action} {place}", error) from None
 
 
 @contextmanager

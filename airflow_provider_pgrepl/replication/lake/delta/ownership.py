@@ -166,7 +166,7 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
     if is_link(uri):
         return Ownership(Owner.UNKNOWN, "its folder is a symbolic link")
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         if (name := _other_spelling(uri)) is not None:
             return Ownership(Owner.UNKNOWN, f"the file system ignores case, and the folder is that of {name}")
         kind = filesystem.get_file_info(root).type
@@ -230,7 +230,7 @@ def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: b
 def read_apps(uri: str) -> Mapping[str, int]:
     """Return the app IDs in the log of a table; empty without a log. Raises what `read_ownership` does."""
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         return _read_apps(filesystem, root, _log_entries(filesystem, root))[0]
 
 
@@ -241,7 +241,7 @@ def is_app_of(app: str, pipeline_name: str) -> bool:
 
 
 def _by_names(filesystem: fs.FileSystem, root: str, but: str) -> Ownership:
-    with storage_errors(root):
+    with storage_errors(root, "read"):
         others = [path for path in table_files(filesystem, root) if not is_written_name(path)]
     if not others:
         return Ownership(Owner.NOBODY)

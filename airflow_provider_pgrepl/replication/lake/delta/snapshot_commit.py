@@ -151,7 +151,7 @@ def _info(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
     """Return the actions of a commit; None if its log file does not exist."""
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         try:
             return read_commit_actions(filesystem, root, version)
         except FileNotFoundError:

@@ -404,7 +404,7 @@ class FileRows:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         failed = ""
-        with storage_errors(self.uri):
+        with storage_errors(self.uri, "read"):
             try:
                 yield
             except FileNotFoundError:
