@@ -162,7 +162,11 @@ def test_an_app_may_start_meanwhile(kept: Kept) -> None:
 
 def old_hours(kept: Kept) -> Kept:
     """The same pipeline, which keeps changes for no time at all."""
-    settings = {"changelog_retention_h": 0.001, "points_keep_h": 0.001, "points_keep_all_h": 0.0005}
+    settings = {
+        "changelog_retention_h": 0.001,
+        "consistent_point_retention_h": 0.001,
+        "consistent_point_keep_all_h": 0.0005,
+    }
     kept.pipeline = replace(kept.pipeline, **settings)
     return kept
 

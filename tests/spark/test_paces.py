@@ -33,7 +33,7 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
             f"create table {name}(id int primary key, v int)",
             f"insert into {name} values (1, 100), (2, 0)",
         )
-    replicated = InProcess(spark, dsn, tmp_path, TABLES, points_every_s=1.0)
+    replicated = InProcess(spark, dsn, tmp_path, TABLES, consistent_point_interval_s=1.0)
     replicated.snapshot()
     return replicated
 
@@ -138,8 +138,8 @@ def test_points_show_whole_transactions_though_one_table_is_slow(replicated, gat
 
 
 def test_a_table_over_its_budget_waits_and_the_points_bring_it_along(replicated):
-    never = {"freshness_s": NEVER_S, "max_staleness_s": NEVER_S}
-    replicated.configure(per_table={SLOW: never}, points_every_s=2.0)
+    never = {"merge_interval_s": NEVER_S, "max_staleness_s": NEVER_S}
+    replicated.configure(per_table={SLOW: never}, consistent_point_interval_s=2.0)
     with replicated.replicating() as running:
         running.wait_for(replicated.source_lsn())
         move(replicated, 1)

@@ -99,7 +99,7 @@ class InProcess(Received):
         **options: Any,
     ) -> None:
         # Tables are merged as soon as they change, and meet at a point each second: no test waits for that.
-        defaults = {"flush_interval_s": 0.05, "freshness_s": 0.1, "points_every_s": 1.0}
+        defaults = {"flush_interval_s": 0.05, "merge_interval_s": 0.1, "consistent_point_interval_s": 1.0}
         options = {**defaults, **options}
         super().__init__(dsn, folder, tables, **options)
         self.spark = Borrowed(spark)

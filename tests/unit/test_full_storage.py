@@ -126,7 +126,7 @@ def test_maintenance_makes_space_where_there_is_none(drive: Disk) -> None:
         overwrite(drive.folder, value)
         points.append(ConsistentPoint(1, value, ago, {"public.b": value}))
     drive.fill()
-    done = eager(drive.folder, points_keep_all_h=0.5, points_thin_min=1e9).run(soon())
+    done = eager(drive.folder, consistent_point_keep_all_h=0.5, consistent_point_thinning_min=1e9).run(soon())
     assert done.files >= 4
 
 

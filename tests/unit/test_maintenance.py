@@ -167,7 +167,9 @@ def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
     points = ConsistentPoints(str(tmp_path))
     for lsn in range(1, 7):
         pin(points, lsn, overwrite(tmp_path, lsn), ago=timedelta(minutes=59, seconds=-lsn))
-    maintenance = eager(tmp_path, points_keep_all_h=0.5, points_thin_min=60 * 24 * 365 * 100)
+    maintenance = eager(
+        tmp_path, consistent_point_keep_all_h=0.5, consistent_point_thinning_min=60 * 24 * 365 * 100
+    )
     done = maintenance.run(soon())
     assert done.points == 5
     assert done.files == 5 + 6, "five of the table, six of the points' own"
@@ -298,7 +300,7 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
     record = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 16_400, LSN(0))
     create_changelog(changelog_uri(str(tmp_path)), record)
     # It writes a point, of which the changelog gets a mark.
-    maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
+    maintenance = eager(tmp_path, changelog_retention_h=1, consistent_point_retention_h=1)
     writer = ChangelogWriter(changelog_uri(str(tmp_path)))
     change = {"epoch": 1, "commit_lsn": 10, "ordinal": 0, "relation_id": 7, "op": "I", "new": ["x"]}
     part = writer.write_part(pa.Table.from_pylist([change], ROW_SCHEMA))
@@ -466,7 +468,9 @@ def test_version_whose_point_another_process_deleted_is_held_for_readers(tmp_pat
 
     def maintained(now: datetime) -> MaintenanceResult:
         return Maintenance(
-            pipeline(tmp_path, points_keep_h=6.5, points_keep_all_h=0.1), grace=NOTHING, hold=hold
+            pipeline(tmp_path, consistent_point_retention_h=6.5, consistent_point_keep_all_h=0.1),
+            grace=NOTHING,
+            hold=hold,
         ).run(now)
 
     assert maintained(soon()).points == 3

@@ -139,7 +139,7 @@ def bytes_on_disk(lake: Path) -> int:
 @pytest.mark.thorough("the shorter histories of this file")
 def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
     """A batch each 20 seconds, which rewrites the table; maintenance looks every 40 seconds."""
-    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 10.0}
+    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "consistent_point_bytes": 10.0}
     maintenance, points = Maintenance(Pipeline.from_dict(settings)), ConsistentPoints(str(tmp_path))
     hot, began, most, batches = Hot(tmp_path), datetime.now(UTC), 0, 180
     for batch in range(batches):
@@ -172,15 +172,27 @@ def hot_for_half_an_hour(lake: Path) -> datetime:
 
 
 def test_all_points_may_be_kept_longer_than_thinned_ones(tmp_path: Path) -> None:
-    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_keep_h": 0.02}
+    settings = {
+        "name": "shop",
+        "lake": str(tmp_path),
+        "tables": ["public.*"],
+        "consistent_point_retention_h": 0.02,
+    }
     now = hot_for_half_an_hour(tmp_path)
     Maintenance(Pipeline.from_dict(settings)).keep_budget(now)
     assert len(ConsistentPoints(str(tmp_path)).all()) <= 8
 
 
 def test_the_largest_settings_are_no_obstacle(tmp_path: Path) -> None:
-    hours = dict.fromkeys(("points_keep_all_h", "points_keep_h", "changelog_retention_h"), 876_000)
-    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 2**53}
+    hours = dict.fromkeys(
+        ("consistent_point_keep_all_h", "consistent_point_retention_h", "changelog_retention_h"), 876_000
+    )
+    settings = {
+        "name": "shop",
+        "lake": str(tmp_path),
+        "tables": ["public.*"],
+        "consistent_point_bytes": 2**53,
+    }
     now = hot_for_half_an_hour(tmp_path)
     done = Maintenance(Pipeline.from_dict(settings | hours)).run(now, needed_above={1: 200})
     assert done.failed == {}

@@ -197,7 +197,10 @@ def test_replaced_publisher_cannot_save_progress_or_skipped_events(tmp_path: Pat
         ({"a": {"target": "rabbitmq", "tables": []}}, "tables: none is named"),
         ({"a": {"target": "rabbitmq", "tables": ["t"]}}, "publishers.a.tables[0]: 't' is not"),
         ({"a": {"target": "rabbitmq", "max_event_bytes": 0}}, "max_event_bytes: 0 must be greater than 0"),
-        ({"a": {"target": "rabbitmq", "publish_keep_h": -1.0}}, "publish_keep_h: -1.0 must be greater"),
+        (
+            {"a": {"target": "rabbitmq", "publish_retention_h": -1.0}},
+            "publish_retention_h: -1.0 must be greater",
+        ),
         ({"a": {"target": "rabbitmq", "metrics": "9187"}}, "'9187' is no address"),
         ({"a": {"target": "rabbitmq", "exchange": "amq.topic"}}, "the broker's own"),
         ({"a": {"target": "rabbitmq", "exchange": "x" * 256}}, "longer than the 255 bytes"),

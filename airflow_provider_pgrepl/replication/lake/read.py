@@ -225,6 +225,6 @@ def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> Consiste
         in_epoch = f" in epoch {latest.epoch if epoch is None else epoch}"
         raise LakeError(
             f"no consistent point at or before {wanted} is kept{in_epoch}",
-            "points_keep_h of the pipeline says how long they are",
+            "consistent_point_retention_h of the pipeline says how long they are",
         )
     return found

@@ -202,15 +202,15 @@ class TablePolicies:
     """How changes are written to the files of a lake table: `rewrite`, `merge_on_read`, or `auto`, [the
     cheaper of the two](policies.md#merge-rewrite-or-on-read).
     """
-    freshness_s: SecondsOrZero = 1.0
+    merge_interval_s: SecondsOrZero = 1.0
     """The minimum time between the starts of two merges of a table; [when a table is
     merged](policies.md#freshness-when-a-table-is-merged).
     """
     max_staleness_s: Seconds = 60.0
     """The maximum time that changes wait for a merge that the next setting delays; not less than
-    `freshness_s`.
+    `merge_interval_s`.
     """
-    write_amplification: Amount = 20.0
+    max_write_amplification: Amount = 20.0
     """How many bytes may be written to the lake for a byte of change, over an hour, in addition to 256 KiB a
     second; a table above that is merged less often.
     """

@@ -72,7 +72,7 @@ _CLOCK = StoreFault(
     "this host's clock differs from the store's, which therefore rejects signed requests",
     "synchronize the clock of this host, for example with NTP",
 )
-SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and freshness_s")
+SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and merge_interval_s")
 
 _UNRESOLVED = StoreFault(
     "the name {} cannot be resolved (DNS)",

@@ -337,7 +337,9 @@ class MergeScheduler:
         self._planner = CatchUpPlanner(pipeline, record, self._tables)
         self._schedule = TableSchedule(self._cadence, pipeline.batch_bytes)
         self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)
-        self._points = PointWriter(points, record.epoch, self._schedule, progress, pipeline.points_every_s)
+        self._points = PointWriter(
+            points, record.epoch, self._schedule, progress, pipeline.consistent_point_interval_s
+        )
         self._runner = MergeTaskPool(spark, self._on_ended)
         self._lanes = MergeSlots(self._runner.slots, jobs_at_once(pipeline.lake_root))
         self._next_report = 0.0
@@ -500,10 +502,10 @@ class MergeScheduler:
         if table not in self._cadences:
             policy = self._pipeline.options(table).policy
             self._cadences[table] = MergePolicy(
-                policy.freshness_s,
+                policy.merge_interval_s,
                 policy.max_staleness_s,
-                policy.write_amplification,
-                self._pipeline.points_bytes,
+                policy.max_write_amplification,
+                self._pipeline.consistent_point_bytes,
             )
         return self._cadences[table]
 

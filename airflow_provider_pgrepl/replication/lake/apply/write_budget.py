@@ -37,7 +37,7 @@ _LEAST_SPACING_S = 0.5
 _BYTES_PER_S = 32 << 20
 """Bytes of changes that a merge is assumed to apply per second. Used for the expected duration of a merge."""
 
-Reason = Literal["", "freshness", "write_amplification", "points_bytes"]
+Reason = Literal["", "freshness", "max_write_amplification", "consistent_point_bytes"]
 _LONG_S = 1.0
 _LEAST_S = 0.005
 _SHORT_ONES_COME_S = 60.0
@@ -48,15 +48,16 @@ _SHORT_ONES_COME_S = 60.0
 class MergePolicy:
     """The settings that decide when a table is merged.
 
-    `freshness_s`: minimum seconds between the starts of 2 merges. `max_staleness_s`: maximum seconds that a
-    change waits for a budget. `write_amplification`: bytes that merges may write per byte of change.
-    `points_bytes`: bytes that may be stored in addition to the newest version, as a multiple of its bytes.
+    `merge_interval_s`: minimum seconds between the starts of 2 merges. `max_staleness_s`: maximum seconds
+    that a change waits for a budget. `max_write_amplification`: bytes that merges may write per byte of
+    change. `consistent_point_bytes`: bytes that may be stored in addition to the newest version, as a
+    multiple of its bytes.
     """
 
-    freshness_s: float
+    merge_interval_s: float
     max_staleness_s: float
-    write_amplification: float
-    points_bytes: float
+    max_write_amplification: float
+    consistent_point_bytes: float
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,18 @@ class MergeStatistics:
 
         The reason is the exceeded budget, or "freshness" if none is exceeded.
         """
-        at_best = 0.0 if self._started is None else self._started + cadence.freshness_s
+        at_best = 0.0 if self._started is None else self._started + cadence.merge_interval_s
         at_worst = max(at_best, waiting_since + cadence.max_staleness_s)
         if not self._is_within(cadence, changed, now):
-            return MergeTime(min(at_worst, max(at_best, now + cadence.freshness_s)), "write_amplification")
+            return MergeTime(
+                min(at_worst, max(at_best, now + cadence.merge_interval_s)), "max_write_amplification"
+            )
         excess = self._excess(cadence, now)
         if excess <= 1 or self._started is None:
             return MergeTime(at_best, "freshness")
         # Squared, because a vector that is written less often also marks more rows each time.
-        spaced = self._started + max(cadence.freshness_s, _LEAST_SPACING_S) * excess**2
-        return MergeTime(min(at_worst, spaced), "points_bytes")
+        spaced = self._started + max(cadence.merge_interval_s, _LEAST_SPACING_S) * excess**2
+        return MergeTime(min(at_worst, spaced), "consistent_point_bytes")
 
     def _replace(self, now: float, written: int, changed: int, live: int) -> None:
         """Record the bytes of older files that a merge replaced, and the table's new size.
@@ -167,7 +170,7 @@ class MergeStatistics:
             self._replaced.popleft()
         if not self._replaced:
             return 0.0
-        allowed = max(_FREE_REPLACED, self._live * cadence.points_bytes / 3)
+        allowed = max(_FREE_REPLACED, self._live * cadence.consistent_point_bytes / 3)
         known_s = max(REPLACED_S, now - self._replaced[0][0])
         return sum(size for _, size in self._replaced) * REPLACED_S / known_s / allowed
 
@@ -176,7 +179,7 @@ class MergeStatistics:
         if not self._slots:
             return True
         free = FREE_BYTES_PER_S * (now - self._slots[0].began + _SLOT_S)
-        allowed = cadence.write_amplification * (self.changed + changed) + free
+        allowed = cadence.max_write_amplification * (self.changed + changed) + free
         return self.written + self._last_written <= allowed
 
 

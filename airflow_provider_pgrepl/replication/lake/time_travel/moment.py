@@ -131,7 +131,7 @@ def _newest_lsn(changelog: DeltaTable, record: EpochRecord, epoch: Epoch, points
     if not known:
         raise LakeError(
             f"nothing of epoch {epoch} is kept any more",
-            "changelog_retention_h and points_keep_h of the pipeline say how long it would be",
+            "changelog_retention_h and consistent_point_retention_h of the pipeline say how long it would be",
         )
     return max(known)
 
@@ -242,7 +242,7 @@ class TableVersion:
     def _unreadable(self) -> LakeError:
         return LakeError(
             f"version {self.version} of {self.name} cannot be read any more, or the table is gone",
-            "read at a newer consistent point; longer reads need a longer points_keep_all_h",
+            "read at a newer consistent point; longer reads need a longer consistent_point_keep_all_h",
         )
 
 

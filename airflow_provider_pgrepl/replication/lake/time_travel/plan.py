@@ -159,7 +159,8 @@ class Bases:
             )
         return LakeError(
             f"{name} can be read from {LSN(min(later))} on only, {asked} is before that",
-            "it was copied later, or points_keep_h of the pipeline is over: read at a later LSN",
+            "it was copied later, or consistent_point_retention_h of the pipeline is over: read at a later"
+            " LSN",
         )
 
     def _is_same_member(self, before: DeltaTable, after: DeltaTable) -> bool:
