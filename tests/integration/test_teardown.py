@@ -203,6 +203,57 @@ def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, mo
     assert left(kept) == {}
 
 
+@pytest.mark.parametrize("drop_lake", [False, True])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "writer.mark_torn_down",
+        "drop_slot",
+        "Store.record_slot",
+        "check_none_lingers",
+        "drop_publication",
+        "forget_tokens",
+        "Store.forget_pipeline",
+    ],
+)
+def test_teardown_that_ended_at_any_step_can_be_repeated(kept, monkeypatch, step, drop_lake):
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(f"{teardown.__module__}.{step}", end)
+        teardown(kept.access, drop_lake=drop_lake)
+    teardown(kept.access, drop_lake=drop_lake)
+    assert left(kept) == {}
+
+
+@pytest.mark.parametrize("step", ["record_slot", "forget_pipeline"])
+def test_repeated_teardown_keeps_a_slot_that_was_created_since(kept, monkeypatch, step):
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(Store, step, end)
+        teardown(kept.access)
+    name = kept.pipeline.slot
+    execute(
+        kept.dsn,
+        "insert into a values (5)",
+        f"select pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
+    kept_slots = [what for what in teardown(kept.access).kept if name in what]
+    assert len(kept_slots) == 1
+    assert left(kept) == {"slots": [name]}
+
+
+def test_pipeline_continues_after_a_teardown_that_ended_before_the_slot_was_dropped(kept, monkeypatch):
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(f"{teardown.__module__}.drop_slot", end)
+        teardown(kept.access)
+    execute(kept.dsn, "insert into a values (5)")
+    kept.bring_all_forward(A)
+    assert kept.lake_rows(A).num_rows == 1
+    teardown(kept.access)
+    assert left(kept) == {}
+
+
 def test_folder_named_as_ours_without_a_changelog_is_kept(dsn, tmp_path):
     never = Kept(dsn, tmp_path, ("public.*",))
     with Store(dsn, "test") as store:
