@@ -132,6 +132,38 @@ def test_the_event_trigger_goes_as_well(kept):
         assert cursor.fetchall() == []
 
 
+def test_event_trigger_that_the_role_may_not_drop_is_planned_as_kept(kept):
+    """A superuser has installed it; the role owns everything else."""
+    role, name = f"weak_{kept.pipeline.name}", psycopg2.extensions.parse_dsn(kept.dsn)["dbname"]
+    with kept.source() as source:
+        trigger.install(source, kept.pipeline)
+    owned = "select relname from pg_class where relnamespace = '_pgrepl'::regnamespace and relkind = 'r'"
+    with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(f"{owned} and relname not like 'ddl_key%'")
+        tables = [found for (found,) in cursor.fetchall()]
+    execute(
+        kept.dsn,
+        f"create role {role} login replication",
+        f"grant create on database {name} to {role}",
+        f"alter schema _pgrepl owner to {role}",
+        f"alter publication {kept.pipeline.publication} owner to {role}",
+        *(f"alter table _pgrepl.{table} owner to {role}" for table in tables),
+        f"grant {role} to current_user",
+    )
+    weak = replace(kept.access, dsn=f"{kept.dsn} user={role}", state_dsn=f"{kept.dsn} user={role}")
+    try:
+        planned = teardown(weak, dry_run=True)
+        assert planned.kept[0].startswith("the event trigger: it takes event-trigger-sql --remove")
+        assert teardown(weak) == planned
+    finally:
+        execute(
+            kept.dsn,
+            f"reassign owned by {role} to current_user",
+            f"drop owned by {role}",
+            f"drop role {role}",
+        )
+
+
 def test_a_pipeline_that_was_never_set_up_is_no_error(dsn, tmp_path):
     never = Kept(dsn, tmp_path, ("public.*",))
     assert teardown(never.access, drop_lake=True).to_text() == "nothing was left of it"

@@ -204,14 +204,14 @@ class _Teardown:
             if was_there:
                 self.result.kept.append("the event trigger: tear down with the primary for a source")
             return
-        if not dry_run:
-            try:
+        try:
+            if dry_run:
+                trigger.check_removable(self.source, self.pipeline, former)
+            else:
                 trigger.uninstall(self.source, self.pipeline, former)
-            except PrivilegeError:
-                self.result.kept.append(
-                    "the event trigger: it takes event-trigger-sql --remove, and a superuser"
-                )
-                return
+        except PrivilegeError:
+            self.result.kept.append("the event trigger: it takes event-trigger-sql --remove, and a superuser")
+            return
         if was_there:
             self._done("the event trigger")
 
