@@ -77,7 +77,7 @@ def skip_transaction(
 
     :param untouched: tables that the transaction has surely not changed
     """
-    wanted = _parse(lsn)
+    wanted, untouched = _parse(lsn), list(untouched)
     name = access.pipeline.name
     with access.store("skip") as store, access.source("skip") as source:
         found = evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
@@ -86,7 +86,7 @@ def skip_transaction(
         set_aside_torn_commits(found, access.dsn)
         evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
-        named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
+        named = [record.table for record in choose(store, name, untouched)] if untouched else []
         gap, seen = _done(access, wanted), frozenset[int]()
         if gap is not None:
             _check_spared(gap, records, named)
