@@ -324,7 +324,7 @@ def begin_epoch(
 
     If that snapshot is lost, unfinished tables are copied under another one, into the epoch that has begun.
     Raises SlotError or PublicationError if one exists that the pipeline does not own, and SnapshotError if no
-    snapshot could be held. No slot is left then.
+    snapshot could be held. No slot and no publication of this run is left then.
 
     :param take_over: another program's slot, at which the epoch begins; tables are then copied as new ones
         are
@@ -335,7 +335,7 @@ def begin_epoch(
     tables = [relation.table for relation in relations]
     beginning = find_beginning(taking.store, pipeline, tables, last)
     ownership.claim(server, last, replace_record=replace_record)
-    with ownership.slot_noted():
+    with ownership.slot_noted(), ownership.publication_undone():
         return _make_epoch(taking, ownership, server, relations, requested, last, take_over, beginning)
 
 
@@ -480,5 +480,6 @@ def _open_epoch(
         # A slot without a changelog would retain WAL at the source, and no receiver would read it.
         drop_unused(taking.access.dsn, taking.source, pipeline.slot)
         raise
+    ownership.keep_publication()
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)
     return record
