@@ -84,8 +84,8 @@ class _Extra:
         self._prefix = f"extra__{connection.conn_type}__"
 
     def get(self, name: str) -> Any:
-        """Return the extra `name`, with or without the prefix, or None."""
-        return self._found.get(name) or self._found.get(f"{self._prefix}{name}")
+        """Return the extra `name`, with or without the prefix; None if it is missing or empty."""
+        return self._found.get(name) or self._found.get(f"{self._prefix}{name}") or None
 
 
 def _check_identity(conn_id: str, extra: _Extra, others: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGET
 
 _SECRET = ("password", "secret", "pem", "oauthbearer.config")
 """Parts of names of librdkafka properties whose values are secret."""
+_NO = ("", "false", "0", "no", "off")
 
 
 def target_secrets(settings: PublisherSettings) -> dict[str, str]:
@@ -37,7 +38,7 @@ def target_uri(conn_id: str, target: TargetName) -> str:
     kind = TARGETS[target]
     plain, secure = kind.schemes
     extra = connection.extra_dejson
-    is_tls = connection.conn_type == secure or bool(extra.get("tls"))
+    is_tls = connection.conn_type == secure or _is_set(extra.get("tls"))
     login = connection.login or kind.default_login
     given = connection.password or kind.default_login
     password = quote(given, safe="")
@@ -54,6 +55,11 @@ def target_uri(conn_id: str, target: TargetName) -> str:
         if secret and secret != kind.default_login:
             mask_secret(secret)
     return uri
+
+
+def _is_set(value: object) -> bool:
+    """Return True unless an extra says no. The extras of a connection's URI are text: `tls=false`."""
+    return str(value or "").strip().lower() not in _NO
 
 
 def registry_uri(settings: PublisherSettings) -> str:

@@ -92,8 +92,10 @@ def test_a_service_accounts_key_is_given_as_it_is(prefix, connection, tmp_path):
     (tmp_path / "key.json").write_text(json.dumps(KEY))
     connection(conn_type="google_cloud_platform", extra={f"{prefix}key_path": str(tmp_path / "key.json")})
     assert lake_variables(GOOGLES) == expected
-    connection(conn_type="google_cloud_platform", extra={f"{prefix}project": "shop"})
-    assert lake_variables(GOOGLES) == {}
+    for extra in ({"project": "shop"}, {"keyfile_dict": ""}, {"keyfile_dict": "", "key_path": ""}):
+        fields = {f"{prefix}{name}": value for name, value in extra.items()}
+        connection(conn_type="google_cloud_platform", extra=fields)
+        assert lake_variables(GOOGLES) == {}
 
 
 @pytest.mark.parametrize(

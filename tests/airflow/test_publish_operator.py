@@ -63,6 +63,8 @@ def connect_source(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
         ("nats", {"host": "n", "port": 4222, "login": "a", "password": "b c"}, "nats://a:b%20c@n:4222"),
         ("nats", {"host": "n", "login": "token"}, "nats://token@n"),
         ("nats", {"host": "n", "extra": {"tls": True}}, "tls://n"),
+        ("nats", {"host": "n", "extra": {"tls": "true"}}, "tls://n"),
+        ("nats", {"host": "n", "extra": {"tls": "False"}}, "nats://n"),
         ("kafka", {"host": "a:9092,b:9093"}, "kafka://a:9092,b:9093"),
         (
             "kafka",

@@ -96,7 +96,7 @@ def test_slot_that_another_program_made_while_ours_could_not_be_is_kept(dsn, tmp
     with pytest.raises(SlotError, match="was not made by pipeline"):
         take_tables(tried.access)
     assert (
-        f"slot {tried.pipeline.slot}, which nothing shows to be this pipeline's"
+        f"slot {tried.pipeline.slot}: not known to be this pipeline's"
         in teardown(tried.access).kept
     )
     with tried.source() as source:

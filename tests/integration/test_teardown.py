@@ -77,7 +77,7 @@ def test_nothing_is_left_at_the_source_and_the_lake_stays(kept):
     assert done.to_text().splitlines() == [
         f"dropped: slot {kept.pipeline.slot}",
         f"dropped: publication {kept.pipeline.publication}",
-        f"dropped: what was recorded of pipeline {kept.pipeline.name}",
+        f"dropped: the records of pipeline {kept.pipeline.name}",
         f"kept:    the lake {kept.pipeline.lake_root}: a snapshot into it would begin a new epoch",
     ]
     assert kept.lake_rows(A).num_rows == 0
@@ -130,6 +130,38 @@ def test_the_event_trigger_goes_as_well(kept):
     with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select evtname from pg_event_trigger")
         assert cursor.fetchall() == []
+
+
+def test_event_trigger_that_the_role_may_not_drop_is_planned_as_kept(kept):
+    """A superuser has installed it; the role owns everything else."""
+    role, name = f"weak_{kept.pipeline.name}", psycopg2.extensions.parse_dsn(kept.dsn)["dbname"]
+    with kept.source() as source:
+        trigger.install(source, kept.pipeline)
+    owned = "select relname from pg_class where relnamespace = '_pgrepl'::regnamespace and relkind = 'r'"
+    with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(f"{owned} and relname not like 'ddl_key%'")
+        tables = [found for (found,) in cursor.fetchall()]
+    execute(
+        kept.dsn,
+        f"create role {role} login replication",
+        f"grant create on database {name} to {role}",
+        f"alter schema _pgrepl owner to {role}",
+        f"alter publication {kept.pipeline.publication} owner to {role}",
+        *(f"alter table _pgrepl.{table} owner to {role}" for table in tables),
+        f"grant {role} to current_user",
+    )
+    weak = replace(kept.access, dsn=f"{kept.dsn} user={role}", state_dsn=f"{kept.dsn} user={role}")
+    try:
+        planned = teardown(weak, dry_run=True)
+        assert planned.kept[0].startswith("the event trigger: a superuser must run")
+        assert teardown(weak) == planned
+    finally:
+        execute(
+            kept.dsn,
+            f"reassign owned by {role} to current_user",
+            f"drop owned by {role}",
+            f"drop role {role}",
+        )
 
 
 def test_a_pipeline_that_was_never_set_up_is_no_error(dsn, tmp_path):
@@ -198,8 +230,59 @@ def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, mo
         teardown(kept.access, drop_lake=True)
     assert not Path(kept.pipeline.lake_root).exists()
     assert teardown(kept.access, drop_lake=True).dropped == [
-        f"what was recorded of pipeline {kept.pipeline.name}"
+        f"the records of pipeline {kept.pipeline.name}"
     ]
+    assert left(kept) == {}
+
+
+@pytest.mark.parametrize("drop_lake", [False, True])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "writer.mark_torn_down",
+        "drop_slot",
+        "Store.record_slot",
+        "check_none_lingers",
+        "drop_publication",
+        "forget_tokens",
+        "Store.forget_pipeline",
+    ],
+)
+def test_teardown_that_ended_at_any_step_can_be_repeated(kept, monkeypatch, step, drop_lake):
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(f"{teardown.__module__}.{step}", end)
+        teardown(kept.access, drop_lake=drop_lake)
+    teardown(kept.access, drop_lake=drop_lake)
+    assert left(kept) == {}
+
+
+@pytest.mark.parametrize("step", ["record_slot", "forget_pipeline"])
+def test_repeated_teardown_keeps_a_slot_that_was_created_since(kept, monkeypatch, step):
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(Store, step, end)
+        teardown(kept.access)
+    name = kept.pipeline.slot
+    execute(
+        kept.dsn,
+        "insert into a values (5)",
+        f"select pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
+    kept_slots = [what for what in teardown(kept.access).kept if name in what]
+    assert len(kept_slots) == 1
+    assert left(kept) == {"slots": [name]}
+
+
+def test_pipeline_continues_after_a_teardown_that_ended_before_the_slot_was_dropped(kept, monkeypatch):
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(f"{teardown.__module__}.drop_slot", end)
+        teardown(kept.access)
+    execute(kept.dsn, "insert into a values (5)")
+    kept.bring_all_forward(A)
+    assert kept.lake_rows(A).num_rows == 1
+    teardown(kept.access)
     assert left(kept) == {}
 
 
@@ -284,7 +367,7 @@ def test_teardown_keeps_slot_and_publication_without_recorded_ownership(kept):
     done = teardown(stranger)
     assert done.dropped == []
     assert done.kept == [
-        f"slot {kept.pipeline.slot}, which nothing shows to be this pipeline's",
+        f"slot {kept.pipeline.slot}: not known to be this pipeline's",
         f"publication {kept.pipeline.publication}, which this pipeline has not made",
     ]
     assert left(kept).keys() == {"slots", "publications"}

@@ -148,3 +148,29 @@ def test_slot_that_a_process_reads_is_kept(make: Make, dsn: str, pg: Any) -> Non
         assert is_kept(shop, pg)
     finally:
         reader.close()
+
+
+def test_slot_is_kept_while_its_app_starts_and_while_an_epoch_begins(make: Make, dsn: str, pg: Any) -> None:
+    """The app that has taken its lock is about to read the slot; a new epoch drops and creates it itself."""
+    shop = make(wal_budget=1 * MIB, on_wal_budget="drop_slot")
+    with shop.access.store("replicate") as app:
+        app.lock(shop.pipeline.name, "replicate")
+        report = check(shop)
+        assert kinds(report) == [("failure", "wal_retained"), ("failure", "slot_kept")]
+        assert "another process is at it already (replicate)" in report.problems[1].reason
+    assert is_kept(shop, pg)
+    pg.cursor().execute("update _pgrepl.pipelines set database_oid = %s, database = %s", database_of(pg))
+    with shop.access.store("snapshot") as app:
+        app.lock(shop.pipeline.name, "snapshot")
+        report = check(shop)
+        assert "another process is at it already (snapshot)" in report.problems[1].reason
+        assert is_kept(shop, pg)
+        with Store(dsn, "test") as store:
+            at = {"database": "", "database_oid": 0}
+            store.record_evidence(shop.pipeline.name, lake=shop.pipeline.lake_root, lake_id="", **at)
+        assert kinds(check(shop))[0] == ("failure", "slot_dropped"), "a copy under way frees no WAL"
+
+
+def database_of(pg: Any) -> tuple[int, str]:
+    server = read_server(pg)
+    return server.database_oid, server.database

@@ -74,6 +74,7 @@ SITES: dict[Site, str] = {
     ("replication/app/copy_states.py", "withdraw", "drop_tables"): "publication",
     ("replication/app/copy_states.py", "_restore", "remove_table"): "just made",
     (_CLAIM, "_drop_former", "drop_publication"): "publication",
+    (_CLAIM, "_drop_made", "drop_publication"): "just made",
     ("replication/app/source_problems.py", "protect_source", "drop_tables"): "publication",
     ("replication/app/recovery.py", "set_aside_torn_commits", "set_aside"): "changelog",
     ("replication/changelog/maintenance.py", "_join_hour", "replace_files"): "fence",

@@ -9,10 +9,10 @@ import logging
 from dataclasses import replace
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import PgReplError, SlotError
+from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.ownership import check_ours
+from airflow_provider_pgrepl.replication.app.ownership import check_ours, has_begun
 from airflow_provider_pgrepl.replication.app.status.health import (
     HealthLimits,
     HealthProblem,
@@ -38,8 +38,8 @@ def check_health(access: Access, limits: HealthLimits) -> HealthReport:
     """Return the problems of a pipeline.
 
     If the setting `on_wal_budget` is `drop_slot` and the slot retains more WAL than `wal_budget`, drop the
-    slot first, unless a process reads it or the evidence that it is the pipeline's is incomplete. Raises
-    SourceConnectionError, ConfigError, StateError.
+    slot first, unless the replication app runs, or a process reads the slot, or the evidence that it is the
+    pipeline's is incomplete. Raises SourceConnectionError, ConfigError, StateError.
     """
     status = read_status(access.pipeline, access)
     report = find_health_problems(status, limits)
@@ -67,7 +67,11 @@ def _give_up(access: Access) -> HealthProblem | None:
     role = f"budget {pipeline.name}"
     with access.source("budget") as source, Store(access.state_dsn, role) as store:
         try:
+            # Check before taking locks, too: a lock in another state database does not stop this pipeline's
+            # apps, and taking one migrates the schema.
             _check_provably_ours(pipeline, store, source)
+            begins = _lock(store, pipeline.name)
+            _check_provably_ours(pipeline, store, source, begins)
             found = read_slot(source, pipeline.slot)
             held = None if found is None else found.held_bytes(written_lsn(source))
             if held is None or not _is_beyond(pipeline, held):
@@ -83,13 +87,33 @@ def _give_up(access: Access) -> HealthProblem | None:
     )
 
 
-def _check_provably_ours(pipeline: Pipeline, store: Store, source: Connection) -> None:
+def _lock(store: Store, name: str) -> BusyError | None:
+    """Take the pipeline's locks, so that no app starts to read the slot or creates it again.
+
+    Raises BusyError while the replication app runs: it frees WAL, or ends with an error. Returns the error of
+    a snapshot app that runs, which may go on for hours and frees no WAL.
+    """
+    store.lock(name, "replicate")
+    try:
+        store.lock(name, "snapshot")
+    except BusyError as error:
+        return error
+    return None
+
+
+def _check_provably_ours(
+    pipeline: Pipeline, store: Store, source: Connection, begins: BusyError | None = None
+) -> None:
     """Raise PgReplError unless source, lake and state agree that the slot is this pipeline's.
 
     The lake may be out of reach, which may be why the slot retains WAL: the state is compared then.
+    `begins`: the error of a snapshot app that runs. It is raised while that app begins an epoch, because the
+    app drops and creates the slot itself.
     """
     evidence = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
     check_ours(evidence)
+    if begins is not None and not has_begun(evidence):
+        raise begins
     recorded, found = evidence.recorded, evidence.slots.get(pipeline.slot)
     if recorded is None or not recorded.slot_owned or recorded.slot != pipeline.slot or found is None:
         raise SlotError("the state does not record it as created by this pipeline", _KEPT)

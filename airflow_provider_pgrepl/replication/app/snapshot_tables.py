@@ -322,7 +322,7 @@ def begin_epoch(
 
     If that snapshot is lost, unfinished tables are copied under another one, into the epoch that has begun.
     Raises SlotError or PublicationError if one exists that the pipeline does not own, and SnapshotError if no
-    snapshot could be held. No slot is left then.
+    snapshot could be held. No slot and no publication of this run is left then.
 
     :param take_over: another program's slot, at which the epoch begins; tables are then copied as new ones
         are
@@ -333,7 +333,7 @@ def begin_epoch(
     tables = [relation.table for relation in relations]
     beginning = find_next_epoch(snapshotter.store, pipeline, tables, last)
     ownership.claim(server, last, replace_record=replace_record)
-    with ownership.record_slot_loss():
+    with ownership.record_slot_loss(), ownership.publication_undone():
         return _make_epoch(snapshotter, ownership, server, relations, requested, last, take_over, beginning)
 
 
@@ -478,5 +478,6 @@ def _open_epoch(
         # A slot without a changelog would retain WAL at the source, and no receiver would read it.
         drop_unused(snapshotter.access.dsn, snapshotter.source, pipeline.slot)
         raise
+    ownership.keep_publication()
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)
     return record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl import errors
@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source import publication
-from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import Server, known_source
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
@@ -46,6 +46,8 @@ class SourceOwnership:
     source: Connection
     pipeline: Pipeline
     store: Store
+    _made: int | None = None
+    """The oid of the publication that this run created, until the epoch begins."""
 
     def claim(self, server: Server, last: EpochRecord | None, *, replace_record: bool = False) -> None:
         """Check that slot and publication are free or owned, and register the pipeline in the state.
@@ -186,6 +188,7 @@ class SourceOwnership:
                 pipeline.lock_timeout_s,
                 made_for=pipeline.name,
             )
+            self._made = self.publication_oid()
             return
         if found is None:
             raise PublicationError(
@@ -204,6 +207,33 @@ class SourceOwnership:
                 f"ALTER PUBLICATION {quote_identifier(pipeline.publication)}"
                 f" SET (publish = '{_ALL_CHANGES}')",
             )
+
+    @contextmanager
+    def publication_undone(self) -> Iterator[None]:
+        """Drop the publication that the block created, unless `keep_publication` was called.
+
+        Without a key, a published table rejects the application's updates. A failure is logged.
+        """
+        try:
+            yield
+        finally:
+            if self._made is not None:
+                self._drop_made(self._made)
+
+    def keep_publication(self) -> None:
+        """Keep the publication that this run created: its epoch has begun."""
+        self._made = None
+
+    def _drop_made(self, oid: int) -> None:
+        name = self.pipeline.publication
+        try:
+            # Connect again: the error may come from the other connection.
+            with closing(connect(self.dsn, "unpublish")) as source:
+                found = publication.read_identity(source, name)
+                if found is not None and found[0] == oid:
+                    publication.drop_publication(source, name, self.pipeline.lock_timeout_s)
+        except PgReplError as error:
+            log.warning("publication %s stays: %s; drop it: pgrepl teardown FILE.json", name, error.message)
 
     def publication_oid(self) -> int:
         found = publication.read_identity(self.source, self.pipeline.publication)

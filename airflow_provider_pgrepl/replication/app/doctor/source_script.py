@@ -8,8 +8,10 @@ from __future__ import annotations
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
-_ROLE = "CREATE ROLE replicator LOGIN REPLICATION PASSWORD '…';"
-_RDS_ROLE = "CREATE ROLE replicator LOGIN PASSWORD '…';\nGRANT rds_replication TO replicator;"
+# No password: a script that is run unread would create a login that everybody knows.
+_THEN = "-- Give it a password, in psql by \\password replicator, or elsewhere by ALTER ROLE."
+_ROLE = f"CREATE ROLE replicator LOGIN REPLICATION;\n{_THEN}"
+_RDS_ROLE = f"CREATE ROLE replicator LOGIN;\n{_THEN}\nGRANT rds_replication TO replicator;"
 _RESTART = "-- Restart the server."
 
 _STEPS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -17,8 +19,8 @@ _STEPS: dict[str, tuple[tuple[str, ...], str]] = {
         (
             "ALTER SYSTEM SET wal_level = 'logical';",
             "-- More than the WAL of your longest planned stop. Without it, a stopped pipeline can fill the",
-            "-- disk:",
-            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';",
+            "-- disk. It is the limit of all programs' slots: a slot beyond it loses changes.",
+            "-- ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';",
             f"{_RESTART} Let the role in through pg_hba.conf, by a line for the database itself.",
         ),
         _ROLE,

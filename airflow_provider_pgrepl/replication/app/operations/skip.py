@@ -54,7 +54,7 @@ class SkipResult:
     def to_text(self) -> str:
         """Return the consequences of the skip as text for people."""
         lines = [
-            f"transaction skipped permanently: {self.lsn} (xid {self.xid})",
+            f"skipping loses permanently: the transaction at {self.lsn} (xid {self.xid})",
             "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
             f" {_names(self.touched)}",
             f"unchanged according to --unchanged-tables: {_names(self.named)}",
@@ -76,7 +76,7 @@ def skip_transaction(
 
     :param unchanged_tables: tables that the transaction has surely not changed
     """
-    wanted = _parse(lsn)
+    wanted, unchanged_tables = _parse(lsn), list(unchanged_tables)
     name = access.pipeline.name
     with access.store("skip") as store, access.source("skip") as source:
         found = evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
@@ -85,11 +85,7 @@ def skip_transaction(
         set_aside_torn_commits(found, access.dsn)
         evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
-        named = (
-            [record.table for record in choose(store, name, unchanged_tables)]
-            if list(unchanged_tables)
-            else []
-        )
+        named = [record.table for record in choose(store, name, unchanged_tables)] if unchanged_tables else []
         gap, seen = _done(access, wanted), frozenset[int]()
         if gap is not None:
             _check_spared(gap, records, named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -107,8 +107,8 @@ class _Teardown:
             if self._epoch is not None:
                 check_no_receiver(self.pipeline)
         for step in (
-            self._slot,
             self._mark,
+            self._slot,
             self._temporary_slots,
             self._event_trigger,
             self._publication,
@@ -130,7 +130,9 @@ class _Teardown:
             check_holds_no_lake(self.pipeline.lake_root)
         log.info("%s", evidence.describe())
         self._recorded, self._epoch = evidence.recorded, evidence.epoch
-        stays = self._recorded is None or has_begun(evidence)
+        # An interrupted teardown has marked the epoch, and may have dropped the slot: another program may
+        # have created the next one of its name.
+        stays = self._recorded is None or has_begun(replace(evidence, torn_down=False))
         self._slot_has_begun = self._epoch is not None and stays
         self._durable_lsn = evidence.durable_lsn
         if self.drop_lake:
@@ -161,6 +163,8 @@ class _Teardown:
             self.result.kept.append(f"slot {name}: not known to be this pipeline's{why}")
         if not dry_run and is_ours and reason is None:
             self.deadline.retry(lambda: drop_slot(self.source, name))
+            if self._recorded is not None:  # another program may create the next slot of this name
+                self.store.record_slot(self.pipeline.name, is_owned=False)
 
     def _reason_to_keep(self, found: Slot) -> str | None:
         reason = slot.reason_to_keep(self.source, found)
@@ -171,10 +175,11 @@ class _Teardown:
         return reason
 
     def _mark(self, dry_run: bool) -> None:
-        """Mark the epoch in the lake as given up.
+        """Mark the epoch in the lake as given up, before its slot is dropped.
 
         Without its slot the source looks like a copy of itself, to a repeated teardown and to a snapshot into
-        the lake that stays.
+        the lake that stays. If the slot is not dropped after all, the next commit of a receiver makes the
+        mark obsolete.
         """
         if self._epoch is None or dry_run:
             return
@@ -186,7 +191,7 @@ class _Teardown:
             self._unmarked = f" with --new-epoch and --give-up, because it is not marked: {error.message}"
 
     def _temporary_slots(self, dry_run: bool) -> None:
-        if not dry_run and self._is_ours(self._slot_name, "slot"):
+        if not dry_run and self._is_known:
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
@@ -200,14 +205,16 @@ class _Teardown:
             if was_there:
                 self.result.kept.append("the event trigger: run teardown with the primary as the source")
             return
-        if not dry_run:
-            try:
+        try:
+            if dry_run:
+                trigger.check_removable(self.source, self.pipeline, former)
+            else:
                 trigger.uninstall(self.source, self.pipeline, former)
-            except PrivilegeError:
-                self.result.kept.append(
-                    "the event trigger: a superuser must run the SQL of `pgrepl event-trigger-sql --remove`"
-                )
-                return
+        except PrivilegeError:
+            self.result.kept.append(
+                "the event trigger: a superuser must run the SQL of `pgrepl event-trigger-sql --remove`"
+            )
+            return
         if was_there:
             self._done("the event trigger")
 
@@ -232,6 +239,11 @@ class _Teardown:
     @property
     def _slot_name(self) -> str:
         return self._recorded.slot if self._recorded else self.pipeline.slot
+
+    @property
+    def _is_known(self) -> bool:
+        """Return True if the state records the pipeline or, without a record, the lake names its slot."""
+        return self._recorded is not None or self._is_ours(self._slot_name, "slot")
 
     def _is_ours(self, name: str, what: str) -> bool:
         """Return True if the state records the object as the pipeline's own or, without a record, the lake
@@ -287,17 +299,20 @@ class _Teardown:
 
     def _state(self, dry_run: bool) -> None:
         if not dry_run:
+            # A repeated teardown compares the tokens only with an epoch that is not marked.
+            if not self._unmarked:
+                self._forget_tokens()
             if self._recorded is not None:
                 self.store.forget_pipeline(self.pipeline.name)
-            # Delete the tokens last: an interrupted teardown is repeated, and then needs a source that still
-            # has its token.
-            name = self._slot_name
-            has_tokens = self._recorded is not None or self._is_ours(name, "slot")
-            if has_tokens and not read_server(self.source).in_recovery:
-                forget_tokens(self.source, name)
+            if self._unmarked:
+                self._forget_tokens()
             self.store.remove_schema()
         if self._recorded is not None:
             self._done(f"the records of pipeline {self.pipeline.name}")
+
+    def _forget_tokens(self) -> None:
+        if self._is_known and not read_server(self.source).in_recovery:
+            forget_tokens(self.source, self._slot_name)
 
     def _done(self, what: str) -> None:
         self.result.dropped.append(what)

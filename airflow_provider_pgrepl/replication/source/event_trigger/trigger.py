@@ -75,6 +75,25 @@ WHERE n.nspname = %s AND c.relname = %s AND pg_catalog.has_schema_privilege(n.oi
 """
 
 _KEY = "SELECT key FROM <key>"
+# DROP needs the privileges of the owner, or of the owner of the object's schema.
+_NOT_REMOVABLE = """
+SELECT found.name FROM (
+    SELECT e.evtname::text, e.evtowner, e.evtowner FROM pg_catalog.pg_event_trigger e
+    WHERE e.evtname = ANY (%(triggers)s::text[])
+    UNION ALL
+    SELECT p.proname::text, p.proowner, n.nspowner
+    FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+    WHERE n.nspname = %(schema)s AND p.proname = %(function)s AND p.pronargs = 0
+    UNION ALL
+    SELECT c.relname::text, c.relowner, n.nspowner
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = %(key)s
+) AS found (name, owner, schema_owner)
+WHERE NOT pg_catalog.pg_has_role(found.owner, 'USAGE')
+    AND NOT pg_catalog.pg_has_role(found.schema_owner, 'USAGE')
+LIMIT 1
+"""
+_REMOVAL = "let a superuser run the SQL that `pgrepl event-trigger-sql FILE.json --remove` prints"
 _LOCK_WAIT_S = 10.0
 _MADE_BY_ANOTHER = (
     psycopg2.errors.LockNotAvailable,
@@ -172,10 +191,29 @@ def uninstall(connection: Connection, pipeline: Pipeline, former: Collection[str
             raise PrivilegeError(
                 f"the event trigger of pipeline {pipeline.name} cannot be removed:"
                 f" {error.diag.message_primary}",
-                "let a superuser run the SQL that `pgrepl event-trigger-sql FILE.json --remove` prints",
+                _REMOVAL,
             ) from None
         if rows(connection, _EMPTY_SCHEMA, (SCHEMA,)):
             cursor.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}")
+
+
+def check_removable(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
+    """Raise PrivilegeError if the role may not drop an object that `uninstall` would drop."""
+    if not is_present(connection, pipeline, former):
+        return
+    values = {
+        "triggers": _own_names(connection, pipeline, former),
+        "schema": SCHEMA,
+        "function": function_name(pipeline.name),
+        "key": key_table(pipeline.name),
+    }
+    with source_errors("looking who may remove the event trigger"):
+        held = rows(connection, _NOT_REMOVABLE, values)
+    if held:
+        raise PrivilegeError(
+            f"the event trigger of pipeline {pipeline.name} cannot be removed: must be owner of {held[0][0]}",
+            _REMOVAL,
+        )
 
 
 def _drop(connection: Connection, statement: str, wait_s: float) -> None:

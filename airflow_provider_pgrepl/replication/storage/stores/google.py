@@ -95,6 +95,6 @@ def _key_in_memory(key: str) -> Iterator[None]:
             os.environ[_CREDENTIALS] = f"/proc/self/fd/{file}"
             yield
         finally:
-            os.environ.pop(_CREDENTIALS)
+            os.environ.pop(_CREDENTIALS, None)
             os.environ.update({} if before is None else {_CREDENTIALS: before})
             os.close(file)
