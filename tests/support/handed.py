@@ -36,8 +36,10 @@ class Handed(Received):
 
     def copy_at(self, position: LSN, table: str) -> Relation:
         """Copy a table that no session has written to since this position."""
-        with self.source() as source:
-            watching = trigger.read_watching(source, self.pipeline)
+        watching = None
+        if self.pipeline.event_trigger:
+            with self.source() as source:
+                watching = trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
             cursor.execute("select pg_export_snapshot()")
