@@ -126,7 +126,7 @@ def _group(item: pytest.Item) -> str:
     assert isinstance(item, pytest.Function)
     if "spark" in _fixtures(item):
         return f"spark-{zlib.crc32(item.path.name.encode()) % SPARK_SESSIONS}"
-    if "broker" in _fixtures(item) and ring(item) == "integration":
+    if "broker" in _fixtures(item) and ring(item) in ("integration", "airflow"):
         return "rabbitmq"
     if ring(item) == "end_to_end":
         # Each has an Airflow: several at once wait for one another until they give up on a slow machine.
