@@ -26,11 +26,13 @@ from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
 from airflow_provider_pgrepl.replication.spark.session import build_session
 from airflow_provider_pgrepl.replication.spark.session_settings import WORKERS
 from demo.postgres import Server
+from demo.rabbitmq import Broker
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
 from tests.selection import MAJORS, TIERS, is_left_out, mark_group, parametrize_majors, ring, select
 from tests.support import class_archive
 from tests.support.debian_server import TEMPLATE, debian_server
+from tests.support.rabbitmq import running_broker
 from tests.support.s3 import new_lake, running_gateway
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
 
@@ -135,6 +137,16 @@ def debian() -> Iterator[Server]:
     """Debian's PostgreSQL, another major version with contrib's extensions and PostGIS."""
     with debian_server() as instance:
         yield instance
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A RabbitMQ until the tests end, which takes messages of up to 100,000 bytes.
+
+    Tests use exchanges and queues of their own. A test that stops or configures its broker starts one.
+    """
+    with running_broker(max_message_size="100000") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import zlib
 from pathlib import Path
@@ -112,7 +113,12 @@ def _values(item: pytest.Item) -> dict[str, Any]:
 
 def ring(item: pytest.Item) -> str:
     """Return the folder of the test below `tests/`."""
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+    return _ring_of(item.path)
+
+
+@functools.cache
+def _ring_of(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).parts[0]
 
 
 def _group(item: pytest.Item) -> str:
@@ -120,7 +126,7 @@ def _group(item: pytest.Item) -> str:
     assert isinstance(item, pytest.Function)
     if "spark" in _fixtures(item):
         return f"spark-{zlib.crc32(item.path.name.encode()) % SPARK_SESSIONS}"
-    if "broker" in _fixtures(item) and ring(item) == "integration":
+    if "broker" in _fixtures(item) and ring(item) in ("integration", "airflow"):
         return "rabbitmq"
     if ring(item) == "end_to_end":
         # Each has an Airflow: several at once wait for one another until they give up on a slow machine.

@@ -9,27 +9,44 @@ from typing import Any
 
 import pytest
 
+from tests.support.pages import blocks
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("snapshot", "replicate", "publish", "resnapshot", "drift", "health", "tables", "verify")
 
 
-@pytest.fixture
-def bag(monkeypatch: pytest.MonkeyPatch, airflow_db: None) -> Any:
-    """The DAGs, imported where nothing can be reached and no connection exists."""
+def import_dags(folder: Path) -> Any:
+    """Import DAGs where nothing can be reached and no connection exists."""
     from airflow.dag_processing.dagbag import DagBag
 
     def refuse(*_: object) -> None:
         raise AssertionError("importing a DAG must not connect to anything")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.delenv("AIRFLOW_CONN_PGREPL_DEFAULT")
-    monkeypatch.setenv("PGREPL_PIPELINE_FILE", "/nowhere/pipeline.json")
-    return DagBag(str(ROOT / "dags"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.delenv("AIRFLOW_CONN_PGREPL_DEFAULT", raising=False)
+        patch.setenv("PGREPL_PIPELINE_FILE", "/nowhere/pipeline.json")
+        return DagBag(str(folder))
+
+
+@pytest.fixture(scope="module")
+def bag(airflow_db: None) -> Any:
+    """The example DAGs."""
+    return import_dags(ROOT / "dags")
 
 
 def test_the_example_dags_import_without_connections_or_a_pipeline_file(bag: Any) -> None:
     assert bag.import_errors == {}
     assert set(bag.dags) == {f"pgrepl_{name}" for name in NAMES}
+
+
+def test_dag_in_readme_can_be_copied(airflow_db: None, tmp_path: Path) -> None:
+    (dag,) = blocks((ROOT / "README.md").read_text("utf-8"), "python")
+    (tmp_path / "shop.py").write_text(dag, encoding="utf-8")
+    assert len([line for line in dag.splitlines() if line.strip()]) <= 15
+    found = import_dags(tmp_path)
+    assert found.import_errors == {}
+    assert found.dags["shop_to_lake"].task_ids == ["snapshot", "replicate"]
 
 
 @pytest.mark.parametrize("name", ["snapshot", "resnapshot", "tables"])

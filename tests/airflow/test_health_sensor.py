@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ DAGS = Path(__file__).parent / "dags"
 
 
 @pytest.fixture
-def shop(
-    monkeypatch: pytest.MonkeyPatch, connection: None, dsn: str, pg: Any, tmp_path: Path
-) -> Iterator[Recorded]:
+def shop(monkeypatch: pytest.MonkeyPatch, connection: None, dsn: str, pg: Any, tmp_path: Path) -> Recorded:
     pg.cursor().execute("create table a (id int primary key, x int)")
     shop = Recorded(dsn, lake=str(tmp_path), name=f"shop_{os.urandom(4).hex()}")
     slot, server = shop.pipeline.slot, read_server(pg)
@@ -48,8 +45,7 @@ def shop(
     create_changelog(changelog_uri(shop.pipeline.lake_root), record)
     provide(monkeypatch, dsn)
     monkeypatch.setenv("DRIFT_PIPELINE", shop.pipeline.to_json())
-    yield shop
-    pg.cursor().execute("select pg_drop_replication_slot(%s)", (slot,))
+    return shop
 
 
 def stop_table(shop: Recorded, dsn: str) -> None:

@@ -19,7 +19,6 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.airflow.conftest import SECRET
 from tests.support.page_state import record_pipeline
 
-ROUTES = [route for route in page_app().routes if isinstance(route, APIRoute)]
 KEY = "0123456789abcdef" * 8
 
 
@@ -49,11 +48,13 @@ def asked(client: TestClient, path: str, **parameters: str) -> Any:
     return answer.json()
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
-def test_no_route_answers_without_login_or_permission(client: TestClient, route: APIRoute) -> None:
-    assert route.methods == {"GET"}
-    assert client.get(f"{PAGE_PREFIX}{route.path}").status_code == 401
-    assert client.get(f"{PAGE_PREFIX}{route.path}", headers=headers(None)).status_code == 403
+def test_no_route_answers_without_login_or_permission(client: TestClient) -> None:
+    routes = [route for route in page_app().routes if isinstance(route, APIRoute)]
+    assert len(routes) > 3
+    for route in routes:
+        address = f"{PAGE_PREFIX}{route.path}"
+        codes = client.get(address).status_code, client.get(address, headers=headers(None)).status_code
+        assert (route.methods, codes) == ({"GET"}, (401, 403)), route.path
 
 
 def test_page_and_its_files_may_run_no_other_script(client: TestClient) -> None:

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from demo.rabbitmq import Broker
 from tests.airflow.conftest import LAKE
-from tests.support.rabbitmq import Queue, running_broker
+from tests.support.rabbitmq import Queue
 from tests.support.received import Received
 from tests.support.replicated import execute
 
@@ -145,7 +145,9 @@ def test_publishers_of_one_pipeline_live_in_places_of_their_own():
     assert names == {"publish-a", "publish-b"}
 
 
-def test_tasks_of_a_pipeline_without_lake_tables_need_no_java(dsn: str, tmp_path: Path, monkeypatch):
+def test_tasks_of_a_pipeline_without_lake_tables_need_no_java(
+    dsn: str, tmp_path: Path, broker: Broker, monkeypatch
+):
     from airflow.sdk.exceptions import AirflowFailException
 
     from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
@@ -159,23 +161,23 @@ def test_tasks_of_a_pipeline_without_lake_tables_need_no_java(dsn: str, tmp_path
         "lake": str(tmp_path / "lake"),
     }
     pipeline = Pipeline.from_dict({**fields, "lake_tables": "none", "trust_table_owners": True})
-    with running_broker() as broker:
-        assert isinstance(broker, Broker)
-        connect_to(monkeypatch, host="127.0.0.1", port=broker.port)
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("JAVA_HOME", raising=False)
-        PgSnapshotOperator(task_id="snapshot", pipeline=pipeline).execute({})
-        execute(dsn, "insert into t values (2)")
-        queue = Queue(broker.uri, f"pgrepl.{pipeline.name}", "all")
-        task = {"task_id": "replicate", "mode": "caught_up", "publisher": "events"}
-        result = PgReplicationOperator(pipeline=pipeline, **task).execute({})
-        assert [message.event["data"]["id"] for message in queue.take()] == [2]
+    connect_to(monkeypatch, host="127.0.0.1", port=broker.port)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    PgSnapshotOperator(task_id="snapshot", pipeline=pipeline).execute({})
+    execute(dsn, "insert into t values (2)")
+    queue = Queue(broker.uri, f"pgrepl.{pipeline.name}", "all")
+    task = {"task_id": "replicate", "mode": "caught_up", "publisher": "events"}
+    result = PgReplicationOperator(pipeline=pipeline, **task).execute({})
+    assert [message.event["data"]["id"] for message in queue.take()] == [2]
     assert result["states"] == {"streaming": 1}
     with pytest.raises(AirflowFailException, match="a publisher is an application of its own"):
         PgReplicationOperator(pipeline={**fields, "lake_tables": "all"}, **task).execute({})
 
 
-def test_a_task_publishes_what_there_is_and_shows_no_password(dsn: str, tmp_path: Path, monkeypatch, capfd):
+def test_a_task_publishes_what_there_is_and_shows_no_password(
+    dsn: str, tmp_path: Path, broker: Broker, monkeypatch, capfd
+):
     from airflow_provider_pgrepl.operators.publish import PgPublishOperator
 
     execute(dsn, "create table t(id int primary key)")
@@ -184,20 +186,16 @@ def test_a_task_publishes_what_there_is_and_shows_no_password(dsn: str, tmp_path
     execute(dsn, "insert into t values (1), (2)")
     received.receive()
     connect_source(monkeypatch, dsn)
-    with running_broker() as broker:
-        assert isinstance(broker, Broker)
-        broker.control("add_user", "publisher", "canary-secret")
-        broker.control("set_permissions", "publisher", ".*", ".*", ".*")
-        connect_to(
-            monkeypatch, host="127.0.0.1", port=broker.port, login="publisher", password="canary-secret"
-        )
-        name, lake = received.pipeline.name, received.pipeline.lake
-        queue = Queue(broker.uri, f"pgrepl.{name}", "all")
-        pipeline = Pipeline.from_dict({**PIPELINE, "name": name, "lake": lake})
-        operator = PgPublishOperator(
-            task_id="publish", pipeline=pipeline, publisher="events", mode="caught_up", master="local[1]"
-        )
-        result = operator.execute({})
-        assert [message.event["data"]["id"] for message in queue.take()] == [1, 2]
+    broker.control("add_user", "publisher", "canary-secret")
+    broker.control("set_permissions", "publisher", ".*", ".*", ".*")
+    connect_to(monkeypatch, host="127.0.0.1", port=broker.port, login="publisher", password="canary-secret")
+    name, lake = received.pipeline.name, received.pipeline.lake
+    queue = Queue(broker.uri, f"pgrepl.{name}", "all")
+    pipeline = Pipeline.from_dict({**PIPELINE, "name": name, "lake": lake})
+    operator = PgPublishOperator(
+        task_id="publish", pipeline=pipeline, publisher="events", mode="caught_up", master="local[1]"
+    )
+    result = operator.execute({})
+    assert [message.event["data"]["id"] for message in queue.take()] == [1, 2]
     assert result["published"] == 2
     assert "canary-secret" not in "".join(capfd.readouterr())

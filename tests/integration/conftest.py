@@ -14,7 +14,6 @@ from tests.support.faulty_store import FaultyStore, faulty_store
 from tests.support.jetstream import running_nats
 from tests.support.kafka import running_kafka
 from tests.support.published import Published, begin_publishing
-from tests.support.rabbitmq import running_broker
 from tests.support.registry import Registry, running_registry
 from tests.support.replicated import execute
 from tests.support.watched import SHAPE, Watched
@@ -25,16 +24,6 @@ _KAFKA = (
     "group.min.session.timeout.ms=500"
 )
 """Denies what a test denies by an ACL. Consumers may choose a session timeout of less than 6 s."""
-
-
-@pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
-    """A RabbitMQ until the tests end, which takes messages of up to 100,000 bytes.
-
-    Tests use exchanges and queues of their own. A test that stops or configures its broker starts one.
-    """
-    with running_broker(max_message_size="100000") as running:
-        yield running
 
 
 @pytest.fixture(scope="session")

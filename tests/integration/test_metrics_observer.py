@@ -40,4 +40,3 @@ def test_source_that_goes_away_leaves_its_figures_and_is_read_again(dsn):
             wait_until(lambda: observer.observed.is_source_up, what="the source to be read again")
     finally:
         execute(other, f"alter database {name} allow_connections true")
-        execute(dsn, f"select pg_drop_replication_slot('{pipeline.slot}')")

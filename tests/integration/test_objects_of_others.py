@@ -95,10 +95,7 @@ def test_slot_that_another_program_made_while_ours_could_not_be_is_kept(dsn, tmp
     execute(dsn, f"select pg_create_logical_replication_slot('{tried.pipeline.slot}', 'pgoutput')")
     with pytest.raises(SlotError, match="was not made by pipeline"):
         take_tables(tried.access)
-    assert (
-        f"slot {tried.pipeline.slot}: not known to be this pipeline's"
-        in teardown(tried.access).kept
-    )
+    assert f"slot {tried.pipeline.slot}: not known to be this pipeline's" in teardown(tried.access).kept
     with tried.source() as source:
         assert read_slot(source, tried.pipeline.slot) is not None
 

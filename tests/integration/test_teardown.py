@@ -229,9 +229,7 @@ def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, mo
         patched.setattr(Store, "forget_pipeline", end)
         teardown(kept.access, drop_lake=True)
     assert not Path(kept.pipeline.lake_root).exists()
-    assert teardown(kept.access, drop_lake=True).dropped == [
-        f"the records of pipeline {kept.pipeline.name}"
-    ]
+    assert teardown(kept.access, drop_lake=True).dropped == [f"the records of pipeline {kept.pipeline.name}"]
     assert left(kept) == {}
 
 

@@ -458,7 +458,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
     replicated.snapshot()
     replicated.configure(snapshot_range_bytes=131072)
     commit, run = snapshot_copy.commit_snapshot, snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
-    committed, a_is_there = list[str](), threading.Event()
+    committed, a_is_there, is_lost = list[str](), threading.Event(), threading.Event()
 
     def commit_and_say(uri: str, *more: object) -> int:
         version = commit(uri, *more)
@@ -467,8 +467,9 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
         return version
 
     def run_without_keeper(copies, ranges):
-        if len(ranges) > 1 and not a_is_there.is_set():
+        if len(ranges) > 1 and not is_lost.is_set():
             assert a_is_there.wait(60)
+            is_lost.set()
             execute(
                 replicated.dsn,
                 "select pg_terminate_backend(pid, 100000) from pg_stat_activity"

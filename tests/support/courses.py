@@ -34,8 +34,8 @@ class Courses(Handed):
         self.schemas = {course: f"c{number}" for number, course in enumerate(courses)}
         super().__init__(dsn, folder, tuple(map(self.table, self.schemas)), **options)
         self.relations: dict[Any, Relation] = {}
-        for course, schema in self.schemas.items():
-            execute(dsn, f"create schema {schema}")
+        execute(dsn, *(f"create schema {schema}" for schema in self.schemas.values()))
+        for course in self.schemas:
             self.execute(course, *(make[course] if isinstance(make, Mapping) else make))
 
     def table(self, course: Hashable) -> str:
@@ -47,7 +47,8 @@ class Courses(Handed):
             with self.source() as source:
                 trigger.install(source, self.pipeline)
         position = LSN(self.begin() - 1)
-        self.relations = {course: self.copy_at(position, self.table(course)) for course in self.schemas}
+        copied = self.copy_all(position, *map(self.table, self.schemas))
+        self.relations = dict(zip(self.schemas, copied, strict=True))
         return self
 
     def execute(self, course: Hashable, *statements: str) -> None:

@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import plan_ranges
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
@@ -40,28 +41,46 @@ class Handed(Received):
 
     def copy_at(self, position: LSN, table: str) -> Relation:
         """Copy a table that no session has written to since this position."""
-        with self.source() as source:
-            watching = trigger.read_watching(source, self.pipeline)
+        (relation,) = self.copy_all(position, table)
+        return relation
+
+    def copy_all(self, position: LSN, *tables: str) -> list[Relation]:
+        """Copy tables as of one snapshot; no session has written to them since this position."""
+        watching = None
+        if self.pipeline.event_trigger:
+            with self.source() as source:
+                watching = trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
             cursor.execute("select pg_export_snapshot()")
             snapshot = cursor.fetchone()[0]
-            relation = find_relation(keeper, TableName.parse(table), self.pipeline.publication)
-            assert relation is not None
-            relation = without_excluded_defaults(relation, self.pipeline)
-            options, root = self.pipeline.options(relation.table), self.pipeline.lake_root
-            files = [
-                file
-                for part in plan_ranges(keeper, copied_part(relation, options), 1 << 40)
-                for file in write_range(
-                    self.dsn, snapshot, part, relation, options, root, position, datetime.now(UTC)
-                )
-            ]
+            effective = None if watching is None else EffectiveFrom(position, watching)
+            return [self._copy_one(position, table, keeper, snapshot, effective) for table in tables]
+
+    def _copy_one(
+        self,
+        position: LSN,
+        table: str,
+        keeper: Connection,
+        snapshot: str,
+        effective: EffectiveFrom | None,
+    ) -> Relation:
+        relation = find_relation(keeper, TableName.parse(table), self.pipeline.publication)
+        assert relation is not None
+        relation = without_excluded_defaults(relation, self.pipeline)
+        options, root = self.pipeline.options(relation.table), self.pipeline.lake_root
+        files = [
+            file
+            for part in plan_ranges(keeper, copied_part(relation, options), 1 << 40)
+            for file in write_range(
+                self.dsn, snapshot, part, relation, options, root, position, datetime.now(UTC)
+            )
+        ]
         schema, now = lake_schema(relation, options), datetime.now(UTC)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(
             Epoch(1),
             RelationRecord.of_catalog(relation),
-            None if watching is None else EffectiveFrom(position, watching),
+            effective,
         )
         if options.policy.history:
             prepare_history(relation, self.pipeline, position, Epoch(1), now)

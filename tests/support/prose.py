@@ -177,7 +177,8 @@ class PythonFile:
     def _all(self) -> Iterator[tuple[int, str, str]]:
         tree = ast.parse(self.source)
         nodes = list(ast.walk(tree))
-        scopes: list[ast.Module | ast.ClassDef] = [tree, *_classes(tree)]
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+        scopes: list[ast.Module | ast.ClassDef] = [tree, *classes]
         self._members = {id(one) for scope in scopes for one in scope.body}
         documented, in_string = set(), set[int]()
         for node in nodes:

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
+import psycopg2.errors
+import psycopg2.extensions
 import pyarrow as pa
 from deltalake import QueryBuilder
 from psycopg2.extras import register_default_json, register_default_jsonb
@@ -93,9 +95,8 @@ class Replicated:
 
     def differences(self, table: str) -> Counter[tuple[Any, ...]]:
         """Return rows of the lake less rows of the source, counted: empty if all values are equal."""
-        lake = pa.table(self.lake_rows(table)).drop_columns(
-            [name for name in OWN_COLUMNS if name in self.lake_rows(table).column_names]
-        )
+        lake = self.lake_rows(table)
+        lake = lake.drop_columns([name for name in OWN_COLUMNS if name in lake.column_names])
         found: Counter[tuple[Any, ...]] = Counter(
             zip(*(map(plain, column.to_pylist()) for column in lake.columns), strict=True)
         )
@@ -175,6 +176,20 @@ def execute(dsn: str, *statements: str) -> None:
     try:
         with connection.cursor() as cursor:
             for statement in statements:
-                cursor.execute(statement)
+                _execute_when_free(cursor, statement)
     finally:
         connection.close()
+
+
+def _execute_when_free(cursor: psycopg2.extensions.cursor, statement: str) -> None:
+    """Run a statement. Waits for the walsender of a closed connection, which still holds its slot, to end."""
+    deadline = time.monotonic() + _HANGS_S
+    while True:
+        try:
+            cursor.execute(statement)
+        except psycopg2.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return

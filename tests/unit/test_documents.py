@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -215,23 +212,6 @@ def test_lake_layout_page_lists_commit_record_fields_and_app_ids():
         assert {field.name for field in fields(record)} <= listed
     assert {RECEIVER_APP, EPOCH_APP, DURABLE_APP, COMMIT_LSN, COMMIT_TS} <= listed
     assert f"layout version **{LAYOUT_VERSION}**" in text
-
-
-def test_the_dag_in_the_readme_can_be_copied(tmp_path):
-    (tmp_path / "dags").mkdir()
-    (dag,) = code(ROOT / "README.md", "python")
-    (tmp_path / "dags" / "shop.py").write_text(dag, encoding="utf-8")
-    assert len([line for line in dag.splitlines() if line.strip()]) <= 15
-    look = (
-        "from airflow.dag_processing.dagbag import DagBag\n"
-        f"bag = DagBag({str(tmp_path / 'dags')!r})\n"
-        "print(bag.import_errors, bag.dags['shop_to_lake'].task_ids)"
-    )
-    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    found = subprocess.run(
-        [sys.executable, "-c", look], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert found.stdout.splitlines()[-1:] == ["{} ['snapshot', 'replicate']"], found.stdout + found.stderr
 
 
 def test_python_in_the_documents_is_python():

@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -16,9 +17,8 @@ from airflow_provider_pgrepl.__main__ import _parser
 from airflow_provider_pgrepl.cli.applications import split
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.targets import TARGETS
-from tests.support.hint_texts import PACKAGE, VALUE, texts_of_code, texts_of_reference
+from tests.support.hint_texts import PACKAGE, VALUE, Text, texts_of_code, texts_of_reference
 
-TEXTS = (*texts_of_code(), *texts_of_reference())
 NO_COMMANDS = frozenset(
     {"looked", "found", "left", "ended", "maintained", "compacted", "joined", "dropped", "let", "deleted"}
     | {"failed", "to"}
@@ -40,14 +40,26 @@ OF_OTHERS = frozenset(
 """Options of spark-submit; of containers, of pg_dump; of the command lines of providers."""
 
 
+@cache
+def texts() -> tuple[Text, ...]:
+    """Return all texts. Parses the whole package, and so not while tests are collected."""
+    return (*texts_of_code(), *texts_of_reference())
+
+
 def filled(text: str) -> str:
     """Return a text with its values filled in: an LSN for an LSN, the name of a table for any other."""
     return VALUE.sub(lambda found: "0/1" if re.search("lsn|^.at.$", found[0], re.I) else "public.t", text)
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
+@cache
+def commands() -> dict[str, list[str]]:
+    """Return the words of each command line, by the text that names it."""
+    return dict(_commands())
+
+
+def _commands() -> Iterator[tuple[str, list[str]]]:
     """Yield the command lines in the texts, and the words of each up to where the sentence continues."""
-    for file, text in TEXTS:
+    for file, text in texts():
         if NAME_OF_CONNECTION.match(text) or "SELECT" in text:
             continue
         for found in (found[0] for found in COMMAND.finditer(filled(text))):
@@ -60,29 +72,25 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             yield f"{file}: {found}", [command, *(word.rstrip(",") for word in arguments[:end])]
 
 
-COMMANDS = dict(commands())
-
-
 def test_command_lines_are_found_in_code_and_reference() -> None:
-    files = {where.partition(":")[0] for where in COMMANDS}
+    files = {where.partition(":")[0] for where in commands()}
     assert {"errors.py", "replication/receiver/receiver.py", "docs/reference/errors.md"} <= files
-    assert ["skip", "FILE.json", "--lsn", "0/1"] in COMMANDS.values()
+    assert ["skip", "FILE.json", "--lsn", "0/1"] in commands().values()
 
 
-@pytest.mark.parametrize("where", COMMANDS)
-def test_command_of_a_hint_is_parsed_as_it_stands(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_of_a_hint_is_parsed_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     """A command that is only mentioned, such as `pgrepl status`, gets a pipeline file."""
-    command, *words = COMMANDS[where]
-    file = [] if "FILE.json" in words else ["FILE.json"]
-    own, _ = split([command, *file, *(word.replace("LSN", "0/1") for word in words)])
-    try:
-        known, more = _parser().parse_known_args(own)
-    except SystemExit:
-        pytest.fail(capsys.readouterr().err)
-    assert not more
-    tables = getattr(known, "tables", None)
-    for table in tables if isinstance(tables, list) else ():
-        TableName.parse(f"public.{table}" if table.isupper() else table)
+    for where, (command, *words) in commands().items():
+        file = [] if "FILE.json" in words else ["FILE.json"]
+        own, _ = split([command, *file, *(word.replace("LSN", "0/1") for word in words)])
+        try:
+            known, more = _parser().parse_known_args(own)
+        except SystemExit:
+            pytest.fail(f"{where}: {capsys.readouterr().err}")
+        assert not more, where
+        tables = getattr(known, "tables", None)
+        for table in tables if isinstance(tables, list) else ():
+            TableName.parse(f"public.{table}" if table.isupper() else table)
 
 
 def test_tables_of_a_hint_are_arguments_as_a_shell_splits_them() -> None:
@@ -94,7 +102,7 @@ def test_tables_of_a_hint_are_arguments_as_a_shell_splits_them() -> None:
 
 def test_options_of_texts_are_options_of_ours() -> None:
     known = OF_OTHERS | {option for parser in _parsers(_parser()) for option in parser._option_string_actions}
-    sentences = [text for _, text in TEXTS if " " in text.strip()]
+    sentences = [text for _, text in texts() if " " in text.strip()]
     named = {option for text in sentences for option in OPTION.findall(text)}
     assert {"--new-epoch", "--give-up", "--yes"} <= named
     assert named <= known, named - known
@@ -115,17 +123,17 @@ def test_operators_of_texts_are_there_with_their_arguments() -> None:
         for file in (PACKAGE / folder).glob("*.py"):
             text = file.read_text("utf-8")
             classes |= {n.name: text for n in ast.parse(text).body if isinstance(n, ast.ClassDef)}
-    named = {name for _, text in TEXTS for name in re.findall(r"\bPg\w+(?:Operator|Sensor)\b", text)}
+    named = {name for _, text in texts() for name in re.findall(r"\bPg\w+(?:Operator|Sensor)\b", text)}
     assert {"PgSnapshotOperator", "PgResnapshotOperator"} <= named
     assert named <= classes.keys(), named - classes.keys()
-    for _, text in TEXTS:
+    for _, text in texts():
         for operator, argument in re.findall(r"\b(Pg\w+Operator) with (\w+)=", text):
             assert f"{argument}:" in classes[operator]
 
 
 def test_extras_that_texts_install_are_declared() -> None:
     declared = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
-    named = {name for _, text in TEXTS for name in EXTRA.findall(text)}
+    named = {name for _, text in texts() for name in EXTRA.findall(text)}
     assert {"spark", "nats"} <= named
     of_target = "{settings.target}"
     assert of_target in named, "publish names the extra of its target"

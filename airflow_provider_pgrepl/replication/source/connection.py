@@ -41,6 +41,7 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     SourceError,
 )
+from airflow_provider_pgrepl.replication.source.deadlines import Deadlines
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors, translate
 
 _SYSTEM = "system"
@@ -94,10 +95,10 @@ _ONLY_ON_LINUX = ("client_connection_check_interval", "tcp_user_timeout")
 """Settings that servers on other platforms may reject with an error."""
 # Until this statement has run, the search path may have other operators before PostgreSQL's own.
 _PIN = (
-    "SELECT pg_catalog.set_config(known.name, pinned.value, false)"
+    "SELECT pg_catalog.set_config(pinned.name, pinned.value, false)"
     " FROM (VALUES %pairs%) AS pinned (name, value)"
-    " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
-    " pinned.name"
+    # NULL for a setting that the server does not know. pg_settings would compute all settings.
+    " WHERE pg_catalog.current_setting(pinned.name, true) IS NOT NULL"
 )
 IDLE_LIMIT_S = 15
 """The seconds that a transaction with locks may be idle. After that, the server ends the session: its process
@@ -153,6 +154,7 @@ _logged_in: set[str] = set()
 """The connection strings with which this process has logged in."""
 UNREAD_S = 2.0
 """The seconds that data from the server may stay unread. An answer is read within milliseconds."""
+_deadlines = Deadlines()
 _LOOKS = 20
 """The least number of checks that find unread data: a process that was paused finds an answer waiting."""
 
@@ -205,14 +207,8 @@ def answered_within(fileno: int, limit_s: float | None) -> Iterator[threading.Ev
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
 
-        timer = threading.Timer(limit_s, end)
-        timer.daemon = True
-        timer.start()
-        try:
+        with _deadlines.calling(end, limit_s):
             yield overdue
-        finally:
-            timer.cancel()
-            timer.join()
 
 
 def _line(fileno: int) -> socket.socket:
