@@ -112,6 +112,16 @@ def test_pages_stay_short(page, limit):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit
 
 
+def test_changelog_entries_have_at_most_three_lines_below_a_subject():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- .*(?:\n  .*)*$", text, re.MULTILINE)
+    assert [entry for entry in entries if entry.count("\n") > 2] == []
+    *_, first = re.split(r"^## .*$", text, maxsplit=1, flags=re.MULTILINE)
+    other = re.sub(r"^(?:- .*(?:\n  .*)*|#{2,3} .*)$", "", first, flags=re.MULTILINE).split()
+    assert not other, f"text outside entries: {' '.join(other)}"
+    assert len(text.splitlines()) <= 250
+
+
 def test_index_lists_decisions_by_number_and_title():
     listed = re.findall(
         r"^\| (\d+) \| \[(.+)\]\((decisions/.+)\) \|$", prose(ROOT / "docs" / "README.md"), re.MULTILINE
