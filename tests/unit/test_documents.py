@@ -122,6 +122,11 @@ def test_changelog_entries_have_at_most_three_lines_below_a_subject():
     assert len(text.splitlines()) <= 250
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=of_page)
+def test_guide_begins_with_its_result(page):
+    assert re.match(r"# .+\n\nAt the end, ", page.read_text(encoding="utf-8"))
+
+
 def test_index_lists_decisions_by_number_and_title():
     listed = re.findall(
         r"^\| (\d+) \| \[(.+)\]\((decisions/.+)\) \|$", prose(ROOT / "docs" / "README.md"), re.MULTILINE
