@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -125,6 +126,19 @@ def test_changelog_entries_have_at_most_three_lines_below_a_subject():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=of_page)
 def test_guide_begins_with_its_result(page):
     assert re.match(r"# .+\n\nAt the end, ", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=of_page)
+def test_drawing_is_shown_named_and_readable_on_dark_pages(picture):
+    text = picture.read_text(encoding="utf-8")
+    drawing = ElementTree.fromstring(text)
+    texts = {child.tag.rpartition("}")[2]: child.text for child in drawing}
+    assert drawing.get("aria-label") or (texts["title"] and texts["desc"])
+    assert "prefers-color-scheme: dark" in text
+    shown = {
+        page.parent.joinpath(target).resolve() for page in PAGES for target in _LINK.findall(prose(page))
+    }
+    assert picture in shown
 
 
 def test_index_lists_decisions_by_number_and_title():
