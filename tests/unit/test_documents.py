@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -107,6 +108,34 @@ def test_the_index_leads_to_every_page():
 )
 def test_pages_stay_short(page, limit):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit
+
+
+def test_changelog_entries_have_at_most_three_lines_below_a_subject():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- .*(?:\n  .*)*$", text, re.MULTILINE)
+    assert [entry for entry in entries if entry.count("\n") > 2] == []
+    *_, first = re.split(r"^## .*$", text, maxsplit=1, flags=re.MULTILINE)
+    other = re.sub(r"^(?:- .*(?:\n  .*)*|#{2,3} .*)$", "", first, flags=re.MULTILINE).split()
+    assert not other, f"text outside entries: {' '.join(other)}"
+    assert len(text.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=of_page)
+def test_guide_begins_with_its_result(page):
+    assert re.match(r"# .+\n\nAt the end, ", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=of_page)
+def test_drawing_is_shown_named_and_readable_on_dark_pages(picture):
+    text = picture.read_text(encoding="utf-8")
+    drawing = ElementTree.fromstring(text)
+    texts = {child.tag.rpartition("}")[2]: child.text for child in drawing}
+    assert drawing.get("aria-label") or (texts["title"] and texts["desc"])
+    assert "prefers-color-scheme: dark" in text
+    shown = {
+        page.parent.joinpath(target).resolve() for page in PAGES for target in _LINK.findall(prose(page))
+    }
+    assert picture in shown
 
 
 def test_index_lists_decisions_by_number_and_title():
