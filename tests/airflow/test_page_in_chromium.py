@@ -17,9 +17,10 @@ from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from psycopg2.extensions import parse_dsn
 
 from airflow_provider_pgrepl.links.task import PAGE_PREFIX
-from airflow_provider_pgrepl.replication.source.connection import Connection
-from demo.postgres import free_port
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from demo.postgres import Server, free_port
 from tests.airflow.conftest import eventually
+from tests.conftest import closing_connection, fresh_database
 from tests.support.chromium import PROGRAM, Browser, running_browser
 from tests.support.page_state import HOSTILE, HOSTILE_ERROR, record_pipeline
 
@@ -64,16 +65,20 @@ def browser(airflow: str, dsn: str, pg: Connection, monkeypatch: pytest.MonkeyPa
     """A browser that is signed in, and the pipeline `shop` with hostile names in the state database."""
     record_pipeline(dsn, pg, "shop", 300)
     record_pipeline(dsn, pg, "billing", 1)
-    parts = parse_dsn(dsn)
-    fields = {"host": parts["host"], "port": int(parts["port"]), "login": parts["user"]}
-    connection = {"conn_type": "pgrepl", "schema": parts["dbname"], **fields}
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", connection_of(dsn))
     monkeypatch.setenv("AIRFLOW__PGREPL__STATE_CONN_IDS", "shop")
     with running_browser() as found:
         token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role="admin"))
         found.set_cookie(airflow, "_token", token)
         found.show(1280, 800)
         yield found
+
+
+def connection_of(dsn: str) -> str:
+    """Return the Airflow connection of a state database, in JSON."""
+    parts = parse_dsn(dsn)
+    fields = {"host": parts["host"], "port": int(parts["port"]), "login": parts["user"]}
+    return json.dumps({"conn_type": "pgrepl", "schema": parts["dbname"], **fields})
 
 
 def text_of(browser: Browser) -> str:
@@ -156,3 +161,26 @@ def test_dag_of_another_pipeline_is_not_offered(browser: Browser, airflow: str) 
     browser.wait_for("document.querySelector('dialog [role=alert]')?.innerText.startsWith('No DAG')")
     assert browser.evaluate("document.querySelectorAll('dialog option').length") == 1
     assert browser.evaluate("document.querySelector('dialog [type=submit]').disabled") is True
+
+
+def test_copy_of_state_is_another_pipeline_for_which_no_dag_is_chosen(
+    browser: Browser, airflow: str, server: Server, pg: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone of a server has the record's ID, and the name of the pipeline that the DAG changes."""
+    with fresh_database(server) as dsn:
+        with closing_connection(dsn) as clone:
+            record_pipeline(dsn, clone, "shop", 1)
+            [(own,)] = rows(pg, "select id::text from _pgrepl.pipelines where name = 'shop'")
+            rows(clone, "update _pgrepl.pipelines set id = %s returning 1", (own,))
+        monkeypatch.setenv("AIRFLOW_CONN_CLONE", connection_of(dsn))
+        monkeypatch.setenv("AIRFLOW__PGREPL__STATE_CONN_IDS", "clone,shop")
+        browser.open(f"{airflow}{PAGE_PREFIX}/")
+        browser.wait_for("document.querySelectorAll('.card').length === 3")
+        browser.open(f"{airflow}{PAGE_PREFIX}/#/clone/shop/public/customers")
+        browser.wait_for("document.querySelectorAll('.events li').length")
+        browser.evaluate(
+            "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
+        )
+        browser.wait_for("document.querySelectorAll('dialog option').length === 2")
+        assert browser.evaluate("document.querySelector('dialog select').value") == ""
+        assert "shop (connection clone)" in browser.evaluate("document.querySelector('dialog h2').innerText")

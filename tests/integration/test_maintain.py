@@ -16,10 +16,11 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError
+from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError, PgReplError
 from airflow_provider_pgrepl.replication.app import needed_changes
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
 from airflow_provider_pgrepl.replication.app.operations.maintain import MaintenanceReport, maintain
+from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.changelog import maintenance as retention
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -203,6 +204,23 @@ def test_the_changelog_keeps_what_a_table_or_the_server_may_need(
         assert dropped(kept) == 0, "the server may send it again"
     assert dropped(kept) > 0
     assert floor(kept) > 0
+
+
+@pytest.mark.usefixtures("long_after")
+def test_changes_expire_while_all_tables_are_errored(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver goes on: without expiry, the changelog would fill the storage."""
+    old_hours(kept)
+    execute(kept.dsn, "insert into a values (100, 'x')")
+    kept.receive()
+    monkeypatch.setattr(needed_changes, "sent_again_above", lambda *_: LSN(1 << 62))
+    *most, last = kept.states()
+    for table in most:
+        kept.fail(table)
+    assert dropped(kept) == 0
+    kept.fail(last)
+    assert dropped(kept) > 0
+    with pytest.raises(PgReplError, match="changelog"):
+        retry_tables(kept.access, [A])
 
 
 def durable(kept: Kept) -> LSN:

@@ -414,9 +414,10 @@ def test_a_slot_that_is_read_is_waited_for(kept):
     assert left(kept) == {}
 
 
-def test_a_snapshots_temporary_slot_is_waited_for_and_another_pipelines_is_not(kept):
+@pytest.mark.parametrize("app", ["snapshot", "verify"])
+def test_a_temporary_slot_is_waited_for_and_another_pipelines_is_not(kept, app):
     with (
-        closing_connection(kept.dsn + " application_name='pgrepl snapshot other'") as other,
+        closing_connection(kept.dsn + f" application_name='pgrepl {app} other'") as other,
         closing_connection(kept.dsn) as gone,
         closing_connection(kept.dsn) as control,
     ):

@@ -403,7 +403,7 @@ async function ask(action, pipeline, tables) {
   const names = action.asks ? el("textarea", { rows: 4, required: true, placeholder: "public.orders" }) : null;
   const sure = action.danger ? el("input", { type: "checkbox", required: true }) : null;
   const form = el("form", { method: "dialog" },
-    el("h2", { id: "asked" }, `${action.title.replace("…", "")} ${action.asks ? "tables" : tables.length === 1 ? "1 table" : `${tables.length} tables`} of ${pipeline.pipeline}`),
+    el("h2", { id: "asked" }, `${action.title.replace("…", "")} ${action.asks ? "tables" : tables.length === 1 ? "1 table" : `${tables.length} tables`} of ${pipeline.pipeline} (connection ${pipeline.database})`),
     action.danger ? el("div", { class: "notice" }, action.danger) : el("p", { class: "quiet" }, action.about),
     names ? el("label", {}, "Tables, one a line", names) : el("ul", { class: "names" }, ...tables.map((name) => el("li", {}, name))),
     el("label", {}, "DAG", select),
@@ -434,7 +434,10 @@ async function ask(action, pipeline, tables) {
     dags = own.length ? own : found.filter((dag) => !dag.tags.some((tag) => tag.name.startsWith("pipeline:")));
     select.append(...dags.map((dag) => el("option", { value: dag.dag_id }, dag.dag_id)));
     // Never guess among several pipelines: the run would change the tables of another one.
-    const sole = own.length === 1 ? own[0] : dags.length === 1 && allPipelines().length === 1 ? dags[0] : null;
+    // Its name is not enough: a copy of the state database has a pipeline of the same name.
+    const known = allPipelines();
+    const isOwn = own.length === 1 && known.filter((one) => one.name === pipeline.pipeline).length === 1;
+    const sole = isOwn || (dags.length === 1 && known.length === 1) ? dags[0] : null;
     if (sole) { select.value = sole.dag_id; select.dispatchEvent(new Event("change")); }
     if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action for this pipeline, or you may not see it. Copy the examples: pgrepl dags --copy-to DIR`;
     start.disabled = !dags.length;

@@ -38,7 +38,7 @@ def retention_lsn(dsn: str, pipeline: Pipeline, tables_lsn: LSN | None) -> LSN |
 def unchecked_above(records: Iterable[TableRecord]) -> LSN | None:
     """Return the LSN above which table definitions have yet to be checked, or None if no table is followed.
 
-    For a pipeline without lake tables.
+    For a pipeline without lake tables, while its app does not run.
     """
     found = [one.position_lsn for one in records if one.state.is_followed and one.position_lsn is not None]
     return min(found, default=None)

@@ -63,7 +63,8 @@ FROM pg_catalog.pg_replication_slots s
         ON a.pid::text = pg_catalog.substr(s.slot_name::text, pg_catalog.length(%(prefix)s) + 1)
 WHERE s.temporary AND pg_catalog.starts_with(s.slot_name::text, %(prefix)s)
     AND s.database = pg_catalog.current_database()
-    AND NOT (coalesce(a.application_name, '') LIKE 'pgrepl snapshot %%' AND a.application_name <> %(app)s)
+    AND NOT (coalesce(a.application_name, '') ~ '^pgrepl (snapshot|verify) '
+        AND a.application_name <> ALL (%(own)s::text[]))
 ORDER BY 1
 """
 _MOST_S = 600.0
@@ -226,13 +227,14 @@ def temporary_name(connection: Connection) -> str:
 
 def check_none_lingers(connection: Connection, pipeline: str) -> None:
     """Raise BusyError if a temporary slot exists that is not known to be another pipeline's."""
-    wanted = {"prefix": PREFIX, "app": f"pgrepl snapshot {pipeline}"[:63]}
+    own = [f"pgrepl {app} {pipeline}"[:63] for app in ("snapshot", "verify")]
+    wanted = {"prefix": PREFIX, "own": own}
     with source_errors("looking for temporary slots"):
         found = rows(connection, _LINGERING, wanted)
     if found:
         listed = ", ".join(f"{name} (of pid {pid})" for name, pid in found)
         raise BusyError(
-            f"temporary slots of a snapshot are still there: {listed}",
+            f"temporary slots are still there: {listed}",
             "they go with their sessions: run the same again when these have ended",
         )
 

@@ -23,11 +23,12 @@ from airflow_provider_pgrepl.replication.state.recorded_events import EventRecor
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 
 _PIPELINES = """
-SELECT p.name, p.id::text, p.slot, p.lake, now(), progress.applied_lsn::text, progress.changes_per_s,
+SELECT p.name, pg_catalog.concat_ws('/', p.id, d.oid, pg_catalog.pg_postmaster_start_time()), p.slot,
+    p.lake, now(), progress.applied_lsn::text, progress.changes_per_s,
     progress.holder, progress.updated_at, run.kind, run.time, run.actor, run.error, run.reason, run.hint,
     sample.time, sample.lag_seconds, sample.lag_bytes, sample.bytes_per_s, sample.wal_retained_bytes,
     sample.wal_limit_bytes, sample.slot_active
-FROM _pgrepl.pipelines p
+FROM _pgrepl.pipelines p JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
     LEFT JOIN _pgrepl.progress ON progress.pipeline = p.name
     LEFT JOIN LATERAL (SELECT * FROM _pgrepl.events e
         WHERE e.pipeline = p.name AND e.schema_name IS NULL AND e.table_name IS NULL
@@ -116,6 +117,8 @@ class LastSample:
 class PipelineRow:
     """A pipeline as its state database shows it at the time `now`.
 
+    `id`: the same through each connection to the database. A copy of the database has the same record, so the
+    ID includes the database's oid and the start of its server.
     `states`: number of tables by state. `reported_at`: the last report of progress. `lags`: the largest lag
     in seconds of each LAG_STEP of the last day that has a sample, with the begin of the step.
     """

@@ -107,9 +107,10 @@ class Applier:
 
     def needed_above(self) -> LSN | None:
         """Return the lowest LSN above which a table needs changes from the changelog. None while a table is
-        being copied, or if no table needs any.
+        being copied.
 
-        Returns 0 if the position of a table cannot be read: it may need every change.
+        Returns 0 if the position of a table cannot be read: it may need every change. Returns the highest LSN
+        if all tables are errored or removed.
         """
         return self._rounds.needed_above()
 

@@ -18,6 +18,8 @@ from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
+_STOPPED = (TableState.ERRORED, TableState.REMOVED)
+_HIGHEST = LSN((1 << 64) - 1)
 
 
 class RecordedTables:
@@ -65,12 +67,17 @@ class RecordedTables:
         return position
 
     def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
-        """Return the lowest LSN above which one of these tables needs changes. None if one is being copied or
-        none needs any.
+        """Return the lowest LSN above which one of these tables needs changes. None if one is being copied,
+        or if this is not known.
 
+        Returns the highest LSN if all tables are errored or removed: their changes expire by age, as those of
+        an errored table among others do.
         `known`: the positions of tables that have caught up, by relation id. A table whose position cannot be
         read needs all changes (0).
         """
+        records = list(records)
+        if records and all(record.state in _STOPPED for record in records):
+            return _HIGHEST
         needed = []
         for record in records:
             if record.state is TableState.SNAPSHOTTING:
