@@ -67,7 +67,7 @@ ADVICE = {
     "ALTER TABLE {table} REPLICA IDENTITY USING INDEX …": "likewise",
     "ALTER TABLE {table.sql} ADD PRIMARY KEY (…)": "likewise",
     "ALTER TABLE {table.sql} REPLICA IDENTITY USING INDEX …": "likewise",
-    "ALTER PUBLICATION {quote_identifier(self.publication)} SET TABLE …": "likewise",
+    "ALTER PUBLICATION {quote_identifier(self.publication)} ADD TABLE {table.sql} (…)": "likewise",
     "select pg_terminate_backend(pid)": "the message names the pids",
 }
 SET_UP = (

@@ -263,7 +263,9 @@ class SourceTables:
         if found is None:
             raise PublicationError(
                 f"the publication {self._deployment.publication} was dropped",
-                "changes since then are lost: drop the pipeline's slot and the lake, and begin again",
+                "changes since then are lost, and every table needs a new copy. Keep slot and lake. Start the"
+                " service again, which creates the publication and logs the path of its pipeline file; then"
+                " begin a new epoch with that file: pgrepl snapshot FILE.json --new-epoch",
             )
         return found.tables
 

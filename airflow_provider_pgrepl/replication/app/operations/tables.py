@@ -198,7 +198,8 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     refuse_without_lake(
         access.pipeline,
         "pause",
-        "nothing is applied that could stand still: leave it out of a publisher's tables, or remove it",
+        "stop the publisher instead: its changes stay in the changelog for publish_keep_h. Do not remove the"
+        " table for a pause: it leaves the publication, and its changes are lost until it is added again",
     )
     name = access.pipeline.name
     with access.store("pause") as store:
