@@ -12,7 +12,9 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.app.status.health import _FREE_WAL
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.delta import snapshot_commit
+from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.merge.merge import refused_truncate
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -65,6 +67,19 @@ def test_retained_wal_alone_is_no_reason_to_drop_the_slot() -> None:
 def test_refused_changes_are_cured_by_the_fix_or_by_leaving_the_publication() -> None:
     assert RefusedChanges(T, "UPDATE", "why", "ALTER a", "ALTER b").cure == "ALTER a; or ALTER b"
     assert RefusedChanges(T, "UPDATE", "why", "", "ALTER b").cure == "ALTER b"
+
+
+def test_unexpected_error_of_a_table_keeps_its_trace_and_proposes_a_retry_before_a_copy() -> None:
+    hint = TableResult(1, error="unexpected KeyError", trace="KeyError at x.py:1").to_error(T).hint
+    assert hint.index("save the trace") < hint.index("pgrepl retry") < hint.index("pgrepl snapshot")
+    assert TableResult(1, error="known").to_error(T).hint == errors.resnapshot(T)
+
+
+def test_missing_lake_table_is_mounted_or_restored_before_a_copy(tmp_path: Path) -> None:
+    with pytest.raises(errors.LakeTableError) as caught:
+        open_table(str(tmp_path / "away"))
+    hint = caught.value.hint
+    assert hint.index("mounted") < hint.index("retry the table") < hint.index("pgrepl snapshot")
 
 
 @pytest.mark.parametrize(

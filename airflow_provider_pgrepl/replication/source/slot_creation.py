@@ -269,7 +269,8 @@ class SlotCreation:
         if code == "55000":
             raise ServerSettingError(
                 f"slot {self._name} cannot be made: {describe(error)}",
-                "set wal_level = logical and restart the server",
+                "correct the setting that the server names (wal_level = logical, max_replication_slots), on"
+                " the primary for a standby; each needs a restart of that server",
             )
         if code == "42501":
             raise PrivilegeError(
@@ -388,7 +389,10 @@ def take_over_slot(dsn: str, name: str, other: str, publication: str) -> LSN:
             _check_decodes(control, name, publication)
             copied = read_slot(control, name)
             if copied is None or copied.confirmed_flush_lsn is None:
-                raise SlotError(f"the slot {name} was dropped while it was made", "run the same again")
+                raise BusyError(
+                    f"another session dropped slot {name} before the take-over was complete",
+                    "run the command again",
+                )
         except BaseException:
             drop_unused(dsn, control, name)
             raise

@@ -123,7 +123,7 @@ def refusal(result: pq.abc.PGresult) -> PgReplError:
     if state == "55006":
         return BusyError(
             text,
-            "another process reads this slot: see app and slot in pgrepl status FILE.json. If it is a"
+            "another process reads this slot: see app and slot in pgrepl status FILE.json; if it is a"
             " previous run, wait until it has ended; the server notices a vanished host after a minute."
             " pgrepl status FILE.json prints the statement that ends a sender without an app",
         )

@@ -221,7 +221,7 @@ class SourceTables:
                 for function in _FUNCTIONS:
                     _make(connection, function)
         except PrivilegeError as error:
-            log.warning("the functions of schema _creek stay as they are, if they are there: %s", error)
+            log.warning("the functions of schema _creek were not created or updated: %s", error)
         if read_publication(connection, self._deployment.publication) is None:
             self._create_publication(connection)
 

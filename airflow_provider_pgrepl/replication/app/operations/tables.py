@@ -53,7 +53,7 @@ _S = TableState
 _APPLIED = (_S.CATCHING_UP, _S.STREAMING)
 _INSTEAD = {
     _S.PENDING: f"it has not been copied yet: {errors.SNAPSHOT}",
-    _S.SNAPSHOTTING: "wait for the snapshot that runs; if it has died, run pgrepl snapshot FILE.json again",
+    _S.SNAPSHOTTING: "wait for the snapshot; if it has died, pgrepl snapshot FILE.json --tables NAME",
     _S.ERRORED: f"retry it, or {errors.RESNAPSHOT}",
     _S.PAUSED: "resume it",
     _S.REMOVED: "add it again: pgrepl snapshot FILE.json --add NAME, or PgAddTablesOperator",
