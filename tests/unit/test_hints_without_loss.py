@@ -43,7 +43,7 @@ def test_no_text_of_the_package_proposes_a_statement_that_harms(words: str) -> N
 def test_truncated_table_is_retried_because_a_copy_replaces_the_protected_rows() -> None:
     pipeline = Pipeline(name="p", lake="/lake", tables=(str(RECORDED.table),), truncate="error")
     changes = pa.table({"op": ["I", "T"], "commit_lsn": [7, 9]})
-    stopped = refused_truncate(changes, RECORDED, pipeline.choices(RECORDED.table))
+    stopped = refused_truncate(changes, RECORDED, pipeline.options(RECORDED.table))
     assert stopped is not None
     hint = stopped[1].hint
     assert f"pgrepl retry FILE.json '{RECORDED.table}'" in hint
