@@ -56,8 +56,8 @@ _DOCUMENTS = _PACKAGE / "documents" / "docs"
 """The folder of the documents in an installed wheel."""
 SNAPSHOT = "run pgrepl snapshot FILE.json, or PgSnapshotOperator"
 NEW_EPOCH = (
-    "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch, or"
-    " PgSnapshotOperator with new_epoch=True"
+    "begin a new epoch, which drops the slot and resnapshots every table: pgrepl snapshot FILE.json"
+    " --new-epoch, or PgSnapshotOperator with new_epoch=True"
 )
 RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
 EXECUTORS = (
@@ -315,8 +315,8 @@ class TruncatedError(PgReplError):
     """
 
     advice = (
-        "resnapshot the table. With `truncate` set to `apply` or `ignore` it continues without a resnapshot"
-        " ([policies](policies.md#truncate))"
+        "set `truncate` to `ignore` to keep the rows, or to `apply` to delete them, restart the replication"
+        " app, and retry the table. A resnapshot replaces the rows ([policies](policies.md#truncate))"
     )
     scope = Scope.TABLE
 
@@ -476,7 +476,10 @@ class ToolError(PgReplError):
 
 def resnapshot(table: object) -> str:
     """Return the hint for a table that needs a new copy. `table`: its name as in SQL."""
-    return f"resnapshot it: pgrepl snapshot FILE.json --tables '{table}', or PgResnapshotOperator"
+    return (
+        f"resnapshot it: pgrepl snapshot FILE.json --tables '{table}', or PgResnapshotOperator (replaces also"
+        " rows that only the lake has, as with deletes: soft)"
+    )
 
 
 def named(hint: str, table: object) -> str:

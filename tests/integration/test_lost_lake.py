@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.app import replicate
-from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import add_tables, begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog import own_tables
@@ -49,6 +49,14 @@ def test_a_snapshot_does_not_begin_again_and_leaves_the_slot(kept: Kept) -> None
         with pytest.raises(LakeError, match="not mounted") as caught:
             take(kept.access)
         assert "--new-epoch" in caught.value.hint
+    assert kept.slot() == before
+
+
+def test_new_epoch_in_a_missing_lake_needs_its_name_and_leaves_the_slot(kept: Kept) -> None:
+    before, lake = kept.slot(), kept.pipeline.lake_root
+    with pytest.raises(ConfigError, match=r"would abandon.*not mounted") as caught:
+        begin_new_epoch(kept.access)
+    assert f"--new-epoch --give-up {lake}," in caught.value.hint
     assert kept.slot() == before
 
 

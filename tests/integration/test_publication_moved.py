@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgrepl.replication.drift.judge import MADE_AGAIN
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source import publication
@@ -98,7 +99,7 @@ MOVES: dict[str, tuple[str, dict[str, Move]]] = {
             "made_again_and_put_back": (
                 ["drop table s.made_again_and_put_back", MAKE.format("made_again_and_put_back")],
                 ["alter publication PUB add table s.made_again_and_put_back"],
-                "the table was dropped and another made under its name",
+                MADE_AGAIN,
             ),
         },
     ),
@@ -108,7 +109,7 @@ MOVES: dict[str, tuple[str, dict[str, Move]]] = {
             "made_again": (
                 ["drop table s.made_again"],
                 [MAKE.format("made_again")],
-                "the table was dropped and another made under its name",
+                MADE_AGAIN,
             ),
             "dropped": (["drop table s.dropped"], [], "the table was dropped"),
         },

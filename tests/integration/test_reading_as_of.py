@@ -232,7 +232,7 @@ def test_a_table_made_anew_under_the_name_is_noticed(landed: Landed, pg: Connect
     pg.cursor().execute(f"alter publication {publication} add table t")
     pg.cursor().execute("insert into t values (7, 'new')")
     landed.receive()
-    with pytest.raises(DriftError, match="another made under its name"):
+    with pytest.raises(DriftError, match="another was created with its name"):
         ids(landed)
 
 

@@ -111,6 +111,25 @@ def test_cure_ends_the_refusal(pg, run):
     assert not refuses(pg)
 
 
+@pytest.mark.differs_by_major("column lists are there from 15 on")
+def test_cure_of_a_column_list_keeps_the_other_tables_in_the_publication(pg, run):
+    if pg.info.server_version < 150000:
+        return
+    run(KEYED.format(""), "create table other (id int primary key)", FULL)
+    run("create publication p for table t (id), other", "insert into t values (1, 'x')")
+    relation = find_relation(pg, TableName("public", "t"), "p")
+    (refused,) = read_refused(pg, [relation], "p").values()
+    assert refused.fix == ""
+    leave, add, _ = refused.cure.split("; ", 2)
+    run(leave)
+    assert not refuses(pg)
+    run(add.split(" (…)")[0])
+    assert not refuses(pg)
+    with pg.cursor() as cursor:
+        cursor.execute("select tablename from pg_publication_tables where pubname = 'p' order by 1")
+        assert cursor.fetchall() == [("other",), ("t",)]
+
+
 VIRTUAL_SINCE_18 = "virtual generated columns are there from 18 on"
 
 

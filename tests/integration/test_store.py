@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.errors import (
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
+from airflow_provider_pgrepl.replication.app.operations.selection import change, wait_until_unlocked
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
@@ -371,7 +371,8 @@ def test_busy_error_names_the_task_and_how_to_stop_the_holder(dsn, store, monkey
     me = f"{socket.gethostname()}:{os.getpid()}"
     assert rf"pgrepl snapshot shop {me}, started by task copy of shop,\nrun 1 (" in raised.value.message
     assert raised.value.hint == (
-        "to stop it, pause its DAG and mark its run as failed, or run on host"
+        "if that process is the wanted one, nothing is to be done here. Otherwise to stop it, pause its DAG"
+        " and mark its run as failed, or run on host"
         f" {socket.gethostname()}: kill {os.getpid()}, or wait until it has ended"
     )
     with Store(dsn, "test") as second:
@@ -572,6 +573,17 @@ def test_a_transition_that_is_not_allowed_changes_nothing(store):
     with pytest.raises(StateError, match="is snapshotting, and cannot become pending"):
         store.set_state("shop", T, TableState.PENDING)
     assert store.read_tables("shop")[T].state is TableState.SNAPSHOTTING
+
+
+def test_table_whose_state_always_changes_first_is_busy_and_one_without_record_is_an_error(store):
+    """Exit code 75: the next try reads the new state."""
+    store.set_state("shop", T, TableState.PENDING)
+    record = store.read_tables("shop")[T]
+    with pytest.raises(BusyError, match="again and again"):
+        change(store, "shop", [record], lambda _: None, lambda _: False)
+    store.remove_table("shop", T)
+    with pytest.raises(StateError, match="its record was deleted during the command"):
+        change(store, "shop", [record], lambda _: None, lambda _: False)
 
 
 def test_a_snapshot_is_recorded(store):

@@ -168,7 +168,7 @@ def test_a_source_that_is_another_one_replicates_nothing(torn: Received, elsewhe
 def test_a_state_that_is_another_one_sets_nothing_aside(torn: Received, elsewhere: str) -> None:
     """The lock of replication is in the right one."""
     before = log_names(torn)
-    with pytest.raises(StateError, match="knows nothing of the pipeline"):
+    with pytest.raises(StateError, match="has no record of pipeline"):
         take_tables(Access(torn.pipeline, torn.dsn, elsewhere))
     assert log_names(torn) == before
 

@@ -7,6 +7,8 @@ from collections import Counter
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
@@ -104,6 +106,17 @@ def test_each_tables_policy_decides_what_deletes_and_truncates_do(spark, dsn, tm
     assert guarded.state is TableState.ERRORED
     assert "truncate is set to error" in guarded.reason
     assert guarded.lsn is not None
+    policies["public.guarded"] = {"truncate": "ignore"}
+    replicated.configure(per_table=policies)
+    retry_tables(Access(replicated.pipeline, dsn, dsn), ["public.guarded"])
+    replicated.catch_up()
+    assert lake(replicated, "public.guarded", "id", "doc") == [
+        (20, long[2]),
+        (3, "new"),
+        (4, long[4]),
+        (6, None),
+    ]
     replicated.resnapshot("public.guarded")
+    assert "replaces the rows that only the lake has (truncate: ignore)" in replicated.log_tail()
     replicated.catch_up()
     replicated.assert_equal("public.guarded", "public.emptied")

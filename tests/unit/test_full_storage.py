@@ -46,7 +46,7 @@ def refused(act: Callable[[], object]) -> str:
     with pytest.raises(LakeUnavailableError, match="the storage is full") as caught:
         act()
     assert caught.value.retry is Retry.TIMED
-    assert "free some space" in caught.value.hint
+    assert "free space outside the lake" in caught.value.hint
     return caught.value.message
 
 

@@ -37,7 +37,7 @@ def test_lake_whose_changelog_cannot_be_made_is_rejected(tmp_path: Path) -> None
 def test_lake_where_the_system_makes_no_folders_is_rejected() -> None:
     with pytest.raises(LakeUnavailableError, match="cannot write under /proc/lake") as caught:
         check_directory("/proc/lake")
-    assert caught.value.hint.startswith("check the rights of the process there")
+    assert caught.value.hint.startswith("check that the storage is mounted and reachable")
 
 
 def test_command_checks_lake_before_it_starts_spark(

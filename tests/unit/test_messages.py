@@ -58,7 +58,7 @@ def test_a_message_is_prefix_and_bytes(transactional: bool) -> None:
         (parse_relation, b"R\0\0\0\1\xff\0t\0d\0\0", "not UTF-8"),
         (parse_relation, b"R\0\0\0\1s\0t\0d\0\2", "inside a name|too early"),
         (parse_truncate, b"T\xff\xff\xff\xff\0\0\0\0\1", "too early"),
-        (parse_truncate, b"T\0\0\0\0\0x", "longer"),
+        (parse_truncate, b"T\0\0\0\0\0x", "after its last field"),
         (parse_message, b"M\0\0\0\0\0\0\0\0\1p\0\xff\xff\xff\xffx", "too early"),
     ],
 )

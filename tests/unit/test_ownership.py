@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.app.ownership import (
     Answer,
     Evidence,
     check_acceptable,
+    check_lake_may_be_lost,
     check_new_epoch,
     check_ours,
     check_teardown,
@@ -211,7 +212,7 @@ def test_lake_of_a_first_snapshot_that_failed_can_be_left_by_teardown() -> None:
     with pytest.raises(ConfigError) as caught:
         check_ours(unbegun)
     assert "set `lake` back to /lake" in caught.value.hint
-    assert "run pgrepl teardown" in caught.value.hint
+    assert "run pgrepl teardown FILE.json --yes" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
         check_ours(begun)
     assert "teardown" not in caught.value.hint
@@ -318,6 +319,28 @@ def test_new_epoch_asks_for_the_name_of_the_source_or_lake_that_it_gives_up(
         check_new_epoch(found, frozenset())
     assert f"--give-up {name}," in caught.value.hint
     check_new_epoch(found, frozenset({name}))
+
+
+def test_new_epoch_in_a_missing_lake_needs_its_name() -> None:
+    """The lake may only be not mounted, and the new epoch drops the slot that it needs."""
+    missing = evidence(epoch=None, lake_id="")
+    with pytest.raises(ConfigError, match="no changelog in the lake /lake: it is not mounted") as caught:
+        check_lake_may_be_lost(missing, frozenset({"/other"}))
+    assert "pgrepl snapshot FILE.json --new-epoch --give-up /lake," in caught.value.hint
+    check_lake_may_be_lost(missing, frozenset({"/lake"}))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        evidence(),
+        evidence(epoch=None, lake_id="", recorded=None),
+        evidence(epoch=None, lake_id="", recorded=replace(RECORD, lake_id="")),
+    ],
+    ids=["present", "not recorded", "never begun"],
+)
+def test_new_epoch_needs_no_name_of_a_lake_that_holds_nothing_or_is_there(found: Evidence) -> None:
+    check_lake_may_be_lost(found, frozenset())
 
 
 @pytest.mark.parametrize("found", [evidence(lake_id="m"), moved(lake_id="m"), moved(recorded_lake_id="l")])

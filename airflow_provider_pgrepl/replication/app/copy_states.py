@@ -37,7 +37,7 @@ from airflow_provider_pgrepl.trace import traced
 
 log = logging.getLogger(__name__)
 
-_COPY_AGAIN_HINT = f"fix the cause, then {errors.SNAPSHOT} to copy the table again; or remove the table"
+_COPY_AGAIN_HINT = f"fix the cause, then {errors.RESNAPSHOT}"
 
 
 class CopyStates:
@@ -91,7 +91,7 @@ class CopyStates:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or _COPY_AGAIN_HINT,
+            hint=error.hint or errors.named(_COPY_AGAIN_HINT, table),
             remedy=error.remedy,
             trace=error.trace,
         )
@@ -150,7 +150,11 @@ class CopyStates:
                 drop_tables(source, pipeline.publication, tables, pipeline.lock_timeout_s)
         except PgReplError as failure:
             names = ", ".join(map(str, sorted(tables)))
-            log.warning("tables could not be dropped from the publication: %s (%s)", names, failure)
+            log.warning(
+                "tables that were not copied stay in publication %s: %s (%s). Run pgrepl remove FILE.json"
+                " TABLE for each, or copy them",
+                *(pipeline.publication, names, failure),
+            )
 
     def _restore(self, table: TableName) -> None:
         name, before = self._pipeline.name, self._before[table]

@@ -108,7 +108,9 @@ def lost_lake(pipeline: Pipeline) -> LakeError:
     return LakeError(
         f"tables of pipeline {pipeline.name} have been copied, but there is no changelog in the lake"
         f" {pipeline.lake_root}: it is not mounted on this host, or was moved or deleted",
-        f"mount it, or name the folder where it is (lake); if it is lost, {errors.NEW_EPOCH}",
+        "mount it, or set `lake` to the folder where it is. Only if its files are lost for good: pgrepl"
+        " snapshot FILE.json --new-epoch, or PgSnapshotOperator with new_epoch=True. It drops the slot, so"
+        " that a lake which was only not mounted can never continue",
     )
 
 

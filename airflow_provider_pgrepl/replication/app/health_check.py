@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
@@ -31,7 +30,14 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 log = logging.getLogger(__name__)
-_KEPT = "stop the replication app, check the slot, and drop it by hand if it is not needed"
+_READ = (
+    "let the replication app catch up, and do not stop it: while no process reads the slot, the next health"
+    " check drops it, and every table must be copied again. To rule that out, set on_wal_budget to alert"
+)
+_KEPT = (
+    "find the program that uses the slot: select slot_name, plugin, database, active_pid from"
+    " pg_replication_slots. Do not drop it before: the changes that its reader lacks would be lost"
+)
 
 
 def check_health(access: Access, limits: HealthLimits) -> HealthReport:
@@ -79,7 +85,7 @@ def _give_up(access: Access) -> HealthProblem | None:
             drop_slot(source, pipeline.slot)
         except PgReplError as error:
             reason = f"slot {pipeline.slot} is beyond wal_budget and was not dropped: {error.message}"
-            hint = error.hint or _KEPT
+            hint = _READ if isinstance(error, BusyError) else error.hint or _KEPT
             return HealthProblem(Severity.FAILURE, ProblemKind.SLOT_KEPT, pipeline.slot, reason, hint)
         dropped = _record(pipeline, store, held)
     return HealthProblem(
@@ -126,7 +132,8 @@ def _record(pipeline: Pipeline, store: Store, held: int) -> SlotError:
     error = SlotError(
         f"slot {pipeline.slot} was dropped, because it retained {show_bytes(held)} of WAL, more than"
         f" wal_budget ({show_bytes(pipeline.wal_budget)})",
-        errors.NEW_EPOCH,
+        "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch prints a"
+        " name; run it again with --give-up and that name",
     )
     log.error("%s", error)
     store.record_slot(pipeline.name, is_owned=False)

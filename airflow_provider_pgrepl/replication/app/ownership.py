@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.errors import (
     RewoundError,
     StateError,
 )
-from airflow_provider_pgrepl.replication.app.epoch import lost_state
+from airflow_provider_pgrepl.replication.app.epoch import lost_lake, lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import is_at_rest, open_changelog, read_sequence
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -130,9 +130,9 @@ def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
         if difference.give_up_for_teardown:
             raise type(error)(
                 error.message,
-                "check that connection, state and lake are the right ones. If they are, run teardown with"
-                f" --give-up {difference.give_up_for_teardown}, or set give_up of PgTeardownOperator."
-                f" {_UNCHANGED}",
+                "check that connection, state and lake are the right ones. If they are, list what a teardown"
+                f" drops: pgrepl teardown FILE.json --give-up {difference.give_up_for_teardown}, and drop it"
+                f" with --yes; or set give_up of PgTeardownOperator. {_UNCHANGED}",
             )
         raise error
 
@@ -166,12 +166,27 @@ def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
         if difference.give_up_for_new_epoch is None:
             raise difference.error
         if difference.give_up_for_new_epoch not in give_up:
-            raise ConfigError(
-                f"a new epoch would abandon the current one: {difference.error.message}",
-                "check that connection and lake are the right ones. If they are, add"
-                f" --give-up {difference.give_up_for_new_epoch}, or set give_up of PgSnapshotOperator."
-                f" {_UNCHANGED}",
-            )
+            raise _would_abandon(difference.error, difference.give_up_for_new_epoch)
+
+
+def check_lake_may_be_lost(evidence: Evidence, give_up: frozenset[str]) -> None:
+    """Raise ConfigError if a new epoch would replace a lake that is missing at its recorded path.
+
+    The lake may only be not mounted, and could never continue without the slot. `evidence` is complete: the
+    changelog could be read, or does not exist.
+    """
+    recorded, root = evidence.recorded, evidence.pipeline.lake_root
+    is_recorded = recorded is not None and recorded.lake == root and has_begun(evidence)
+    if is_recorded and evidence.epoch is None and root not in give_up:
+        raise _would_abandon(lost_lake(evidence.pipeline), root)
+
+
+def _would_abandon(error: PgReplError, name: str) -> ConfigError:
+    return ConfigError(
+        f"a new epoch would abandon the current one: {error.message}",
+        "check that connection and lake are the right ones. If they are, abandon it: pgrepl snapshot"
+        f" FILE.json --new-epoch --give-up {name}, or set give_up of PgSnapshotOperator. {_UNCHANGED}",
+    )
 
 
 def differences(evidence: Evidence) -> Iterator[Difference]:
@@ -287,9 +302,9 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
         if not is_here:
             if not has_begun(evidence):
                 hint = (
-                    f"set `lake` back to {recorded.lake}. To begin in {root} instead, as nothing was"
-                    " copied before: set `lake` to that value, run pgrepl teardown FILE.json, and"
-                    f" then set the new one. {_UNCHANGED}"
+                    f"set `lake` back to {recorded.lake}. Nothing was copied there; to begin in {root}"
+                    f" instead, set `lake` to {recorded.lake}, run pgrepl teardown FILE.json --yes, and then"
+                    f" set `lake` to {root}. {_UNCHANGED}"
                 )
             error = ConfigError(f"{text}, and the file names {root}, which has no changelog", hint)
             yield Difference(Answer.UNDETERMINED, error, recorded.lake)

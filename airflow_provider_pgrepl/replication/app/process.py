@@ -276,7 +276,7 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--give-up",
         metavar="NAME,NAME",
-        help="with --new-epoch: the source or lake that is given up, where it is another one than now",
+        help="with --new-epoch: the source or lake that is given up: another one than now, or a missing lake",
     )
     ways.add_argument(
         "--take-over",

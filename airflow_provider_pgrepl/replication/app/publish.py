@@ -138,7 +138,8 @@ def check_destination(settings: PublisherSettings, record: PublisherRecord) -> N
         raise ConfigError(
             f"publisher {settings.name} has sent its events to {record.place}, and its settings now name"
             f" {settings.destination_of}",
-            f"to continue at the new destination from the current position: --after {record.needed_after}."
+            "to continue at the new destination from the current position (it gets no earlier events): pgrepl"
+            f" publish FILE.json --publisher {settings.name} --after {record.needed_after}."
             " To send all retained changes to it, add a publisher with another name",
         )
 
@@ -153,7 +154,9 @@ def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
         raise ConfigError(
             f"publisher {settings.name}: transform_transaction needs all changes of a transaction, but"
             f" {names} stopped before it was set",
-            f"publish again from the position where the first table stopped: --after {record.needed_after}",
+            "publish again from the position where the first table stopped: pgrepl publish FILE.json"
+            f" --publisher {settings.name} --after {record.needed_after}. Events of the other tables since"
+            " then are sent twice",
         )
 
 

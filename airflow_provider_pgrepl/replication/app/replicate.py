@@ -182,8 +182,8 @@ def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
         begun, wanted = getattr(record, field), getattr(pipeline, field)
         if begun != wanted:
             raise ConfigError(
-                f"{field}: this lake was begun with {begun!r}, not {wanted!r}",
-                f"set it back, or {errors.NEW_EPOCH}",
+                f"{field}: the pipeline file has {wanted!r}, but this lake was begun with {begun!r}",
+                f"set `{field}` to {begun!r} again: nothing is lost. To change it, {errors.NEW_EPOCH}",
             )
 
 

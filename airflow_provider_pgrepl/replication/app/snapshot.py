@@ -39,6 +39,7 @@ from airflow_provider_pgrepl.replication.app.epoch import (
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import (
     Evidence,
+    check_lake_may_be_lost,
     check_new_epoch,
     check_no_foreign_receiver,
     check_ours,
@@ -241,6 +242,8 @@ def opened(
                 check_ours(evidence)
             if lake_may_fail:
                 settle_idle_lake(store, evidence, access.dsn, given_up if new_epoch else None)
+        if new_epoch:
+            check_lake_may_be_lost(evidence, given_up)
         log.info("%s", evidence.describe())
         epoch = evidence.epoch
         if epoch is None:

@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RESNAPSHOT_OF_ALTERED
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import Server, known_source
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
@@ -77,7 +78,8 @@ class SourceOwnership:
             raise SlotError(
                 f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}"
                 f"{f': {reason}' if reason else ''}",
-                "set `slot` to a name that is free, or drop that slot if no program needs it",
+                "set `slot` to a name that is free, or drop that slot if no program needs it: that loses the"
+                " changes that its reader lacks",
             )
         found_publication = publication.read_identity(self.source, pipeline.publication)
         creates = pipeline.publication_mode == "create"
@@ -205,7 +207,7 @@ class SourceOwnership:
             raise PublicationError(
                 f"the publication {pipeline.publication} does not publish all of {_ALL_CHANGES}",
                 f"ALTER PUBLICATION {quote_identifier(pipeline.publication)}"
-                f" SET (publish = '{_ALL_CHANGES}')",
+                f" SET (publish = '{_ALL_CHANGES}'); {RESNAPSHOT_OF_ALTERED}",
             )
 
     @contextmanager

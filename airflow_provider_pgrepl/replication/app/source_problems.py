@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, TableError
 from airflow_provider_pgrepl.replication.app.tables import requested_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -97,7 +98,7 @@ def protect_source(
         drop_tables(source, recorded.publication, names, pipeline.lock_timeout_s)
         error = TableError(
             f"{table}: taken out of the publication: {why.problem}",
-            f"{why.cure}; then resnapshot the table",
+            ". Then ".join(filter(None, (why.fix, errors.resnapshot(table)))),
             Remedy.RESNAPSHOT,
         )
         store.mark_errored(pipeline.name, record, error)

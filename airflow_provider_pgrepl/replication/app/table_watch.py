@@ -82,7 +82,9 @@ def _read(filesystem: pafs.FileSystem, path: str) -> Iterable[pa.Table]:
         source = open_file(filesystem, path, value_bytes(path))
     except FileNotFoundError:
         raise ChangelogFileGoneError(
-            "a changelog file is gone", "run it again: an hour may just have been joined or dropped"
+            f"changelog file {path} no longer exists",
+            "run the command again: its hour may have been compacted or dropped. If the error persists,"
+            " restore the file",
         ) from None
     with source, open_parquet(filesystem, source) as file:
         return [_reduced(group) for group in _groups(file)]

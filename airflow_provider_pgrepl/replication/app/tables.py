@@ -116,7 +116,10 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
         )
     if absent:
         names = ", ".join(map(str, absent))
-        found.append(f"in the pipeline file, and not replicated: {names}; {errors.SNAPSHOT}")
+        found.append(
+            f"in the pipeline file, and not replicated: {names}; add them: pgrepl snapshot FILE.json --add"
+            f" '{','.join(map(str, absent))}'"
+        )
     return tuple(found)
 
 

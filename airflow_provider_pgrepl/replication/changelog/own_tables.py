@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _TITLES = {POINTS: "the table of consistent points", RELATIONS: "the index of relations"}
 _PUBLISHERS = "publishers/"
-_ACCEPT = "pgrepl accept-missing FILE.json --yes"
+_ACCEPT = "pgrepl accept-missing FILE.json"
 _ATTEMPTS = 3
 _GIVEN_UP = 0
 _LEVELS = 4
@@ -76,7 +76,8 @@ class MissingTable:
             back = "move that folder away first, then bring back the one of this lake"
         return LakeError(
             f"{self.reason}. Nothing was changed",
-            f"{back}, and start again. If it is lost, go on without: {_ACCEPT}",
+            f"{back}, and start again. Only if it is lost for good, give it up: {_ACCEPT} prints what is"
+            " lost, and with --yes gives it up. Maintenance then deletes the files of earlier points",
         )
 
 
@@ -95,11 +96,12 @@ def damaged(uri: str, name: str, reason: str) -> LakeError:
     publisher = name.removeprefix(_PUBLISHERS)
     title, without = f"the table of publisher {publisher}", _publish_after(publisher)
     if name in _TITLES:
-        title, without = _TITLES[name], _ACCEPT
+        title, without = _TITLES[name], f"{_ACCEPT} prints what is lost, and with --yes gives it up"
     return LakeError(
         f"{title} in {uri} cannot be read: {reason}. Nothing was changed",
-        "see that the lake's storage shows all its files, or bring the whole folder back from a copy of this"
-        f" lake, and start again. If it is lost, move the folder away and go on without: {without}",
+        "check that the storage shows all files of the lake, or restore the whole folder from a copy of this"
+        " lake, and start again. Only if it is lost for good, move the folder away (do not delete it), then"
+        f" give it up: {without}",
     )
 
 
@@ -183,8 +185,9 @@ def check_publisher(lake_root: str, name: str) -> None:
     raise LakeError(
         f"the table of publisher {name} is not in {uri}{f': {reason}' if reason else ''}. Without it,"
         " the published position is unknown. Nothing was changed",
-        "bring the folder back (mount it, or give the permission to read it). If it is lost, say where to"
-        f" begin again: {_publish_after(name)}",
+        "mount the folder, or give this process the right to read it. If it is lost, publish again after an"
+        f" LSN that all consumers have: {_publish_after(name)}. An earlier LSN sends events twice, a later"
+        " one loses events",
     )
 
 

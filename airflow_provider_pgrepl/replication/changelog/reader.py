@@ -163,7 +163,8 @@ def open_changelog(uri: str) -> DeltaTable:
     except TableNotFoundError:
         raise NoChangelogError(
             f"there is no changelog in {uri}",
-            f"is that the lake? If so, begin its first epoch: {errors.SNAPSHOT}",
+            "check that lake names the right folder and that it is mounted. For a new pipeline,"
+            f" {errors.SNAPSHOT}",
         ) from None
     except (DeltaError, OSError) as error:
         raise refusal("the changelog cannot be opened", error) from None
@@ -319,9 +320,10 @@ def _open_file(filesystem: pafs.FileSystem, path: str) -> Iterator[pq.ParquetFil
         source = open_file(filesystem, path, value_bytes(path))
     except FileNotFoundError:
         raise ChangelogFileGoneError(
-            "a changelog file is gone",
-            "run it again: an hour may just have been joined or dropped. If it stays, resnapshot the tables"
-            " that lag, which pgrepl status FILE.json names",
+            f"changelog file {path} no longer exists",
+            "run the command again: its hour may have been compacted or dropped. If the error persists,"
+            " restore the file. If it is lost, resnapshot the lagging tables that pgrepl status FILE.json"
+            " lists; publishers that have not sent its changes lose them",
         ) from None
     with source, open_parquet(filesystem, source) as file:
         yield file

@@ -243,7 +243,9 @@ def begin_epoch(uri: str, record: EpochRecord, token: int = 0) -> None:
             table.alter.set_table_description(record.to_json(), commit_properties=properties)
         durable.flush_newest(uri)
     except CommitFailedError as error:
-        raise FencedError("the changelog was written to while a new epoch began; run it again") from error
+        raise FencedError(
+            "another process wrote to the changelog while a new epoch began", "run the command again"
+        ) from error
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
@@ -258,7 +260,9 @@ def describe(uri: str, record: EpochRecord) -> None:
         table.alter.set_table_description(record.to_json())
         durable.flush_newest(uri)
     except CommitFailedError as error:
-        raise FencedError("the changelog was written to while its record was completed") from error
+        raise FencedError(
+            "another process wrote to the changelog while its record was completed", "run the command again"
+        ) from error
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
@@ -546,8 +550,9 @@ def replace_files(
         durable.flush_newest(table.table_uri)
         table.update_incremental()
     except CommitFailedError as error:
-        raise ChangelogError(
-            "the changelog's list of files was being changed by another process", "the next run goes on"
+        raise LakeUnavailableError(
+            "another process changed the changelog's list of files at the same time",
+            "nothing was changed; the next maintenance run continues",
         ) from error
     except (DeltaError, OSError) as error:
         raise_if_store_unavailable("the changelog's list of files cannot be changed", error)

@@ -408,4 +408,6 @@ def _payload(unframing: PacketDecoder, message: Msg) -> bytes | None:
 
 
 def _unavailable(what: str) -> TargetError:
-    return TargetUnavailableError(f"NATS {what}", "is the server there, with JetStream and creek's streams?")
+    return TargetUnavailableError(
+        f"NATS {what}", "check that the server runs, with JetStream and creek's streams"
+    )

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.creek.messages import Row, SnapshotHead
 from airflow_provider_pgrepl.replication.creek.table_shape import TableShape, before_moving
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 
 _STATE = """
 CREATE SCHEMA IF NOT EXISTS _pgrepl_consumer;
@@ -112,7 +112,8 @@ def answering() -> Iterator[None]:
     if failed:
         raise TargetUnavailableError(
             f"the database of the copy does not answer: {failed}",
-            "is it there, and are host and login right? What is applied is kept, and the rest comes again",
+            "check that it runs, and its host and login. Applied changes are kept, and the others are sent"
+            " again",
         )
 
 
@@ -228,7 +229,7 @@ def _refused(source: TableName, target: TableName, failed: psycopg2.Error) -> Ta
         source,
         f"{target} rejected a change: {type(failed).__name__}{f' ({where})' if where else ''}",
         "read the log of the target's server, fix the table and start the consumer again; or copy"
-        f" the whole table again: --resnapshot {target}",
+        f" the whole table again: pgrepl consume FILE.json --resnapshot {target}",
     )
 
 
@@ -295,8 +296,8 @@ def _check_oid(source: TableName, target: TableName, recorded: int, oid: int) ->
         f"{target} is another table (oid {oid}) than the one that the consumer has filled (oid {recorded}),"
         " which was dropped or renamed: nothing was changed",
         f"name another target, or rename that table. If its rows are not needed, TRUNCATE {target}"
-        f" and copy the whole table again: --resnapshot {target}. If the consumer filled it, as after"
-        f" a restore, set its target_oid in _pgrepl_consumer.tables to {oid}",
+        f" and copy the whole table again: pgrepl consume FILE.json --resnapshot {target}. If the consumer"
+        f" filled it, as after a restore, set its target_oid in _pgrepl_consumer.tables to {oid}",
     )
 
 
@@ -456,7 +457,8 @@ class CopyDatabase:
             if missing := [column.name for column in shape.columns if column.name not in held]:
                 error = OutgrownError(
                     f"{target} is taken whole again, for it lacks {', '.join(missing)}",
-                    f"is its publisher running, and has the lake the column? Or: --resnapshot {target}",
+                    f"check that the publisher of {source} runs and that its lake has the column; to copy"
+                    f" the table again: pgrepl consume FILE.json --resnapshot {target}",
                 )
                 error.source, error.shape = source, shape
                 raise error
@@ -466,7 +468,8 @@ class CopyDatabase:
                         source,
                         f"{target}: {column.name} is {held[column.name]}, and keeps less than"
                         f" {column.pg_type}",
-                        f"ALTER TABLE {target} ALTER {column.name} TYPE one that keeps all, then start again",
+                        f"ALTER TABLE {target.sql} ALTER COLUMN {quote_identifier(column.name)} TYPE"
+                        f" {column.pg_type}; then start the consumer again",
                     )
             known = self._known[target] = shape, held
         return known[1]
@@ -497,7 +500,7 @@ class CopyDatabase:
                     raise table_failed(
                         table.source,
                         f"{target} has no row that is as the source says it was",
-                        f"take it whole: --resnapshot {target}",
+                        f"copy it again: pgrepl consume FILE.json --resnapshot {target}",
                     )
             if change.op != "d" and change.after is not None:
                 cursor.execute(shape.insert_sql(target, types, change.unchanged), adapted(change.after))

@@ -159,9 +159,11 @@ def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[
 
 def _way_out(folder: Path, first: int) -> str:
     return (
-        "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
-        f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
-        " newest first, to end in .torn: what they say is lost then"
+        "check that the storage shows all files of the lake (mount, unfinished copy), and start again. If the"
+        f" file is lost, restore {folder.parent} as a whole from a copy of this lake. Without such a copy,"
+        f" first copy {folder.parent}, then rename {commit_file(folder, first)} and the later commits, newest"
+        " first, to end in .torn: their changes are lost, and if they were the changelog's and the slot has"
+        " confirmed them, the pipeline needs a new epoch"
     )
 
 

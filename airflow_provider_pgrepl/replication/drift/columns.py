@@ -26,7 +26,10 @@ _WORDS = {
     Remedy.MOVED: "name it back, then retry the table; or {added}",
     Remedy.ADDED: "{added}",
     Remedy.PUBLISH: "put it into the publication again, then {resnapshot}",
-    Remedy.GONE: "remove the table from the pipeline; or create it again, then {resnapshot}",
+    Remedy.GONE: (
+        "the lake table keeps the last rows. If the table is gone for good: {remove}. If it was dropped by"
+        " mistake, restore it with its rows first, then {resnapshot}"
+    ),
     Remedy.POLICY: "set on_drift to evolve for it, then retry the table; or {resnapshot}",
     Remedy.LOGGED: "make it an ordinary, logged table, then {resnapshot}",
     Remedy.CHOICE: "correct that at the source or in the pipeline, then retry the table; or {resnapshot}",
@@ -67,7 +70,8 @@ class DriftFinding:
         renamed = errors.rename_settings(table, self.moved_to)
         added = f"{renamed}, remove {table} from the pipeline, then {errors.add(self.moved_to)}"
         added += f"; but if the two changed places, resnapshot both: --tables '{table},{self.moved_to}'"
-        return _WORDS[self.way_out(was_sent=was_sent)].format(resnapshot=resnapshot, added=added)
+        words = _WORDS[self.way_out(was_sent=was_sent)]
+        return words.format(resnapshot=resnapshot, added=added, remove=errors.remove(table))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, show_i
 from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 
-MADE_AGAIN = "the table was dropped and another made under its name"
+MADE_AGAIN = (
+    "the table was dropped and another was created with its name; the lake has the rows of the dropped one"
+)
 
 NO_IDENTITY = (
     "the table has no replica identity any more, so the source refuses UPDATE and DELETE on it while it is"

@@ -410,8 +410,9 @@ class ConsistentPoints:
             raise LakeError(
                 f"the consistent points in {self._uri} are not those of this lake: {reason}. Nothing was"
                 " changed",
-                "move that folder away, and bring back the one of this lake. If that is lost, go on without:"
-                " pgrepl accept-missing FILE.json --yes",
+                "move that folder away, and bring back the one of this lake. Only if that is lost for good,"
+                " give it up: pgrepl accept-missing FILE.json prints what is lost, and with --yes gives it"
+                " up",
             )
 
     def _open_log(self) -> AppLog:

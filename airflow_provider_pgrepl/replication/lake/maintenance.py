@@ -357,5 +357,5 @@ def _failing_alone(place: str, done: MaintenanceResult) -> Iterator[None]:
     try:
         yield
     except PgReplError as error:
-        log.warning("maintenance of %s failed: %s", place, error.message)
+        log.warning("maintenance of %s failed: %s", place, error)
         done.failed[place] = error

@@ -101,7 +101,9 @@ class _Reader:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise WireError(f"a {self._kind} message is longer than its content")
+            raise WireError(
+                f"a {self._kind} message has {len(self._data) - self._at} bytes after its last field"
+            )
 
 
 def parse_relation(data: bytes) -> RelationMessage:

@@ -227,7 +227,10 @@ class ChangelogFeed:
             hidden=HiddenColumns(excluded(pipeline), index.records),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
-            log.warning("the event trigger is not there, or does not fire: %s", errors.SNAPSHOT)
+            log.warning(
+                "the event trigger does not exist or is disabled; the next pgrepl snapshot FILE.json"
+                " installs it, and also copies errored tables"
+            )
         elif pipeline.event_trigger and read_key() is None:
             log.warning("the key of the event trigger cannot be read: %s", errors.SNAPSHOT)
         # Without the option, no logical message counts as a message of the event trigger.

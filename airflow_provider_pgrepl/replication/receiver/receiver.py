@@ -315,17 +315,18 @@ class Receiver:
         self.unfinished = begun = self._feed.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
-            way_out = errors.NEW_EPOCH
+            way_out = f"it cannot be skipped, because the server does not name it: {errors.NEW_EPOCH}"
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
             way_out = (
-                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} lists the tables that need a"
-                " resnapshot without this transaction, and with --yes skips it"
+                "skip the transaction, which is then missing in the lake: pgrepl skip FILE.json --lsn"
+                f" {LSN(begun.commit_lsn)} prints the tables that need a resnapshot, and with --yes skips it"
             )
         return UnsendableError(
             f"the server cannot send {place}: {error.message}. The transaction stays in the WAL,"
             " whatever is done to the row now, and ends the stream each time",
-            f"first fix the application that writes such rows; then {way_out}",
+            "first fix the cause (the program that writes such rows, a row filter, or the server's own error"
+            f" in its log); then {way_out}",
         )
 
     def _hand_over(self, chunk: Chunk) -> None:

@@ -297,7 +297,9 @@ def _drop_again(connection: Connection, name: str) -> None:
     try:
         drop_publication(connection, name)
     except PgReplError as error:
-        log.warning("%s", error)
+        log.warning(
+            "publication %s was created without all its tables, and could not be dropped: %s", name, error
+        )
 
 
 def _publish(connection: Connection, name: str, relation: Relation, wait_s: float) -> None:

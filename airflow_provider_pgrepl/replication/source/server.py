@@ -182,8 +182,9 @@ def synchronous_problem(connection: Connection, slot: str) -> str | None:
     return (
         f"synchronous_standby_names of the source ({one_line(setting)}) covers this pipeline's walsender"
         f" (application name {application!r}): commits at the source may wait until it has confirmed"
-        " them, and without end while it is stopped. Name the standbys that are meant: ALTER SYSTEM SET"
-        " synchronous_standby_names = 'ANY 1 (standby1, standby2)'; SELECT pg_reload_conf()"
+        " them, and without end while it is stopped. List only physical standbys that are connected"
+        " (application_name in pg_stat_replication), because commits wait for listed ones: ALTER SYSTEM SET"
+        " synchronous_standby_names = 'ANY 1 (<NAME>, <NAME>)'; SELECT pg_reload_conf()"
     )
 
 

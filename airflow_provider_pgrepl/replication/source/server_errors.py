@@ -41,6 +41,9 @@ _LANGUAGES = frozenset(("plpy_elog.c", "plperl.c", "pltcl.c"))
 """PostgreSQL's source files in which procedural languages forward the errors that functions raise."""
 
 
+_LOST = "check the network and the server; the task is retried automatically"
+
+
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
     """Translate psycopg2's errors of the block into this package's. `doing`: the action, for the message."""
@@ -61,14 +64,19 @@ def translate(error: Any, doing: str) -> PgReplError:
         return ServerSettingError(text, hint)
     if code[:2] == ROLLED_BACK:
         return BusyError(
-            text, "it can be tried again: the server ended it for another session, or for replay"
+            text,
+            "run the command again: the server canceled the statement for another session or for WAL replay",
         )
     if code[:2] in _RETRIED_CLASSES:
         return SourceConnectionError(text, hint)
     if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
-        return SourceConnectionError(text, "the connection was lost")
+        return SourceConnectionError(
+            text, "check the network and the server; the task is retried automatically"
+        )
     if not code and type(error) is psycopg2.DatabaseError:
-        return SourceConnectionError(text, "the connection was lost")
+        return SourceConnectionError(
+            text, "check the network and the server; the task is retried automatically"
+        )
     return SourceError(text, hint)
 
 

@@ -234,7 +234,9 @@ class SlotCreation:
             f"{'a snapshot' if self._temporary else f'slot {self._name}'} could not be made within"
             f" {self._timeout_s:g} s, because the server waits for transactions that were running:"
             f" {'; '.join(blockers) or 'none of them can be seen'}",
-            "wait for them or end them (select pg_terminate_backend(pid)), or raise slot_timeout_s",
+            "nothing was created. Wait until they have ended and run the command again, or raise"
+            " slot_timeout_s. Ending one (select pg_terminate_backend(pid)) rolls its work back: ask its"
+            " owner first. A prepared transaction ends with COMMIT PREPARED or ROLLBACK PREPARED",
         )
 
     def _end(self, worker: threading.Thread, how: str) -> None:
@@ -261,12 +263,14 @@ class SlotCreation:
             raise ServerSettingError(
                 f"slot {self._name} cannot be made: all of the server's max_replication_slots are in use",
                 "raise max_replication_slots (needs a restart), or drop a slot that no program"
-                " needs: select slot_name, active, wal_status from pg_replication_slots",
+                " needs (that loses the changes that its reader lacks): select slot_name, active, wal_status"
+                " from pg_replication_slots",
             )
         if code == "55000":
             raise ServerSettingError(
                 f"slot {self._name} cannot be made: {describe(error)}",
-                "set wal_level = logical and restart the server",
+                "correct the setting that the server names (wal_level = logical, max_replication_slots), on"
+                " the primary for a standby; each needs a restart of that server",
             )
         if code == "42501":
             raise PrivilegeError(
@@ -290,7 +294,7 @@ class SlotCreation:
             "run the command again after the session that created the slot has ended, which drops it"
             if self._temporary
             else "give the pipeline another slot name, or drop that slot if no program needs it: select"
-            f" pg_drop_replication_slot('{self._name}')",
+            f" pg_drop_replication_slot('{self._name}'); that loses the changes that its reader lacks",
         )
 
 
@@ -385,7 +389,10 @@ def take_over_slot(dsn: str, name: str, other: str, publication: str) -> LSN:
             _check_decodes(control, name, publication)
             copied = read_slot(control, name)
             if copied is None or copied.confirmed_flush_lsn is None:
-                raise SlotError(f"the slot {name} was dropped while it was made", "run the same again")
+                raise BusyError(
+                    f"another session dropped slot {name} before the take-over was complete",
+                    "run the command again",
+                )
         except BaseException:
             drop_unused(dsn, control, name)
             raise

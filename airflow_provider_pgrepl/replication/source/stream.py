@@ -123,9 +123,9 @@ def refusal(result: pq.abc.PGresult) -> PgReplError:
     if state == "55006":
         return BusyError(
             text,
-            "another process reads this slot. It may be a previous run that still ends, or one whose host has"
-            " vanished, which the server notices after a minute; this ends its sender at once: select"
-            " pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'SLOT'",
+            "another process reads this slot: see app and slot in pgrepl status FILE.json; if it is a"
+            " previous run, wait until it has ended; the server notices a vanished host after a minute."
+            " pgrepl status FILE.json prints the statement that ends a sender without an app",
         )
     if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
         return PublicationError(text, errors.NEW_EPOCH)

@@ -66,7 +66,10 @@ def check_java() -> None:
     """Raise ToolError unless there is a Java that Spark can run on."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    hint = "sudo apt-get install -y openjdk-17-jre-headless"
+    hint = (
+        "install Java 17 (sudo apt-get install -y openjdk-17-jre-headless), and set JAVA_HOME to it or unset"
+        " JAVA_HOME"
+    )
     if java is None or not Path(java).exists():
         where = f"in JAVA_HOME ({home})" if home else "on the PATH"
         raise ToolError(f"Spark needs Java 17 or later, and there is none {where}", hint)
@@ -78,7 +81,9 @@ def check_java() -> None:
         check=False,
     )
     if probe.returncode != 0:
-        raise ToolError(f"Spark needs Java 17 or later with jdk.incubator.vector; {java} is not one", hint)
+        raise ToolError(
+            f"Spark needs Java 17 or later with the module jdk.incubator.vector, and {java} lacks it", hint
+        )
     major = _java_major(probe.stderr)
     if major is not None and major < 17:
         raise ToolError(f"Spark needs Java 17 or later; {java} is {major}", hint)

@@ -216,7 +216,10 @@ def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> Bu
         for holder, pid, role, address, since, _ in holders
     )
     ways = [_how_to_stop(holder) for holder, *_ in holders]
-    hint = f"{'; '.join(ways) or 'stop it'}, or wait until it has ended"
+    hint = (
+        "if that process is the wanted one, nothing is to be done here. Otherwise"
+        f" {'; '.join(ways) or 'stop it'}, or wait until it has ended"
+    )
     for _, pid, role, *_, is_hidden in holders:
         if is_hidden:
             hint += (

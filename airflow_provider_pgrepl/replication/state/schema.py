@@ -302,9 +302,9 @@ def check_ownership(connection: Connection) -> None:
     raise StateError(
         f"schema _pgrepl in database {database} is not, or not only, this program's: {odd}",
         f"it must belong to role {role}, to one that this is a member of, or to a superuser, with"
-        f" nothing of others in it. If it is yours, connect as its owner{if_yours}; if another"
-        " program created it, drop it, or name another database for the state: state_conn_id, or"
-        " PGREPL_STATE_DSN",
+        f" nothing of others in it. If it is yours, connect as its owner{if_yours}. If another program"
+        " created the schema, set another database for the state: state_conn_id, or PGREPL_STATE_DSN. Do not"
+        " drop the schema while it has a table _pgrepl.pipelines: that is the record of every pipeline here",
     )
 
 

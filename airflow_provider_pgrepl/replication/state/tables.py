@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from airflow_provider_pgrepl.errors import PgReplError, Remedy, StateError
+from airflow_provider_pgrepl.errors import BusyError, PgReplError, Remedy, StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -337,7 +337,10 @@ class TableRecords(StateConnection):
         if not changed:
             record = self.read_tables(pipeline).get(table)
             check_transition(record.state if record else None, state, str(table))
-            raise StateError(f"{table}: its state was changed by another process at the same time")
+            raise BusyError(
+                f"{table}: another process changed its state at the same time",
+                "run the command again, which reads the new state",
+            )
 
     def mark_errored(
         self, pipeline: str, seen: TableRecord, error: PgReplError, lsn: LSN | None = None

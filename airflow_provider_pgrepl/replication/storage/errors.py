@@ -262,13 +262,15 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
     """
     if is_full(error):
         return LakeUnavailableError(
-            f"{doing}: the storage is full", "free some space, then run this again; it continues from here"
+            f"{doing}: the storage is full",
+            "free space outside the lake (delete no file below it), then"
+            " run this again; it continues from here",
         )
     if fault := explanation_of(error):
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
     return LakeUnavailableError(
         f"{doing}: {_reason(error)}",
-        "check the rights of the process there, and that the storage can be reached",
+        "check that the storage is mounted and reachable, and the rights of the process there",
     )
 
 

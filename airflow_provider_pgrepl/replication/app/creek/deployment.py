@@ -221,7 +221,7 @@ class SourceTables:
                 for function in _FUNCTIONS:
                     _make(connection, function)
         except PrivilegeError as error:
-            log.warning("the functions of schema _creek stay as they are, if they are there: %s", error)
+            log.warning("the functions of schema _creek were not created or updated: %s", error)
         if read_publication(connection, self._deployment.publication) is None:
             self._create_publication(connection)
 
@@ -263,7 +263,9 @@ class SourceTables:
         if found is None:
             raise PublicationError(
                 f"the publication {self._deployment.publication} was dropped",
-                "changes since then are lost: drop the pipeline's slot and the lake, and begin again",
+                "changes since then are lost, and every table needs a new copy. Keep slot and lake. Start the"
+                " service again, which creates the publication and logs the path of its pipeline file; then"
+                " begin a new epoch with that file: pgrepl snapshot FILE.json --new-epoch",
             )
         return found.tables
 

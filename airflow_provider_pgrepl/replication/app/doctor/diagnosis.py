@@ -255,7 +255,10 @@ def _left_over(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
             CheckStatus.WARNING,
             "slot",
             f"slot {one_line(name)} is not read by any process, and retains {show_bytes(held or 0)} of WAL",
-            f"if no pipeline needs it: select pg_drop_replication_slot('{one_line(name)}')",
+            "find its pipeline in column slot of _pgrepl.pipelines, in each state database. If it is only"
+            " stopped, start it. If it is to go, run pgrepl teardown FILE.json with its file. Only a slot"
+            " without a pipeline may be dropped by hand: select"
+            f" pg_drop_replication_slot('{one_line(name)}')",
         )
 
 

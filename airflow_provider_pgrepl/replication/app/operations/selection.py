@@ -78,21 +78,27 @@ def change(
 ) -> None:
     """Check all tables, then change each by `make`, which returns False if another process changed it first.
 
-    That table is then read and checked again. Raises the errors that `refusal` returns; StateError if a table
-    changes again and again.
+    That table is then read and checked again. Raises the errors that `refusal` returns, StateError if a
+    record was deleted, and BusyError if a table changes again and again.
     """
     raise_all([problem for record in records if (problem := refusal(record)) is not None])
     for seen in records:
         record: TableRecord | None = seen
         for _ in range(_ATTEMPTS):
             if record is None:
-                raise StateError(f"{seen.table}: was forgotten by another process at the same time")
+                raise StateError(
+                    f"{seen.table}: its record was deleted during the command, by a teardown or a snapshot",
+                    "list the tables with pgrepl status FILE.json, and run the command again for those that"
+                    " remain",
+                )
             raise_all([problem] if (problem := refusal(record)) is not None else [])
             if make(record):
                 break
             record = store.read_tables(pipeline).get(seen.table)
         else:
-            raise StateError(f"{seen.table}: is being changed by another process", "try again")
+            raise BusyError(
+                f"{seen.table}: another process changes its state again and again", "run the command again"
+            )
 
 
 class Deadline:

@@ -53,7 +53,7 @@ _S = TableState
 _APPLIED = (_S.CATCHING_UP, _S.STREAMING)
 _INSTEAD = {
     _S.PENDING: f"it has not been copied yet: {errors.SNAPSHOT}",
-    _S.SNAPSHOTTING: "wait for the snapshot that runs; if it has died, run pgrepl snapshot FILE.json again",
+    _S.SNAPSHOTTING: "wait for the snapshot; if it has died, pgrepl snapshot FILE.json --tables NAME",
     _S.ERRORED: f"retry it, or {errors.RESNAPSHOT}",
     _S.PAUSED: "resume it",
     _S.REMOVED: "add it again: pgrepl snapshot FILE.json --add NAME, or PgAddTablesOperator",
@@ -198,7 +198,8 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     refuse_without_lake(
         access.pipeline,
         "pause",
-        "nothing is applied that could stand still: leave it out of a publisher's tables, or remove it",
+        "stop the publisher instead: its changes stay in the changelog for publish_retention_h. Do not remove"
+        " the table for a pause: it leaves the publication, and its changes are lost until it is added again",
     )
     name = access.pipeline.name
     with access.store("pause") as store:

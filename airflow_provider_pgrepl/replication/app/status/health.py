@@ -25,8 +25,9 @@ from airflow_provider_pgrepl.replication.state.tables import TableState
 
 _START = "run PgReplicationOperator, or pgrepl replicate FILE.json; its log has the cause if it ended"
 _FREE_WAL = (
-    "start the replication app, or look for its error; the slot retains WAL until the app confirms it. If the"
-    " disk fills up first, drop the slot and begin a new epoch: docs/how-to/be-alerted.md"
+    "start the replication app (pgrepl replicate FILE.json, or PgReplicationOperator); if it runs, read its"
+    " log for an error or a long transaction. The slot retains WAL until the app confirms it. Do not drop the"
+    " slot: every table would need a new copy"
 )
 _LAGS = "see the log of the replication app for slow merges and waiting tables: docs/how-to/troubleshoot.md"
 
@@ -180,7 +181,7 @@ def _of_slot(status: PipelineStatus, limits: HealthLimits, now: datetime) -> Ite
     slot = status.slot
     if slot is None:
         reason = f"pipeline {status.pipeline} has no slot at {status.source.address}"
-        hint = f"check the connection first; if the slot was dropped, {errors.NEW_EPOCH}"
+        hint = errors.prove_source()
         yield HealthProblem(Severity.FAILURE, ProblemKind.SLOT_MISSING, status.pipeline, reason, hint)
         return
     if slot.invalidation:

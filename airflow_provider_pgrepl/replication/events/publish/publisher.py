@@ -424,8 +424,10 @@ class Publisher:
                 skipped.append((event.id, event.table, refusal.reason))
             elif self._settings.transform_transaction:
                 raise TargetError(
-                    f"the event {event.id} was refused: {refusal.reason}",
-                    "fix the cause that the message names, or set on_error to skip_and_record",
+                    f"publisher {self._settings.name}: the target rejected event {event.id}:"
+                    f" {refusal.reason}",
+                    "fix the cause and start the publisher again: nothing was lost. With on_error"
+                    " skip_and_record it continues, and consumers never get this event",
                 )
             else:
                 self._stop(event.relation_id, _before(event), refusal)

@@ -41,7 +41,10 @@ from airflow_provider_pgrepl.replication.events.targets.base import Refusal
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import refusal
 
-_AGAIN = "start the publisher again: it begins with this table. Or let on_error be skip_and_record"
+_AGAIN = (
+    "start the publisher again: it begins with this table. To send on without the event, set on_error to"
+    " skip_and_record until it is passed: consumers do not get skipped events, of any table"
+)
 _ROUTED = "bind a queue, or let unrouted be drop"
 _SMALLER = "leave the large column out (exclude_columns), or have the target take it"
 _OTHERWISE = "have what makes the event give it another route, other headers or less content"
@@ -125,8 +128,9 @@ def _hint(error: PgReplError) -> str:
         return f"list the column in text_columns, then {_AGAIN}"
     if isinstance(error, GapError | ChangelogError):
         return (
-            "have readers take the table from the lake at a consistent point, let on_error be"
-            " skip_and_record, and start the publisher again"
+            "its missing events cannot be sent. Have consumers reload the table from the lake at a consistent"
+            " point, set on_error to skip_and_record, start the publisher, and set on_error back once the"
+            " table is published again"
         )
     return f"{error.hint}; then {_AGAIN}" if error.hint else _AGAIN
 
@@ -253,8 +257,9 @@ def missed(error: ChangelogError, record: PublisherRecord, name: str) -> Changel
     """
     return ChangelogError(
         f"{error.message}. Published is all up to {record.position}",
-        "have consumers read the tables from the lake at a consistent point, which pgrepl status names, and"
-        f" begin again there: pgrepl publish FILE.json --publisher {name} --after LSN",
+        "the changes in between cannot be sent. Have consumers reload the tables from the lake at a"
+        " consistent point (pgrepl status FILE.json shows its LSN), then publish after that LSN: pgrepl"
+        f" publish FILE.json --publisher {name} --after LSN",
     )
 
 

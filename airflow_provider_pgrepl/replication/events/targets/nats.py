@@ -219,7 +219,8 @@ class JetStreamReasons:
         """Return the error for a temporarily unavailable server."""
         return TargetUnavailableError(
             f"{self.where}: {what}",
-            "is the server there, with JetStream, and has it room? Events wait in the changelog meanwhile",
+            "check that the server runs with JetStream and has free space. Events wait in the changelog"
+            " until then",
         )
 
     def refused(self, what: str) -> TargetError:

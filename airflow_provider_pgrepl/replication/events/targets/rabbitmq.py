@@ -117,7 +117,7 @@ class RabbitMQReasons:
         """Return the error for a temporarily unavailable broker."""
         return TargetUnavailableError(
             f"{self.where}: {what}",
-            "is the broker there, and has it room? Events wait in the changelog meanwhile",
+            "check that the broker runs and has free space. Events wait in the changelog until then",
         )
 
     def refused(self, what: str) -> TargetError:

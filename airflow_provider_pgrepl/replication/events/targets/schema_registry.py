@@ -74,7 +74,7 @@ class SchemaRegistry:
             )
         raise TargetUnavailableError(
             f"{self._where} does not answer: {said}",
-            "is it there? Events wait in the changelog meanwhile",
+            "check that the registry runs. Events wait in the changelog until then",
         )
 
 

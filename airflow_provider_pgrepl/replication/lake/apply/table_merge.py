@@ -119,16 +119,25 @@ class TableResult:
     def to_error(self, table: TableName) -> PgReplError:
         """Return the error of the task as an exception of its original class.
 
-        An error that stops only the table always has a hint: by default to resnapshot it.
+        An error that stops only the table always has a hint: by default to resnapshot it, or for an
+        unexpected exception to keep its trace and retry first.
         """
         of_unknown_kind = LakeUnavailableError if self.stops_pipeline else LakeTableError
         kind: type[PgReplError] = getattr(errors, self.error_kind, of_unknown_kind)
         if self.stops_pipeline:
             error = kind(str(self.error), self.hint)
         else:
-            error = kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
+            error = kind(str(self.error), self.hint or self._default_hint(table), self.remedy)
         error.trace = self.trace
         return error
+
+    def _default_hint(self, table: TableName) -> str:
+        if not self.trace:
+            return hints.resnapshot(table)
+        return (
+            "save the trace for a bug report (pgrepl status FILE.json --json), then retry the table: pgrepl"
+            f" retry FILE.json '{table}'; if it stops again, {hints.resnapshot(table)}"
+        )
 
 
 @dataclass(frozen=True)

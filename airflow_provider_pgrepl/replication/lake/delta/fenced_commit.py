@@ -102,7 +102,11 @@ def find_fixed_columns(table: DeltaTable) -> BlockingSetting | None:
 def _joined(table: DeltaTable, found: Sequence[BlockingSetting]) -> BlockingSetting:
     what = ", ".join(one.what for one in found)
     if not all(one.remedy for one in found):
-        return BlockingSetting(what, f"move the folder {table.table_uri} away, then {errors.RESNAPSHOT}")
+        return BlockingSetting(
+            what,
+            f"move the folder {table.table_uri} away and keep it: it has the rows that only the lake has, and"
+            f" with history: true the current versions; then {errors.RESNAPSHOT}",
+        )
     return BlockingSetting(what, "; ".join([*(one.remedy for one in found), "then retry the table"]))
 
 
@@ -329,7 +333,8 @@ def _repartition(
         raise LakeTableError(
             f"{table.table_uri}: its partitioning cannot be changed, because the table's protocol"
             " requires features that this package cannot write",
-            "move the table's folder away; the next snapshot recreates it",
+            f"set partition_by back; or move {table.table_uri} away and keep it (with history: true it has"
+            f" the current versions), then {errors.RESNAPSHOT}",
         )
     metadata = metadata_action(table, {}, Schema.from_arrow(schema), partition_columns(schema))
     gone = (removed(file) for file in live_files(table).values())

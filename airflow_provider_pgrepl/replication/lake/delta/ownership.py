@@ -223,7 +223,8 @@ def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: b
     raise LakeError(
         f"{uri} was written by a pipeline named {pipeline_name}, and there is no changelog in this lake that"
         " says which. Nothing was changed",
-        "mount the folder _pgrepl of that lake, or bring it back; if it is lost, move the table away",
+        "mount or restore the folder _pgrepl of that lake. If it is lost, move the table's folder away and"
+        " keep it: with history: true it has the current versions",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -108,6 +108,19 @@ def warn_of_foreign_rows(table: DeltaTable) -> None:
             "%s: the snapshot replaces rows that another program wrote (versions %s). Version %d can be read"
             " until maintenance deletes its files",
             *(table.table_uri, writers.versions, newest),
+        )
+
+
+def warn_of_rows_of_lake(uri: str, table: TableName, settings: Collection[str]) -> None:
+    """Log a warning that a snapshot is about to replace rows that only the lake has.
+
+    Logs nothing for a new table. `settings`: those by which the lake keeps rows that the source has deleted.
+    """
+    if settings and has_delta(uri):
+        log.warning(
+            "%s: the snapshot replaces the rows that only the lake has (%s). Version %d can be read until"
+            " maintenance deletes its files",
+            *(table, ", ".join(settings), int(open_table(uri).version())),
         )
 
 

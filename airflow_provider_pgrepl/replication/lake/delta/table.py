@@ -14,6 +14,7 @@ from functools import partial
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import (
@@ -50,7 +51,10 @@ changes of that transaction before its DDL belong to the older relation.
 EXPORTED_APP = "pgrepl-exported-us"
 """Delta app ID whose version is the time of the snapshot's export, in microseconds since 1970."""
 
-FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
+FENCED_HINT = (
+    "this process ends. Find the other one in pgrepl status FILE.json: if both are retried, as by two DAGs,"
+    " they replace each other; keep one"
+)
 _handles: dict[str, tuple[DeltaTable, str]] = {}
 """By table URI: the handle, and the fingerprint of the commit at which this process left the table."""
 
@@ -68,7 +72,11 @@ def open_table(uri: str) -> DeltaTable:
     try:
         return open_delta(uri)
     except TableNotFoundError:
-        raise LakeTableError(f"there is no lake table at {uri}") from None
+        raise LakeTableError(
+            f"there is no lake table at {uri}",
+            "check that the folder is mounted and readable, or restore it, then retry the table. If it is"
+            f" lost, {errors.RESNAPSHOT}",
+        ) from None
     except (DeltaError, OSError) as error:
         raise_if_store_unavailable(f"the lake table at {uri} cannot be opened", error)
         raise LakeTableError(f"cannot open the lake table at {uri}: {type(error).__name__}") from error

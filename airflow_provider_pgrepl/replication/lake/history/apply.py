@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
@@ -203,8 +204,10 @@ def _columns(table: DeltaTable, history: DeltaTable, relation: Relation) -> list
     held = pa.schema(table.schema().to_arrow())
     if not {COMMIT_LSN, COMMIT_TS} <= set(held.names):
         raise LakeTableError(
-            f"{relation.table}: its rows do not say when they came to be, so their versions cannot be ended",
-            f"history begins again with a snapshot once {history.table_uri} is moved away",
+            f"{relation.table}: its lake table lacks commit_lsn_column or commit_ts_column, which its"
+            " history needs",
+            f"set both columns to on. Move {history.table_uri} away and keep it, then"
+            f" {errors.resnapshot(relation.table)}: a new history begins",
         )
     add_columns(
         history, pa.schema([field for field in held if field.name not in _BOOKKEEPING]), relation.table

@@ -188,8 +188,9 @@ def check_not_hidden(lake_root: str, table: TableName) -> None:
     if not has_delta(uri) and (doubt := doubt_of_absence(uri)):
         raise LakeTableError(
             f"{table}: consistent points name its history, and it is not in {uri}: {doubt}",
-            "bring the folder back (mount it, or give the permission to read it). If it is lost, delete what"
-            f" is left of the folder. Then {errors.resnapshot(table)}",
+            "mount the folder, give this process the right to read it, or restore it from a copy of this"
+            " lake; then run the command again. If its log is lost, move the folder away and keep it: its"
+            f" files hold the past versions. Then {errors.resnapshot(table)}",
         )
 
 

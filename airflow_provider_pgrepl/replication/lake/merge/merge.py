@@ -214,6 +214,8 @@ def refused_truncate(
     lsn = LSN(pc.min(truncates).as_py())
     return lsn, TruncatedError(
         f"the table was truncated by the transaction committed at {lsn}, and truncate is set to error",
-        f"set truncate to apply or ignore if that is wanted; then {errors.resnapshot(relation.table)}"
-        f" '{relation.table}'",
+        "the lake still has the rows from before. To keep them, set truncate to ignore; to delete them, set"
+        " it to apply. Restart the replication app, then retry the table: pgrepl retry FILE.json"
+        f" '{relation.table}', or PgRetryTablesOperator. A resnapshot would replace the rows with those that"
+        " the source has now",
     )

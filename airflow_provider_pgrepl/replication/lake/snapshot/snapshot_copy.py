@@ -24,7 +24,10 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commented, commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
+    commit_snapshot,
+    warn_of_rows_of_lake,
+)
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.apply import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import (
@@ -210,6 +213,7 @@ class SnapshotCopy:
                 relation, self._pipeline, *self._moment
             )
         uri, comments = f"{lake_root}/{relation.table.path}", self._comments[relation.table]
+        warn_of_rows_of_lake(uri, relation.table, _rows_of_lake(self._pipeline, relation.table))
         commit_snapshot(
             uri,
             commented(lake_schema(relation, options), comments.columns),
@@ -245,3 +249,14 @@ class SnapshotCopy:
             lsn=self._position,
             trace=error.trace,
         )
+
+
+def _rows_of_lake(pipeline: Pipeline, table: TableName) -> list[str]:
+    """Return the settings by which the lake may have rows of a table that the source has deleted."""
+    policy = pipeline.options(table).policy
+    found = {
+        "deletes: soft": policy.deletes == "soft",
+        "truncate: ignore": policy.truncate == "ignore",
+        "insert_only": table in map(TableName.parse, pipeline.insert_only),
+    }
+    return [setting for setting, applies in found.items() if applies]

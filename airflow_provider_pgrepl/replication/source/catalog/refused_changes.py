@@ -63,21 +63,33 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n 
 """
 
 
+RESNAPSHOT_OF_ALTERED = (
+    "after that, every table of each pipeline that already uses the publication must be resnapshotted"
+)
+"""The price of ALTER PUBLICATION … SET (…): the receiver cannot tell which changes it has hidden."""
+
+
 @dataclass(frozen=True)
 class RefusedChanges:
-    """The reason why the source rejects changes of a published table, and the statement that resolves it.
+    """The reason why the source rejects changes of a published table, and the statements that resolve it.
 
-    `lacks_identity`: the table has no replica identity.
+    `fix`: the statement that lets the table stay in the publication, or "" if it must leave it. `leave`: the
+    statements that take it out. `lacks_identity`: the table has no replica identity.
     """
 
     table: TableName
     operations: str
     reason: str
-    cure: str
+    fix: str
+    leave: str
     lacks_identity: bool = False
 
     def __str__(self) -> str:
         return f"{self.table}: {self.problem}; {self.cure}"
+
+    @property
+    def cure(self) -> str:
+        return f"{self.fix}; or {self.leave}" if self.fix else self.leave
 
     @property
     def problem(self) -> str:
@@ -159,7 +171,7 @@ class _Published:
                 table,
                 reason.get(identity, "it has no replica identity"),
                 f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…), REPLICA IDENTITY USING INDEX … or REPLICA"
-                f" IDENTITY FULL; or {self._leave(table)}",
+                " IDENTITY FULL",
                 lacks_identity=True,
             )
         named = {attnum: column for attnum, column, _ in columns}
@@ -170,8 +182,7 @@ class _Published:
             return self._refused(
                 table,
                 f"the publication has a column list for it, and its replica identity is {what}",
-                f"ALTER PUBLICATION {quote_identifier(self.publication)} SET TABLE … with every column of the"
-                f" replica identity, and without a list where that is FULL; or {self._leave(table)}",
+                leave=self._without_list(table),
             )
         if unsent := self._unpublished(columns, needed):
             return self._refused_for_generated(table, identity, has_primary_key, unsent)
@@ -180,7 +191,7 @@ class _Published:
             return self._refused(
                 table,
                 f"the publication's row filter uses {names}, which its replica identity does not hold",
-                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or {self._leave(table)}",
+                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL",
             )
         return None
 
@@ -202,26 +213,42 @@ class _Published:
         one = len(unsent) == 1
         if all(kind == "s" for _, kind in unsent):
             publication = quote_identifier(self.publication)
-            cure = f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"
+            fix = f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"
+            fix += f"; {RESNAPSHOT_OF_ALTERED}"
         elif has_primary_key and identity == "f":
-            cure = f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT"
+            fix = f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT"
         else:
-            cure = f"ALTER TABLE {table.sql} REPLICA IDENTITY USING INDEX …, or drop the column"
+            fix = f"ALTER TABLE {table.sql} REPLICA IDENTITY USING INDEX …, or drop the column"
         holds = "is FULL and so holds" if identity == "f" else "holds"
         return self._refused(
             table,
             f"its replica identity {holds} the generated column{'' if one else 's'} {names}, which"
             f" {'is' if one else 'are'} not published",
-            f"{cure}; or {self._leave(table)}",
+            fix,
         )
 
     def _leave(self, table: TableName) -> str:
         return f"ALTER PUBLICATION {quote_identifier(self.publication)} DROP TABLE {table.sql}"
 
+    def _without_list(self, table: TableName) -> str:
+        return (
+            f"{self._leave(table)}; ALTER PUBLICATION {quote_identifier(self.publication)} ADD TABLE"
+            f" {table.sql} (…), with every column of the replica identity in the list, without a list if that"
+            " is FULL, and with the row filter that it had; then resnapshot the table. Do not use SET TABLE,"
+            " which removes all other tables"
+        )
+
     def _refused(
-        self, table: TableName, reason: str, cure: str, *, lacks_identity: bool = False
+        self,
+        table: TableName,
+        reason: str,
+        fix: str = "",
+        *,
+        leave: str = "",
+        lacks_identity: bool = False,
     ) -> RefusedChanges:
-        return RefusedChanges(table, self.operations, reason, cure, lacks_identity)
+        leave = leave or f"{self._leave(table)}; its changes are then not replicated"
+        return RefusedChanges(table, self.operations, reason, fix, leave, lacks_identity)
 
 
 def all_tables_publications(connection: Connection, slot: str, used: str = "") -> list[str]:

@@ -373,4 +373,8 @@ def keep(
 def _check_published(then: PublishedTables) -> None:
     outside = sorted(str(found.table) for found in then.relations.values() if not found.membership_oid)
     if then.publication is not None and outside:
-        raise PublicationError(f"{', '.join(outside)}: the table is not in publication {then.publication}")
+        raise PublicationError(
+            f"not in publication {then.publication}: {', '.join(outside)}",
+            "run the command again, which publishes them. With publication_mode use, the owner of the"
+            " publication adds them first",
+        )

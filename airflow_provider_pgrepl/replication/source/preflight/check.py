@@ -119,8 +119,8 @@ def server_problems(
         yield ServerSettingError(
             f"too few replication slots are free: {used_slots} of max_replication_slots = {slots} exist, and"
             f" {needed} more {'is' if needed == 1 else 'are'} needed, one only while a snapshot is taken",
-            "raise max_replication_slots (needs a restart), or drop a slot that no program needs:"
-            " select slot_name, active from pg_replication_slots",
+            "raise max_replication_slots (needs a restart), or drop a slot that no program needs (that loses"
+            " the changes that its reader lacks): select slot_name, active from pg_replication_slots",
         )
     if used_senders >= senders:
         yield ServerSettingError(

@@ -17,7 +17,11 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_
 from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
-from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges, read_refused
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
+    RESNAPSHOT_OF_ALTERED,
+    RefusedChanges,
+    read_refused,
+)
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import lock_tables
@@ -276,12 +280,14 @@ def _used_publication_problems(
     if missing:
         yield PublicationError(
             f"publication {name} does not publish {', '.join(missing)}",
-            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate')",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate')"
+            f"; {RESNAPSHOT_OF_ALTERED}",
         )
     if not publication.via_root and any(relation.relkind == "p" for relation in relations):
         yield PublicationError(
             f"publication {name} publishes partitions under their own names",
-            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish_via_partition_root = true)",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish_via_partition_root = true);"
+            f" {RESNAPSHOT_OF_ALTERED}",
         )
         return
     outside = [str(relation.table) for relation in relations if relation.table not in publication.tables]
