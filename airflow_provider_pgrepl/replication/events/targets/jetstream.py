@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.event import Sent, Stamps
-from airflow_provider_pgrepl.replication.events.targets.base import Linked
+from airflow_provider_pgrepl.replication.events.targets.base import Linked, Target
 from airflow_provider_pgrepl.replication.events.targets.nats import (
     JetStreamLink,
     JetStreamReasons,
@@ -54,6 +54,12 @@ class JetStream(Linked[JetStreamLink]):
         link = JetStreamLink(self.servers, self._settings, self.messages(), self.sent)
         link.start()
         self._link = link
+
+
+def jetstream_of(target: Target) -> JetStream:
+    """Return the target of a publisher whose format has snapshots: only JetStream serves them."""
+    assert isinstance(target, JetStream)
+    return target
 
 
 def _is_readable(server: str) -> bool:
