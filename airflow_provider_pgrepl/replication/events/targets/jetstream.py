@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.event import Sent, Stamps
 from airflow_provider_pgrepl.replication.events.targets.base import Linked, Target
-from airflow_provider_pgrepl.replication.events.targets.nats import (
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import (
     JetStreamLink,
     JetStreamReasons,
     Messages,
