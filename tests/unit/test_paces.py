@@ -12,9 +12,9 @@ from airflow_provider_pgrepl.replication.lake.apply import merge_task
 from airflow_provider_pgrepl.replication.lake.apply.merge_policy import (
     FREE_BYTES_PER_S,
     Cadence,
-    MergeSlots,
     MergeStatistics,
 )
+from airflow_provider_pgrepl.replication.lake.apply.merge_slots import MergeSlots
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, make_shares, run_share
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
