@@ -10,7 +10,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.settings.lake import place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import store_location
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.stores import STORES, VARIABLES, StoreLogin
 
@@ -22,7 +22,7 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     is used then. Secrets are masked in logs from then on. Raises ConfigError for a connection of the wrong
     type, of another account, or with an unsupported or incomplete login.
     """
-    place = place_in_store(pipeline.lake_root)
+    place = store_location(pipeline.lake_root)
     if pipeline.lake_conn_id is None or place is None:
         return {}
     connection = BaseHook.get_connection(pipeline.lake_conn_id)
@@ -30,8 +30,8 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     if connection.conn_type not in kind.connections:
         raise ConfigError(
             f"lake_conn_id: {pipeline.lake_conn_id} is a connection of type {connection.conn_type or 'none'}",
-            f"give one of type {' or '.join(kind.connections)}, or none: then the hosts' own environment is"
-            " used",
+            f"name a connection of type {' or '.join(kind.connections)}, or remove lake_conn_id: then the"
+            " hosts' own environment is used",
         )
     login = StoreLogin(connection.login, connection.password, connection.host, _Extra(connection).get)
     _check_identity(pipeline.lake_conn_id, login, kind.unsupported)
@@ -65,7 +65,7 @@ def _check_identity(conn_id: str, login: StoreLogin, others: tuple[str, ...]) ->
     found = [name for name in others if login.extra_field(name)]
     if found:
         raise ConfigError(
-            f"lake_conn_id: {conn_id} has {', '.join(found)}, which this package does not follow",
-            "give the role or the identity to the hosts, whose libraries renew what they get, and leave"
-            " lake_conn_id out; or give keys",
+            f"lake_conn_id: connection {conn_id} sets {', '.join(found)}, which is not supported",
+            "grant the role or the identity to the hosts and remove lake_conn_id, or store access keys in the"
+            " connection",
         )

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import needed_changes
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
-from airflow_provider_pgrepl.replication.app.operations.maintain import Maintained, maintain
+from airflow_provider_pgrepl.replication.app.operations.maintain import MaintenanceReport, maintain
 from airflow_provider_pgrepl.replication.changelog import maintenance as retention
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -68,7 +68,9 @@ def two_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "now", lambda store: real(store) + LATER)
 
 
-def run(kept: Kept, *tables: str, wait: Callable[[float], bool] = lambda _: False, **how: Any) -> Maintained:
+def run(
+    kept: Kept, *tables: str, wait: Callable[[float], bool] = lambda _: False, **how: Any
+) -> MaintenanceReport:
     return maintain(kept.access, tables, wait=wait, **how)
 
 
@@ -160,7 +162,11 @@ def test_an_app_may_start_meanwhile(kept: Kept) -> None:
 
 def old_hours(kept: Kept) -> Kept:
     """The same pipeline, which keeps changes for no time at all."""
-    settings = {"changelog_retention_h": 0.001, "points_keep_h": 0.001, "points_keep_all_h": 0.0005}
+    settings = {
+        "changelog_retention_h": 0.001,
+        "consistent_point_retention_h": 0.001,
+        "consistent_point_keep_all_h": 0.0005,
+    }
     kept.pipeline = replace(kept.pipeline, **settings)
     return kept
 
@@ -187,13 +193,13 @@ def test_the_changelog_keeps_what_a_table_or_the_server_may_need(
     kept.receive()
     kept.set_states(A, TableState.PAUSED)
     kept.write_point(durable(kept), B, H)
-    monkeypatch.setattr(needed_changes, "sent_again_above", lambda *_: LSN(1 << 62))
+    monkeypatch.setattr(needed_changes, "redelivery_above", lambda *_: LSN(1 << 62))
     assert dropped(kept) == 0, "a paused table has yet to take it"
     kept.set_states(A, TableState.CATCHING_UP)
     kept.bring_forward(A)
     kept.write_point(durable(kept), A, B, H)
     with monkeypatch.context() as as_it_is:
-        as_it_is.setattr(needed_changes, "sent_again_above", lambda *_: LSN(1))
+        as_it_is.setattr(needed_changes, "redelivery_above", lambda *_: LSN(1))
         assert dropped(kept) == 0, "the server may send it again"
     assert dropped(kept) > 0
     assert floor(kept) > 0

@@ -76,7 +76,7 @@ def test_slot_that_another_program_made_under_the_name_is_kept(kept, arguments, 
     with pytest.raises(SlotError, match=f"was not made by pipeline .*: {reason}"):
         claim(kept)
     done = teardown(kept.access, give_up=[source_name(kept)])
-    assert f"slot {kept.pipeline.slot}, which nothing shows to be this pipeline's: {reason}" in done.kept
+    assert f"slot {kept.pipeline.slot}: not known to be this pipeline's: {reason}" in done.kept
     with kept.source() as source:
         assert read_slot(source, kept.pipeline.slot) is not None
         source.cursor().execute("select pg_drop_replication_slot(%s)", (kept.pipeline.slot,))
@@ -107,10 +107,10 @@ def test_slot_of_an_epoch_whose_beginning_failed_is_noted_as_gone(kept, monkeypa
     with Store(kept.dsn, "test") as store, kept.source() as source:
         ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
-        with pytest.raises(KeyboardInterrupt), ownership.slot_noted():
+        with pytest.raises(KeyboardInterrupt), ownership.record_slot_loss():
             raise KeyboardInterrupt
         assert store.read_pipeline(kept.pipeline.name).slot_owned, "it is there"
-        with pytest.raises(KeyboardInterrupt), ownership.slot_noted():
+        with pytest.raises(KeyboardInterrupt), ownership.record_slot_loss():
             drop_slot(source, kept.pipeline.slot)
             raise KeyboardInterrupt
         assert not store.read_pipeline(kept.pipeline.name).slot_owned

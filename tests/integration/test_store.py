@@ -148,6 +148,29 @@ def test_migration_derives_remedy_from_hints_in_older_records(monkeypatch, pg, d
         assert (found.error, found.hint, found.remedy) == (error, hint, remedy)
 
 
+def test_migration_renames_settings_in_recorded_configurations(monkeypatch, pg, dsn):
+    with Store(dsn, "test") as store:
+        before = next(n for n, one in enumerate(schema._VERSIONS) if '"merge_interval_s":' in one)
+        monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:before])
+        store.migrate()
+        monkeypatch.undo()
+        pg.cursor().execute(AN_EARLIER_PIPELINE)
+        old = {"points_keep_h": 9.0, "per_table": {"public.freshness_s": {"freshness_s": 5.0}}}
+        recorded = json.dumps({"name": "shop", "lake": "/lake", "tables": ["public.freshness_s"], **old})
+        with pg.cursor() as cursor:
+            cursor.execute("update _pgrepl.pipelines set config = %s", (recorded,))
+            cursor.execute(
+                "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, config)"
+                " values ('shop', 'public', %s, 'errored', %s)",
+                (T.name, recorded),
+            )
+        store.migrate()
+        for config in (store.read_pipeline("shop").config, store.read_tables("shop")[T].config):
+            pipeline = Pipeline.from_json(config)
+            assert pipeline.consistent_point_retention_h == 9.0
+            assert pipeline.per_table == {"public.freshness_s": {"merge_interval_s": 5.0}}
+
+
 def test_a_table_is_moved_only_as_it_was_seen(store):
     store.set_state("shop", T, TableState.PENDING)
     store.set_state("shop", T, TableState.ERRORED, error="DriftError", reason="r", hint="h", lsn=LSN(9))

@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -37,7 +37,7 @@ class Places:
         self.handed, self.relation = handed, relation
         self.log = PublisherLog(handed.pipeline.lake_root, "events")
         self.record = self.log.take(PublisherRecord(EventPosition(Epoch(1), LSN(1), 0)), "test")
-        self.points = Points(handed.pipeline.lake_root)
+        self.points = ConsistentPoints(handed.pipeline.lake_root)
         self.lsn = 100
 
     def receiver(self) -> None:
@@ -68,7 +68,7 @@ class Places:
 
 @pytest.fixture
 def places(dsn: str, tmp_path: Path, faulty: FaultyStore, s3_lake: str, monkeypatch: Any) -> Places:
-    monkeypatch.setattr(base, "PATIENCE", timedelta(seconds=LIMIT_S))
+    monkeypatch.setattr(base, "RETRY_TIMEOUT", timedelta(seconds=LIMIT_S))
     monkeypatch.setattr(base, "_FIRST_PAUSE", timedelta(milliseconds=1))
     monkeypatch.setattr(base, "_LONGEST_PAUSE", timedelta(milliseconds=100))
     monkeypatch.setattr(amazon, "_ATTEMPTS", 6)  # 1.55 s
@@ -98,7 +98,7 @@ def test_longer_burst_ends_at_the_limit_and_loses_nothing(places: Places, faulty
         began = time.monotonic()
         said = failure(work)
         assert time.monotonic() - began >= 0.7 * LIMIT_S, work.__name__
-        assert "the store asks for fewer requests" in said, (work.__name__, said)
+        assert "the store throttles requests" in said, (work.__name__, said)
         faulty.fault = lambda _: None
         work()
     places.handed.assert_equal(TABLE)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.apply.merge_policy import Cadence
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.apply.table_schedule import (
     BEFORE_ALL,
@@ -22,7 +22,7 @@ from tests.support.changes import work_of
 from tests.support.examples import examples
 
 TABLES = (7, 8, 9)
-AT_ONCE = Cadence(0, 60, 20, 2)
+AT_ONCE = MergePolicy(0, 60, 20, 2)
 SNAPSHOT = LSN(5)
 
 steps = st.lists(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from errno import EACCES, EIO
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PgReplError
+from airflow_provider_pgrepl.replication.storage.errors import storage_errors
 from airflow_provider_pgrepl.replication.storage.probe import check_directory
 
 
@@ -35,7 +37,7 @@ def test_lake_whose_changelog_cannot_be_made_is_rejected(tmp_path: Path) -> None
 def test_lake_where_the_system_makes_no_folders_is_rejected() -> None:
     with pytest.raises(LakeUnavailableError, match="cannot write under /proc/lake") as caught:
         check_directory("/proc/lake")
-    assert caught.value.hint.startswith("check that the process may write there")
+    assert caught.value.hint.startswith("check the rights of the process there")
 
 
 def test_command_checks_lake_before_it_starts_spark(
@@ -56,3 +58,13 @@ def test_command_checks_lake_before_it_starts_spark(
 
 def test_store_is_not_asked() -> None:
     check_directory("s3://bucket/lake")
+
+
+@pytest.mark.parametrize("error", [PermissionError(EACCES, "no"), OSError(EIO, "no")])
+def test_place_that_cannot_be_read_is_not_called_unwritable(error: OSError) -> None:
+    with (
+        pytest.raises(PgReplError, match="cannot read /lake/t: ") as caught,
+        storage_errors("/lake/t", "read"),
+    ):
+        raise error
+    assert "write" not in caught.value.message + caught.value.hint

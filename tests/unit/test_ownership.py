@@ -155,35 +155,35 @@ NEVER_BEGUN = evidence(epoch=None, lake_id="", recorded=None, lake_at_source="/l
             LakeError,
             "belongs to the pipeline 'other'",
         ),
-        (evidence(lake_id="m"), Answer.NOT_OURS, ConfigError, "another one has taken its place"),
+        (evidence(lake_id="m"), Answer.NOT_OURS, ConfigError, "that path now holds another lake"),
         (moved(lake_id="m"), Answer.NOT_OURS, ConfigError, "names /other, which is another lake"),
-        (moved(epoch=None), Answer.CANNOT_TELL, ConfigError, "names /other, which has no changelog"),
-        (moved(recorded=OLD_RECORD), Answer.CANNOT_TELL, ConfigError, "recorded with the lake /lake"),
-        (moved(recorded_lake_id="l"), Answer.CANNOT_TELL, ConfigError, "a copy of it"),
+        (moved(epoch=None), Answer.UNDETERMINED, ConfigError, "names /other, which has no changelog"),
+        (moved(recorded=OLD_RECORD), Answer.UNDETERMINED, ConfigError, "recorded with the lake /lake"),
+        (moved(recorded_lake_id="l"), Answer.UNDETERMINED, ConfigError, "a copy of it"),
         (
             moved(recorded_lake_doubt="the storage is away"),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             ConfigError,
             "may still be there: the storage is away",
         ),
-        (evidence(recorded=None), Answer.CANNOT_TELL, StateError, "knows nothing of the pipeline"),
+        (evidence(recorded=None), Answer.UNDETERMINED, StateError, "knows nothing of the pipeline"),
         (
             evidence(recorded=None, slots={}),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             StateError,
             "knows nothing of the pipeline",
         ),
         (
             evidence(recorded=None, lake_at_source="/lake"),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             StateError,
-            "database shop of the source has the record of it, with slot pgrepl_shop and lake /lake",
+            "database shop of the source has one, with slot pgrepl_shop and lake /lake",
         ),
-        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has the record of it"),
-        (evidence(recorded=None, torn_down=True), Answer.CANNOT_TELL, StateError, "knows nothing"),
+        (NEVER_BEGUN, Answer.UNDETERMINED, StateError, "database shop of the source has one"),
+        (evidence(recorded=None, torn_down=True), Answer.UNDETERMINED, StateError, "knows nothing"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             StateError,
             "knows nothing of the pipeline",
         ),
@@ -256,7 +256,7 @@ ELSEWHERE = evidence(slots={SLOT.name: replace(SLOT, database="crm")})
 def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -> None:
     """A copy that was made since the last start has the token."""
     answer, error = compare(found)
-    assert answer is Answer.CANNOT_TELL
+    assert answer is Answer.UNDETERMINED
     assert error is not None
     assert re.search(says, error.message)
     with pytest.raises(type(error), match=says) as caught:
@@ -264,7 +264,7 @@ def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -
     assert "--give-up 7/shop," in caught.value.hint
     check_teardown(found, frozenset({"7/shop"}))
     assert "--new-epoch" not in error.hint
-    with pytest.raises(ConfigError, match="would give up") as refused:
+    with pytest.raises(ConfigError, match="would abandon") as refused:
         check_new_epoch(found, frozenset())
     assert "--give-up 7/shop," in refused.value.hint
     check_new_epoch(found, frozenset({"7/shop"}))
@@ -277,7 +277,7 @@ def test_teardown_gives_up_no_other_server() -> None:
 
 
 def test_source_that_lacks_only_the_token_is_accepted_by_its_name() -> None:
-    copy = evidence(is_copy=RewoundError("it lacks the token", "check it"))
+    copy = evidence(missing_token=RewoundError("it lacks the token", "check it"))
     assert check_acceptable(evidence(), "7/shop") is False
     assert check_acceptable(copy, "7/shop") is True
     with pytest.raises(ConfigError, match=r"7/other is not the name .*: 7/shop"):
@@ -314,7 +314,7 @@ def test_teardown_without_state_takes_the_name_of_the_source() -> None:
 def test_new_epoch_asks_for_the_name_of_the_source_or_lake_that_it_gives_up(
     found: Evidence, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match="would give up") as caught:
+    with pytest.raises(ConfigError, match="would abandon") as caught:
         check_new_epoch(found, frozenset())
     assert f"--give-up {name}," in caught.value.hint
     check_new_epoch(found, frozenset({name}))

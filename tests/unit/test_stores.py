@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.settings import stores
-from airflow_provider_pgrepl.replication.settings.lake import canonical, fault_of_uri, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import canonical, fault_of_uri, store_location
 from airflow_provider_pgrepl.replication.settings.stores import SCHEMES, STORES, VARIABLES
 from airflow_provider_pgrepl.replication.storage.stores import access_class
 from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess
@@ -120,6 +120,6 @@ def test_no_other_code_compares_the_class_of_a_filesystem_or_an_access() -> None
 
 @pytest.mark.parametrize("scheme", STORES)
 def test_example_names_a_place_of_its_own_kind(scheme: str) -> None:
-    place = place_in_store(STORES[scheme].example)
+    place = store_location(STORES[scheme].example)
     assert place is not None
     assert place.scheme == scheme

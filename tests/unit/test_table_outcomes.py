@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import OvertakenError
 from airflow_provider_pgrepl.replication.lake.apply import table_merge
-from airflow_provider_pgrepl.replication.lake.apply.merge_policy import Cadence
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
 from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
@@ -42,7 +42,7 @@ def test_merge_that_another_program_prevented_is_done_again_and_is_no_error(monk
     ],
 )
 def test_a_table_that_lags_goes_on_at_once_unless_its_merge_failed(result: TableResult, at_once: bool):
-    schedule = TableSchedule(lambda _: Cadence(0, 60, 20, 2), 1000)
+    schedule = TableSchedule(lambda _: MergePolicy(0, 60, 20, 2), 1000)
     planner: Any = SimpleNamespace(remember=lambda *_: None)
     outcomes = TableOutcomes("shop", None, schedule, planner, ApplierProgress())  # type: ignore[arg-type]
     job = MergeJob(work_of(TABLE), LSN(5), 1, ("a",), 1, upto_lsn=LSN(9), is_last=False)

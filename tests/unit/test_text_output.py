@@ -7,7 +7,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, LakeType
 from airflow_provider_pgrepl.replication.values.registry import (
     _BUILT_IN,
     _OF_EXTENSIONS,
@@ -77,6 +77,6 @@ def test_every_registered_type_has_texts() -> None:
 def test_texts_of_a_type_come_back_from_the_lake(key: int | tuple[str, str] | str) -> None:
     """A type that lacks its writer would come back as another text, without an error."""
     texts = [*TEXTS[key], None]
-    for choice in (ColumnChoice(), ColumnChoice(lake_type=LakeType("string"))):
+    for choice in (ColumnOptions(), ColumnOptions(lake_type=LakeType("string"))):
         values = parser_of(type_of(key), choice).parse(pa.array(texts, pa.large_string()))
         assert texts_of(values, type_of(key)).to_pylist() == texts

@@ -127,7 +127,7 @@ def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
     versions: dict[str, set[int]] = {}
     uri = points_uri(lake_root)
     filesystem, root = open_storage(uri)
-    with storage_errors(root):
+    with storage_errors(root, "read"):
         for path in _replaced_files(filesystem, root, since):
             for key, version in _named(uri, path):
                 versions.setdefault(path_of(key), set()).add(version)

@@ -144,7 +144,7 @@ def _of_google(connection: StoreLogin, _: StoreLocation) -> dict[str, str | None
     except ValueError:
         found = ""
     if found is not None and not (isinstance(found, dict) and found.get("private_key")):
-        raise ValueError("has a key that is not the JSON of a service account's")
+        raise ValueError("has a key that is not the JSON key of a service account")
     return {GOOGLE_KEY: json.dumps(found) if found else None}
 
 
@@ -159,11 +159,11 @@ def _of_azure(connection: StoreLogin, place: StoreLocation) -> dict[str, str | N
     account = host.rpartition("://")[2].partition(".")[0] if host else ("" if tenant else connection.login)
     is_other = "://" in host and not host.endswith(".core.windows.net")
     if account and not is_other and account != place.account:
-        raise ValueError(f"is of the account {account}, the lake in {place.account}")
+        raise ValueError(f"belongs to storage account {account}, but the lake is in {place.account}")
     variables = {AZURE_ENDPOINT: host if is_other else None}
     if tenant:
         if not (connection.login and connection.password):
-            raise ValueError("has a tenant, and not both a client's id and its secret")
+            raise ValueError("has a tenant_id, but lacks the client id (login) or secret (password)")
         client = {AZURE_CLIENT: connection.login, AZURE_SECRET: connection.password}
         return variables | {AZURE_TENANT: tenant} | client
     sas = extra("sas_token")

@@ -12,6 +12,20 @@ from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
+
+def _renamed_settings(*names: tuple[str, str]) -> str:
+    """Return SQL that renames settings in the recorded configurations of pipelines and tables."""
+    pipelines, tables = "config::text", "config"
+    for old, new in names:
+        pipelines, tables = (
+            f"pg_catalog.replace({one}, '\"{old}\":', '\"{new}\":')" for one in (pipelines, tables)
+        )
+    return (
+        f"UPDATE _pgrepl.pipelines SET config = ({pipelines})::jsonb;"
+        f" UPDATE _pgrepl.tables SET config = {tables}"
+    )
+
+
 # Follow pg_auth_members: pg_has_role() counts a superuser as a member of every role. pg_depend has no entries
 # for objects that every database has, and this package's own tables depend on nothing else.
 _STRANGERS = """
@@ -229,6 +243,16 @@ _VERSIONS: tuple[str, ...] = (
         ON _pgrepl.table_samples (pipeline, schema_name, table_name, time);
     """,
     "ALTER TABLE _pgrepl.tables ADD verified_through pg_lsn, ADD verified_at timestamptz",
+    _renamed_settings(
+        ("freshness_s", "merge_interval_s"),
+        ("write_amplification", "max_write_amplification"),
+        ("points_every_s", "consistent_point_interval_s"),
+        ("points_keep_h", "consistent_point_retention_h"),
+        ("points_keep_all_h", "consistent_point_keep_all_h"),
+        ("points_thin_min", "consistent_point_thinning_min"),
+        ("points_bytes", "consistent_point_bytes"),
+        ("publish_keep_h", "publish_retention_h"),
+    ),
 )
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

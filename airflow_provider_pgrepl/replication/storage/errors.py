@@ -1,6 +1,6 @@
-"""Explanations of storage errors, by the error codes in the libraries' messages. Pure.
+"""Explanations of storage errors, found by the error code in the message of obstore, deltalake or pyarrow.
 
-Each library has its own message format, which includes the store's error code.
+Performs no I/O.
 """
 
 from __future__ import annotations
@@ -66,37 +66,36 @@ _OTHER_REGION = StoreFault(
 )
 _EXPIRED = StoreFault(
     "the token has expired",
-    f"get new credentials, on Amazon {AWS_TOKEN} among them; for what runs long, give the hosts a role, which"
-    " is renewed",
+    f"get new credentials (on Amazon, including {AWS_TOKEN}). For long runs, grant the hosts a role: its"
+    " credentials are renewed automatically",
 )
 _CLOCK = StoreFault(
-    "this host's clock is not the store's, so that it refuses what is signed", "set the clock"
+    "this host's clock differs from the store's, which therefore rejects signed requests",
+    "synchronize the clock of this host, for example with NTP",
 )
-SLOW = StoreFault(
-    "the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less"
-)
+SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and merge_interval_s")
 
 _UNRESOLVED = StoreFault(
     "the name {} cannot be resolved (DNS)",
-    "check the endpoint of the store, and this host's resolver; the next run goes on where this one stopped",
+    "check the endpoint of the store and this host's DNS resolver. The next run continues from here",
 )
 _UNREACHED = StoreFault(
-    "no connection to the store ({}) can be made",
-    "check its endpoint, the network, and that it is up; the next run goes on where this stopped",
+    "cannot connect to the store ({})",
+    "check the endpoint, the network, and that the store is running. The next run continues from here",
 )
 
 NO_CONDITIONS = StoreFault(
-    "the store does not refuse to write an object that is there (If-None-Match), by which commits of two"
-    " writers are kept apart",
-    "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
+    "the store does not support conditional puts (If-None-Match), which prevent two writers from committing"
+    " the same version",
+    "keep the lake in a store with conditional puts: Amazon S3, MinIO, Cloudflare R2, versitygw",
 )
 
-_NO_BUCKET = StoreFault("there is no such bucket", "make it, or correct lake in the pipeline")
-_NOBODYS = StoreFault(
+_NO_BUCKET = StoreFault("there is no such bucket", "create it, or correct `lake` in the pipeline file")
+_UNKNOWN_CREDENTIALS = StoreFault(
     "the store does not recognize the credentials", f"check {GOOGLE_KEY}, or the host's identity"
 )
-_NOT_TAKEN = StoreFault(
-    "the store does not take the key or the token",
+_REJECTED_KEY = StoreFault(
+    "the store rejects the key or the token",
     f"check {AZURE_KEY}, {AZURE_SAS} or {AZURE_SECRET}, or the connection that lake_conn_id names",
 )
 _DENIED = StoreFault(
@@ -126,18 +125,18 @@ FAULTS = {
     "SlowDown": SLOW,
     "ServiceUnavailable": SLOW,
     "NotImplemented": NO_CONDITIONS,
-    "AuthenticationRequired": _NOBODYS,
-    "InvalidSecurity": _NOBODYS,
+    "AuthenticationRequired": _UNKNOWN_CREDENTIALS,
+    "InvalidSecurity": _UNKNOWN_CREDENTIALS,
     # Codes of Google's client in Arrow.
-    "Unauthenticated": _NOBODYS,
+    "Unauthenticated": _UNKNOWN_CREDENTIALS,
     "PermissionDenied": _DENIED,
     "ContainerNotFound": _NO_BUCKET,
     "ContainerBeingDeleted": _NO_BUCKET,
-    "AuthenticationFailed": _NOT_TAKEN,
-    "InvalidAuthenticationInfo": _NOT_TAKEN,
+    "AuthenticationFailed": _REJECTED_KEY,
+    "InvalidAuthenticationInfo": _REJECTED_KEY,
     "AuthorizationFailure": StoreFault(
-        f"{_NOT_TAKEN.sentence}, or rejects this host's network",
-        f"{_NOT_TAKEN.hint}, and the account's firewall",
+        f"{_REJECTED_KEY.sentence}, or rejects this host's network",
+        f"{_REJECTED_KEY.hint}, and the account's firewall",
     ),
     "AuthorizationPermissionMismatch": _DENIED,
     "InsufficientAccountPermissions": _DENIED,
@@ -145,13 +144,14 @@ FAULTS = {
         "the storage account is disabled", "enable it, or correct lake in the pipeline"
     ),
     "ServerBusy": SLOW,
-    **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _NOT_TAKEN),
+    **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _REJECTED_KEY),
     "KeyBasedAuthenticationNotPermitted": StoreFault(
         "the storage account does not allow keys",
-        f"give an application by {AZURE_SECRET}, or an identity of the host's",
+        f"set {AZURE_SECRET} to the secret of an application, or grant the hosts a managed identity",
     ),
     "AuthorizationSourceIPMismatch": StoreFault(
-        "the token is not for this host's address", "get one that is, or give the hosts an identity"
+        "the token does not allow this host's IP address",
+        "create a token that allows it, or grant the hosts a managed identity",
     ),
 }
 _BY_STATUS = {"403": _DENIED, "429": SLOW, "503": SLOW}
@@ -162,16 +162,16 @@ _BY_WORDS = (
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
 
 
-def code_in(error: BaseException) -> str:
+def store_error_code(error: BaseException) -> str:
     """Return the store's error code in a library's message, or "" if there is none."""
     match = _CODE.search(str(error))
     found = "" if match is None else next(filter(None, match.groups()))
     return _BY_LETTERS.get(found.replace("_", "").lower(), found)
 
 
-def fault_of(error: BaseException) -> StoreFault | None:
+def find_store_fault(error: BaseException) -> StoreFault | None:
     """Return the explanation of the store's error code, or None if the code is missing or unknown."""
-    return FAULTS.get(code_in(error))
+    return FAULTS.get(store_error_code(error))
 
 
 def status_in(error: BaseException) -> str:
@@ -180,13 +180,13 @@ def status_in(error: BaseException) -> str:
     return "" if match is None else next(filter(None, match.groups()))
 
 
-def facts_in(error: BaseException) -> str:
+def parsable_parts(error: BaseException) -> str:
     """Return the parts of a library's message that this module can parse again: code, status, host.
 
     The store's answer itself is left out, because it may contain a token.
     """
     text, status = str(error), status_in(error)
-    found = [f"<Code>{code_in(error)}</Code>", *([f"HTTP status {status}"] if status else [])]
+    found = [f"<Code>{store_error_code(error)}</Code>", *([f"HTTP status {status}"] if status else [])]
     for words, _ in _BY_WORDS:
         if said := words.search(text):
             host = _HOST.search(text)
@@ -196,7 +196,7 @@ def facts_in(error: BaseException) -> str:
 
 def explanation_of(error: BaseException) -> StoreFault | None:
     """Return the explanation by error code, HTTP status or cause of a failed connection, or None."""
-    if fault := fault_of(error) or _BY_STATUS.get(status_in(error)):
+    if fault := find_store_fault(error) or _BY_STATUS.get(status_in(error)):
         return fault
     text = str(error)
     for words, fault in _BY_WORDS:
@@ -207,7 +207,7 @@ def explanation_of(error: BaseException) -> StoreFault | None:
     return None
 
 
-def is_away(error: BaseException) -> bool:
+def is_store_unavailable(error: BaseException) -> bool:
     """Return True if an object store, or the connection to it, failed, so that no table is at fault.
 
     Only errors of libraries that send requests to a store are considered: the message of another error may
@@ -221,13 +221,13 @@ def _asks_stores(error: BaseException) -> bool:
     return isinstance(error, (DeltaError, OSError, BaseError, pa.ArrowException)) or type(error) is Exception
 
 
-def raise_if_away(doing: str, error: BaseException) -> None:
+def raise_if_store_unavailable(doing: str, error: BaseException) -> None:
     """Raise LakeUnavailableError if an object store failed. `doing` as in `refusal`."""
-    if is_away(error):
+    if is_store_unavailable(error):
         raise refusal(doing, error) from None
 
 
-def is_refusal(error: BaseException) -> bool:
+def is_storage_error(error: BaseException) -> bool:
     """Return True if an error comes from the storage, and not from the state of a table."""
     return isinstance(error, OSError) or _is_of_store(error) or bool(_MARKS.search(str(error)))
 
@@ -263,13 +263,13 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
     """
     if is_full(error):
         return LakeUnavailableError(
-            f"{doing}: the storage is full", "free some space, then run it again: it goes on where it stopped"
+            f"{doing}: the storage is full", "free some space, then run this again; it continues from here"
         )
     if fault := explanation_of(error):
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
     return LakeUnavailableError(
         f"{doing}: {_reason(error)}",
-        "check that the process may write there, and that the storage can be reached",
+        "check the rights of the process there, and that the storage can be reached",
     )
 
 
@@ -286,8 +286,8 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def storage_errors(place: str) -> Iterator[None]:
-    """Turn errors of a filesystem into a LakeError that names the location.
+def storage_errors(place: str, action: str = "write under") -> Iterator[None]:
+    """Turn errors of a filesystem into a LakeError that names the action and the location.
 
     Missing permission, or a wrong kind of file, becomes LakeError; other storage errors become
     LakeUnavailableError. Arrow exceptions that do not come from a store pass unchanged.
@@ -295,16 +295,16 @@ def storage_errors(place: str) -> Iterator[None]:
     try:
         yield
     except _FORBIDDEN as error:
-        if fault_of(error):
-            raise refusal(f"cannot write under {place}", error) from None
+        if find_store_fault(error):
+            raise refusal(f"cannot {action} {place}", error) from None
         # Do not quote the error: a store's client may include the request, with the token that signs it.
         raise LakeError(
-            f"cannot write under {place}: {_reason(error)}", "check the rights, and that it is a directory"
+            f"cannot {action} {place}: {_reason(error)}", "check the rights, and that it is a directory"
         ) from None
     except (OSError, pa.ArrowException) as error:
         if not (isinstance(error, OSError) or _is_of_store(error)):
             raise
-        raise refusal(f"cannot write under {place}", error) from None
+        raise refusal(f"cannot {action} {place}", error) from None
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def delta_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        if not is_refusal(error):
+        if not is_storage_error(error):
             raise
         failed = refusal(doing, error)
     if failed is not None:

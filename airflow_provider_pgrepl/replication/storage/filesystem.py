@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, store_location
 from airflow_provider_pgrepl.replication.settings.stores import STORES
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
@@ -49,7 +49,7 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     local = local_path(root)
     if local is not None:
         return _LOCAL, str(local)
-    place = place_in_store(root)
+    place = store_location(root)
     if place is None or place.scheme not in STORES:
         raise LakeError(f"the lake {root} cannot be opened", f"give {EXAMPLES}")
     return open_filesystem(access_to(place)), f"{place.bucket}/{place.key}"
@@ -185,7 +185,7 @@ def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     return filesystem.open_input_file(path)
 
 
-class HeldFiles:
+class OpenFileCache:
     """A cache of open files of a store, by path: opening a file costs a request, or reads it completely.
 
     Files that are held in memory are limited to `_HELD_BYTES` bytes together. A file never changes. Threads

@@ -1,8 +1,8 @@
-"""Skipping of a transaction that the server cannot send. This happens only on request, and is always
-recorded.
+"""The `pgrepl skip` command: advances the slot past a transaction that the server cannot send.
 
-The gap is in the changelog before the slot is advanced. Every table that the transaction may have changed
-stops there, and must be resnapshotted. Reads as of a point in time across the gap are rejected.
+A gap is committed to the changelog before the slot is advanced. Every table that the transaction may have
+changed is marked errored at the gap, and must be resnapshotted. Reads as of a point in time across the gap
+raise an error.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A transaction that is left out.
+class SkipResult:
+    """The result of `skip_transaction`, or with `dry_run` the result that it would have.
 
-    `touched`: the pipeline's tables that it may have changed, errored until they are resnapshotted. `named`:
-    tables that it did not change according to the operator. `seen`: tables that it did not change according
-    to the WAL.
+    `touched`: tables that the transaction may have changed; they are errored until they are resnapshotted.
+    `named`: tables that the caller declared unchanged. `seen`: tables that the WAL shows to be unchanged.
     """
 
     lsn: LSN
@@ -55,19 +54,19 @@ class Skipped:
     def to_text(self) -> str:
         """Return the consequences of the skip as text for people."""
         lines = [
-            f"the transaction at {self.lsn} (xid {self.xid}) is left out for good",
+            f"transaction skipped permanently: {self.lsn} (xid {self.xid})",
             "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
             f" {_names(self.touched)}",
-            f"not changed by it, as you say: {_names(self.named)}",
-            f"not changed by it, as the WAL shows: {_names(self.seen)}",
+            f"unchanged according to --unchanged-tables: {_names(self.named)}",
+            f"unchanged according to the WAL: {_names(self.seen)}",
             "its logical messages, if it had any, are lost",
         ]
         return "\n".join(lines)
 
 
 def skip_transaction(
-    access: Access, lsn: LSN | str, untouched: Iterable[TableName | str] = (), *, dry_run: bool = False
-) -> Skipped:
+    access: Access, lsn: LSN | str, unchanged_tables: Iterable[TableName | str] = (), *, dry_run: bool = False
+) -> SkipResult:
     """Advance the slot past the transaction that commits at an LSN, once everything before it is durable.
 
     With `dry_run`, only return the consequences. In either case the changes before the transaction are
@@ -75,7 +74,7 @@ def skip_transaction(
     pipeline runs, ConfigError if that is not the transaction that the server cannot send, SlotError if the
     server can send all, and what receiving raises.
 
-    :param untouched: tables that the transaction has surely not changed
+    :param unchanged_tables: tables that the transaction has surely not changed
     """
     wanted = _parse(lsn)
     name = access.pipeline.name
@@ -86,7 +85,11 @@ def skip_transaction(
         set_aside_torn_commits(found, access.dsn)
         evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
-        named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
+        named = (
+            [record.table for record in choose(store, name, unchanged_tables)]
+            if list(unchanged_tables)
+            else []
+        )
         gap, seen = _done(access, wanted), frozenset[int]()
         if gap is not None:
             _check_spared(gap, records, named)
@@ -128,8 +131,8 @@ def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: lis
     late = [str(table) for table in named if _may_lack(records[table], gap)]
     if late:
         raise ConfigError(
-            f"--untouched: the transaction at {gap.lsn} was skipped already, as one that may have changed"
-            f" {', '.join(late)}",
+            f"--unchanged-tables: the transaction at {gap.lsn} was skipped already, as one that may have"
+            f" changed {', '.join(late)}",
             errors.resnapshot(",".join(late)),
         )
 
@@ -161,7 +164,7 @@ def _receive(access: Access, source: Connection, wanted: LSN) -> Receiver:
     if unfinished.commit_lsn != wanted:
         raise ConfigError(
             f"--lsn: the server cannot send the transaction at {LSN(unfinished.commit_lsn)}, not at {wanted}",
-            "give that one, if it is the one that you want to lose",
+            f"to discard that transaction, run pgrepl skip FILE.json --lsn {LSN(unfinished.commit_lsn)}",
         )
     return receiver
 
@@ -181,7 +184,8 @@ def _find(
     oids = {oid for found in every.values() for oid in found} - spared
     seen = frozenset[int]()
     if slot is not None and slot.restart_lsn is not None:
-        with access.source("skip, WAL of") as wal:  # if this takes too long, its connection is given up
+        # A connection of its own: it is abandoned if pg_walinspect takes too long.
+        with access.source("skip, WAL of") as wal:
             seen = untouched_tables(wal, oids, slot.restart_lsn, LSN(begun.commit_lsn), begun.xid)
     why = receiver.error.message if isinstance(receiver.error, PgReplError) else ""
     return Gap(begun, frozenset(oids - seen), why), seen
@@ -218,10 +222,10 @@ def _may_lack(record: TableRecord, gap: Gap) -> bool:
 
 def _skipped(
     gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName], seen: frozenset[int]
-) -> Skipped:
+) -> SkipResult:
     touched = [record.table for record in records.values() if _may_lack(record, gap)]
     shown = [r.table for r in records.values() if r.relation is not None and r.relation.oid in seen]
-    return Skipped(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
+    return SkipResult(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
 
 
 def _names(tables: Iterable[TableName]) -> str:

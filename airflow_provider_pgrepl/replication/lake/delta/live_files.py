@@ -56,11 +56,11 @@ def commit_fingerprint(uri: str, version: int) -> str:
 
     Empty if the commit does not exist.
     """
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         return commit_mark(uri, version)
 
 
-def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
+def settle_log(uri: str, pipeline_name: str, confirmed_version: int | None = None) -> None:
     """Set aside the commits of a lake table from the first incomplete or empty one on.
 
     Call this only in the process that writes the table, while no other process does. The table's position is
@@ -68,7 +68,7 @@ def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
     `find_torn`. Raises LakeTableError if the commit is in an object store, and for a table that this pipeline
     has not written: nothing in it is renamed then.
     """
-    torn, commits = find_torn(uri, told=told), dict(_commits_to_read(uri))
+    torn, commits = find_torn(uri, confirmed_version=confirmed_version), dict(_commits_to_read(uri))
     first = min((version for version, size in commits.items() if not size), default=None)
     if first is not None and local_path(uri) is None:
         raise LakeTableError(f"{uri}: the file of its commit {first} is empty")
@@ -90,7 +90,7 @@ def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
 def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
     """Yield the version, and the size in bytes, of each commit after the last checkpoint."""
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
     last = next((version for version, _ in whole_checkpoints(infos)), -1)
     for info in infos:
@@ -201,7 +201,7 @@ def has_retention(table: DeltaTable) -> bool:
 def _version_in_commits(table: DeltaTable, app: str) -> int | None:
     """Return the app version in the newest existing commit file with this app ID; None if none has it."""
     filesystem, root = open_storage(table.table_uri)
-    with storage_errors(table.table_uri), suppress(FileNotFoundError):
+    with storage_errors(table.table_uri, "read"), suppress(FileNotFoundError):
         for version in range(int(table.version()), -1, -1):
             for action in read_commit_actions(filesystem, root, version):
                 if "txn" in action and action["txn"]["appId"] == app:
@@ -215,7 +215,7 @@ def apps_in_checkpoint(uri: str, version: int) -> set[str]:
     Raises LakeUnavailableError, and LakeError for other errors of the storage.
     """
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         found, names = _newest_checkpoint(filesystem, root, version)
         actions = read_checkpoint(filesystem, root, names, ("txn",)) if found == version else ()
         return {action["txn"]["appId"] for action in actions if "txn" in action}
@@ -225,7 +225,7 @@ def _follow(table: DeltaTable) -> _Followed:
     uri, version = table.table_uri, int(table.version())
     known, failed = _followed.get(uri), ""
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         is_usable = (
             known is not None
             and known.version <= version
@@ -284,7 +284,7 @@ def check_files(table: DeltaTable) -> None:
 
 def _present(uri: str, folders: Collection[str]) -> set[str]:
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         infos = [
             info
             for folder in folders

@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.errors import fault_of
+from airflow_provider_pgrepl.replication.storage.errors import find_store_fault
 
 PATH_APP = "pgrepl-path:"
 """Prefix of the Delta app ID that ends with the table's path below the lake root."""
@@ -166,7 +166,7 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
     if is_link(uri):
         return Ownership(Owner.UNKNOWN, "its folder is a symbolic link")
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         if (name := _other_spelling(uri)) is not None:
             return Ownership(Owner.UNKNOWN, f"the file system ignores case, and the folder is that of {name}")
         kind = filesystem.get_file_info(root).type
@@ -230,7 +230,7 @@ def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: b
 def read_apps(uri: str) -> Mapping[str, int]:
     """Return the app IDs in the log of a table; empty without a log. Raises what `read_ownership` does."""
     filesystem, root = open_storage(uri)
-    with storage_errors(uri):
+    with storage_errors(uri, "read"):
         return _read_apps(filesystem, root, _log_entries(filesystem, root))[0]
 
 
@@ -241,7 +241,7 @@ def is_app_of(app: str, pipeline_name: str) -> bool:
 
 
 def _by_names(filesystem: fs.FileSystem, root: str, but: str) -> Ownership:
-    with storage_errors(root):
+    with storage_errors(root, "read"):
         others = [path for path in table_files(filesystem, root) if not is_written_name(path)]
     if not others:
         return Ownership(Owner.NOBODY)
@@ -327,7 +327,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> 
     try:
         known.take(read_checkpoint(filesystem, root, names, ("txn", "metaData")))
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, OSError) and (error.errno is not None or fault_of(error)):
+        if isinstance(error, OSError) and (error.errno is not None or find_store_fault(error)):
             raise
         return None
     return known

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import store_location
 from airflow_provider_pgrepl.replication.settings.store_variables import reach
 from airflow_provider_pgrepl.replication.settings.stores import STORES, StoreKind, StoreLocation
 from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess
@@ -73,5 +73,5 @@ def is_store(filesystem: fs.FileSystem) -> bool:
 
 def store_options(uri: str) -> dict[str, str]:
     """Return deltalake's storage options for a URI; an empty dict for a directory. Raises OSError."""
-    place = place_in_store(uri)
+    place = store_location(uri)
     return {} if place is None else access_to(place).delta_options()
