@@ -19,11 +19,7 @@ from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, STATE_DSN_VARIABLE
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.store_variables import (
-    AZURE_ENDPOINT,
-    ENDPOINT,
-    GOOGLE_ENDPOINT,
-)
+from airflow_provider_pgrepl.replication.settings.stores import ENDPOINTS
 from airflow_provider_pgrepl.spark_driver.process import (
     AppState,
     LocalApp,
@@ -40,8 +36,7 @@ _LOCK = "lock"
 _FILE = "order.json"
 _OF_PLACE = {
     "order",
-    *(f"variable {name}" for name in (DSN_VARIABLE, STATE_DSN_VARIABLE)),
-    *(f"variable {name}" for name in (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)),
+    *(f"variable {name}" for name in (DSN_VARIABLE, STATE_DSN_VARIABLE, *ENDPOINTS)),
 }
 _POLL_S = 0.2
 _BEGIN_WAIT_S = 30.0

@@ -66,8 +66,8 @@ def test_an_endpoint_of_s3_alone_comes_first(connection):
     ("fields", "said"),
     [
         ({"conn_type": "postgres"}, "a connection of type postgres"),
-        ({"extra": {"role_arn": "arn:aws:iam::1:role/x"}}, "has role_arn"),
-        ({"extra": {"profile_name": "x"}}, "has profile_name"),
+        ({"extra": {"role_arn": "arn:aws:iam::1:role/x"}}, "sets role_arn"),
+        ({"extra": {"profile_name": "x"}}, "sets profile_name"),
         ({"password": None}, "only one of access key id and secret"),
     ],
 )
@@ -138,12 +138,16 @@ def test_the_second_kind_of_azures_has_the_account_as_its_host(connection):
     [
         (GOOGLES, {"conn_type": "aws"}, "a connection of type aws"),
         (AZURES, {"conn_type": "aws"}, "a connection of type aws"),
-        (AZURES, {"conn_type": "wasb", "login": "other"}, "is of the account other, the lake in shop1"),
-        (AZURES, {"conn_type": "wasb", "extra": {"connection_string": "x"}}, "has connection_string"),
+        (
+            AZURES,
+            {"conn_type": "wasb", "login": "other"},
+            "belongs to storage account other, but the lake is in shop1",
+        ),
+        (AZURES, {"conn_type": "wasb", "extra": {"connection_string": "x"}}, "sets connection_string"),
         (
             AZURES,
             {"conn_type": "adls", "password": None, "host": "shop1", "extra": {"tenant_id": "t"}},
-            "not both a client's id and its secret",
+            "lacks the client id",
         ),
         (
             GOOGLES,

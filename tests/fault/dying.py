@@ -15,8 +15,7 @@ from typing import Any
 from airflow_provider_pgrepl.replication.app import copy_states, replicate, snapshot
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake import consistent_points
-from airflow_provider_pgrepl.replication.lake.apply import merge_task, scheduler
-from airflow_provider_pgrepl.replication.lake.apply import scheduler as catch_up_planner
+from airflow_provider_pgrepl.replication.lake.apply import merge_scheduler, merge_task
 from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
@@ -54,8 +53,7 @@ def in_workers(replace: Callable[[Any], Any]) -> None:
         def run(self) -> Any:
             return replace(real)(self.work, self.paths, self.upto_lsn)
 
-    catch_up_planner.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
-    scheduler.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
+    merge_scheduler.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
 
 
 def killed_while_it_runs(real: Any) -> Any:

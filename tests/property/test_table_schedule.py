@@ -9,10 +9,14 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, CaughtUpTable, TableSchedule
+from airflow_provider_pgrepl.replication.lake.apply.table_schedule import (
+    BEFORE_ALL,
+    CaughtUpTable,
+    TableSchedule,
+)
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 from tests.support.examples import examples

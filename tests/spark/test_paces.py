@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.apply import merge_task, scheduler
-from airflow_provider_pgrepl.replication.lake.apply import scheduler as catch_up_planner
+from airflow_provider_pgrepl.replication.lake.apply import merge_scheduler, merge_task
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.in_process import InProcess
@@ -76,8 +75,7 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gate]:
                     time.sleep(0.02)
             return super().run()
 
-    monkeypatch.setattr(catch_up_planner, "MergeJob", HeldJob)
-    monkeypatch.setattr(scheduler, "MergeJob", HeldJob)
+    monkeypatch.setattr(merge_scheduler, "MergeJob", HeldJob)
     gate = Gate(folder)
     yield gate
     gate.open()

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.operations.acceptance import accept
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.apply import applier, scheduler
+from airflow_provider_pgrepl.replication.lake.apply import applier, merge_scheduler
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.history.table import history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
@@ -177,7 +177,7 @@ def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicate
 
 
 def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
-    monkeypatch.setattr(scheduler, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(merge_scheduler, "LOOK_INTERVAL_S", 0.0)
     kept = keep(replicated, T)
     change(replicated, 2)
     with replicated.replicating() as running:

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
-from airflow_provider_pgrepl.replication.settings.store_variables import AZURE_KEY, AZURE_SAS
+from airflow_provider_pgrepl.replication.settings.stores import AZURE_KEY, AZURE_SAS
 from tests.support.landed import Landed
 from tests.support.replicated import execute
 from tests.support.spark_program import JARS, said_by

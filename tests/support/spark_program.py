@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.settings.store_variables import AZURE_KEY, AZURE_SAS
+from airflow_provider_pgrepl.replication.settings.stores import AZURE_KEY, AZURE_SAS
 from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
 from tests.support.replicated import ROOT
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetUnavailableError
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamLink
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamLink
 from tests.unit.test_publisher_parts import SETTINGS
 
 stub: Any = SimpleNamespace

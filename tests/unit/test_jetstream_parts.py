@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest
 from airflow_provider_pgrepl.replication.events.event import RESERVE, EventNumbers, above_all
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamReasons
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 

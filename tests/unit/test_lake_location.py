@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.replication.settings.lake import (
-    StoreLocation,
     canonical,
     fault_of_uri,
     hadoop_uri,
     is_object_store,
     store_location,
 )
+from airflow_provider_pgrepl.replication.settings.stores import StoreLocation
 
 
 @pytest.mark.parametrize("lake", ["s3://bucket/a/b", "s3a://bucket/a/b/", "S3://bucket/a/b"])

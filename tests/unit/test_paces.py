@@ -9,14 +9,14 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.lake.apply import merge_task
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, make_shares, run_share
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import (
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import (
     FREE_BYTES_PER_S,
     MergePolicy,
-    MergeSlots,
     MergeStatistics,
 )
+from airflow_provider_pgrepl.replication.lake.apply.merge_slots import MergeSlots
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, make_shares, run_share
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changes import work_of

@@ -21,9 +21,9 @@ CALLED_BY_SPARK = (
     "lake.apply.applier",
     "lake.apply.changelog_batches",
     "lake.apply.merge_task",
-    "lake.apply.schedule",
-    "lake.apply.scheduler",
-    "lake.apply.write_budget",
+    "lake.apply.table_schedule",
+    "lake.apply.merge_scheduler",
+    "lake.apply.merge_slots",
     "lake.apply.table_records",
     "lake.snapshot.range_copy",
     "lake.snapshot.snapshot_copy",
@@ -167,7 +167,7 @@ def test_programs_import_without_spark_and_the_client_of_any_broker() -> None:
 
 
 def test_the_guard_of_programs_would_see_a_client() -> None:
-    needs_nats = "airflow_provider_pgrepl.replication.events.targets.nats"
+    needs_nats = "airflow_provider_pgrepl.replication.events.targets.jetstream_link"
     assert "import of nats halted" in import_without(CLIENTS, needs_nats).stderr
 
 

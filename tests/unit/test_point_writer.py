@@ -6,10 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, CaughtUpTable, TableSchedule
-from airflow_provider_pgrepl.replication.lake.apply.scheduler import PointWriter
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
+from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import PointWriter
+from airflow_provider_pgrepl.replication.lake.apply.table_schedule import (
+    BEFORE_ALL,
+    CaughtUpTable,
+    TableSchedule,
+)
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pika
 import pytest
@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQ
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
+from airflow_provider_pgrepl.replication.settings.targets import TARGETS, TargetKind
 from tests.support.examples import examples
 
 BASE = {"name": "shop", "lake": "/lake", "tables": ["public.*"]}
@@ -231,3 +232,13 @@ def test_settings_that_cannot_be_used_are_named(publishers: Any, says: str):
     with pytest.raises(ConfigError) as caught:
         Pipeline.from_dict({**BASE, "message_prefixes": ["audit"], "publishers": publishers})
     assert says in str(caught.value)
+
+
+def test_two_targets_may_share_a_setting(monkeypatch: pytest.MonkeyPatch):
+    rabbitmq = TARGETS["rabbitmq"]
+    shared = replace(rabbitmq, settings=(*rabbitmq.settings, "topic"))
+    monkeypatch.setitem(cast("dict[str, TargetKind]", TARGETS), "rabbitmq", shared)
+    for target in ("rabbitmq", "kafka"):
+        assert parse_publisher("shop", "a", {"target": target, "topic": "x"}).topic == "x"
+    with pytest.raises(ConfigError, match="topic: is of target 'rabbitmq' or 'kafka' alone"):
+        Pipeline.from_dict({**BASE, "publishers": {"a": {"target": "nats", "topic": "x"}}})

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.settings.stores import Connector
 from airflow_provider_pgrepl.replication.spark.connectors import (
     CONNECTORS,
     DELTA_ARTIFACTS,
     JARS_VARIABLE,
-    Connector,
     delta_jars,
 )
 from airflow_provider_pgrepl.replication.spark.session import check_java

@@ -16,12 +16,12 @@ from pyspark import cloudpickle  # type: ignore[attr-defined]
 
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.settings import store_variables as variables
-from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     reaching_store,
     store_variables,
     use_store,
 )
+from airflow_provider_pgrepl.replication.settings.stores import STORES, VARIABLES, StoreLocation
 from airflow_provider_pgrepl.replication.storage.stores import (
     access_to,
     amazon,
@@ -37,9 +37,12 @@ KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGIO
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variables, "_reached", set())
-    for name in (*variables.VARIABLES, *variables._OTHER_NAMES.values()):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AZURE_FEDERATED_TOKEN_FILE", "GOOGLE_SERVICE_ACCOUNT", "AWS_PROFILE"):
+    others = (
+        name
+        for kind in STORES.values()
+        for name in (*kind.others, *kind.identities, *(one.other_name for one in kind.variables))
+    )
+    for name in (*VARIABLES, *others):
         monkeypatch.delenv(name, raising=False)
 
 

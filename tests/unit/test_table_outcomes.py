@@ -10,12 +10,12 @@ import pytest
 
 from airflow_provider_pgrepl.errors import OvertakenError
 from airflow_provider_pgrepl.replication.lake.apply import table_merge
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
+from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.apply.schedule import TableSchedule
-from airflow_provider_pgrepl.replication.lake.apply.scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
+from airflow_provider_pgrepl.replication.lake.apply.table_schedule import TableSchedule
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 

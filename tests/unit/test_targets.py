@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app.event_makers import _MAKERS
 from airflow_provider_pgrepl.replication.events.targets import routing
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS, FormatName, TargetName
 
@@ -34,6 +35,13 @@ def test_target_has_its_module_its_extra_and_its_place(name: str) -> None:
     assert set(kind.formats) <= FORMATS.keys()
     assert {*kind.settings, *kind.defaults("shop")} <= FIELDS
     assert f"`{name}`" in PAGE
+
+
+def test_format_with_snapshots_has_targets_that_serve_them() -> None:
+    for kind in TARGETS.values():
+        module = importlib.import_module(f"airflow_provider_pgrepl.replication.events.targets.{kind.module}")
+        if any(FORMATS[name].has_snapshots for name in kind.formats):
+            assert issubclass(getattr(module, kind.title), JetStream)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -16,7 +16,7 @@ from obstore.exceptions import GenericError
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError, PgReplError, TableError
 from airflow_provider_pgrepl.replication.lake import sql
 from airflow_provider_pgrepl.replication.lake.apply import table_merge, worker_daemon
-from airflow_provider_pgrepl.replication.lake.apply.scheduler import TableOutcomes
+from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles

@@ -21,10 +21,10 @@ from airflow_provider_pgrepl.replication.creek.streams import RequestResponder
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.business import imported, transformed
 from airflow_provider_pgrepl.replication.events.reader import changelog_errors
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamLink, JetStreamReasons
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import _quietly as quietly
 from airflow_provider_pgrepl.replication.events.targets.kafka import KafkaLink
 from airflow_provider_pgrepl.replication.events.targets.kafka_broker import KafkaReasons
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamLink, JetStreamReasons
-from airflow_provider_pgrepl.replication.events.targets.nats import _quietly as quietly
 from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQLink
 from airflow_provider_pgrepl.replication.events.targets.schema_registry import SchemaRegistry
 from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, SourceError, StateError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
@@ -53,10 +53,6 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.store import Store
-
-if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-
 
 log = logging.getLogger(__name__)
 DurableLsnLookup = Callable[[LSN], LSN | None]
@@ -294,8 +290,9 @@ def publish(
         if FORMATS[settings.format].has_snapshots:
             # Imported here, where the client is known to be installed.
             from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
+            from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
 
-            jetstream = cast("JetStream", target)
+            jetstream = jetstream_of(target)
             snapshots: Snapshots
             if pipeline.has_lake_tables:
                 snapshots = stack.enter_context(closing(LakeSnapshots(pipeline, snapshot_command)))
@@ -330,8 +327,9 @@ def _metrics(
     more = []
     if FORMATS[settings.format].has_snapshots:
         from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
+        from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
 
-        more.append(CreekMetrics(cast("JetStream", target), lambda: publisher.progress))
+        more.append(CreekMetrics(jetstream_of(target), lambda: publisher.progress))
     ours = logging.getLogger("airflow_provider_pgrepl")
     collector = PublisherCollector(pipeline.name, settings.name, lambda: publisher.progress)
     setting = f"publishers: {settings.name}: metrics"

@@ -45,8 +45,6 @@ _PLAIN: Mapping[int, tuple[str, Schema, Encoder]] = {
     oids.JSONB: ("jsonb", "bytes", codec.strings),
 }
 _TEXT = _PLAIN[oids.TEXT]
-_VECTORS = (oids.INT2VECTOR, oids.OIDVECTOR)
-"""int2vector and oidvector: pg_type lists them as arrays, but their text form is not an array's."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -216,7 +214,7 @@ def _numeric(typmod: int) -> _Type:
 
 def _array_of(column: Column) -> _Type | None:
     kind = column.pg_type
-    if kind.kind != "a" or kind.extension or kind.oid in _VECTORS:
+    if kind.kind != "a" or kind.extension or kind.oid in oids.VECTORS:
         return None
     element = kind.only_part
     found = _scalar(element.oid, column.typmod)

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.creek.streams import (
 from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Wire, framed
 from airflow_provider_pgrepl.replication.events.event import Event, EventNumbers
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.targets.nats import (
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import (
     NatsMessage,
     UnsendableEventError,
     identity,

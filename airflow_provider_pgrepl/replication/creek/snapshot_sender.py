@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.creek.streams import Streams
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.publisher import StopRequested
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamReasons
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 

@@ -16,7 +16,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from airflow_provider_pgrepl.replication.creek.stream_reading import last_message
 from airflow_provider_pgrepl.replication.creek.wire import KINDS, CreekEnvelope, Wire, framed, unframed
-from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons, is_too_large
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamReasons, is_too_large
 
 _API_S = 20.0
 _SNAPSHOTS_S = 7 * 86_400.0

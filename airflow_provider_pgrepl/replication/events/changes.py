@@ -39,8 +39,6 @@ Row = dict[str, Any]
 Values = TypeVar("Values")
 Read = Callable[[TypedColumn, pa.Array], Values]
 """Converts a typed column. Raises ValueError or OverflowError for a value that Python cannot represent."""
-_JSON = (oids.JSON, oids.JSONB)
-"""The oids of json and jsonb."""
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 
 
@@ -217,7 +215,9 @@ class TypedShape:
     def __init__(self, record: RelationRecord, columns: Mapping[int, TypedColumn]) -> None:
         self._sent = record.message.columns
         self.table, self.oid, self.columns = record.name, record.message.oid, columns
-        self.json_columns = frozenset(one.name for one in columns.values() if one.column.type_oid in _JSON)
+        self.json_columns = frozenset(
+            one.name for one in columns.values() if one.column.type_oid in oids.JSON_TYPES
+        )
         whole = record.message.replica_identity == "f"
         self.identity = {i: one for i, one in columns.items() if whole or self._sent[i].is_identity}
 

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns, new_places
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools
+from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter, Values
@@ -27,7 +28,6 @@ from airflow_provider_pgrepl.replication.values.parser import Text, as_string
 Hide = Callable[[pa.Array], pa.Array]
 """Replaces the text values of a column. NULL stays NULL."""
 Attnums = Mapping[int, Collection[int]]
-_TEXT, _TEXT_NAME = 25, "text"
 _MASK = "***"
 _ByPlace = Mapping[int, Values]
 
@@ -68,9 +68,9 @@ class PublishedColumn:
         return replace(
             self.source,
             name=self.name,
-            type_oid=_TEXT,
+            type_oid=oids.TEXT,
             typmod=-1,
-            type_name=_TEXT_NAME,
+            type_name="text",
             type_kind="b",
             type=None,
             missing=None,

@@ -40,3 +40,6 @@ UUID = 2950
 TSVECTOR = 3614
 JSONB = 3802
 XID8 = 5069
+JSON_TYPES = (JSON, JSONB)
+VECTORS = (INT2VECTOR, OIDVECTOR)
+"""pg_type lists them as arrays, but their text is not that of an array."""

@@ -13,45 +13,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import NamedTuple
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.stores import SCHEMES, STORES, StoreLocation
 
-S3, GOOGLE, AZURE = "s3", "gs", "abfss"
-_DELTA_SCHEMES = {"s3": S3, "s3a": S3, "gs": GOOGLE, "abfss": AZURE, "abfs": AZURE}
-SCHEMES = frozenset(_DELTA_SCHEMES.values())
-_HADOOP_SCHEMES = {S3: "s3a"}
 EXAMPLES = (
-    "s3://bucket/path, gs://bucket/path, abfss://container@account.dfs.core.windows.net/path, or a directory"
-    " of this host or of a file system that all hosts share"
+    f"{', '.join(kind.example for kind in STORES.values())}, or a directory of this host or of a file system"
+    " that all hosts share"
 )
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
 # deltalake percent-encodes all other characters in a table's location, and other readers do not always decode
 # them.
 _PATH = re.compile(r"[A-Za-z0-9_.~+=/-]*")
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html;
-# https://cloud.google.com/storage/docs/buckets#naming: also _, and up to 222 characters for a domain.
-_BUCKETS = {
-    S3: re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
-    GOOGLE: re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
-}
-# https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri. deltalake does not
-# recognize hosts of Azure's other clouds, such as that of China.
-_AZURE_HOST = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@([a-z0-9]{3,24})\.dfs\.core\.windows\.net")
 _FIELDS = ("pipeline", "schema", "table")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
 _OTHERS = re.compile(r"[^a-z0-9_]")
-
-
-class StoreLocation(NamedTuple):
-    """A location in an object store. `bucket`: for Azure, the container, which belongs to an `account`."""
-
-    scheme: str
-    bucket: str
-    key: str
-    account: str = ""
 
 
 def parse_uri(lake: str) -> tuple[str, str, str] | None:
@@ -99,10 +77,11 @@ def fault_of_uri(lake: str) -> str:
     if parts is None:
         return "is neither a path nor a URI with a bucket"
     scheme, host, path = parts
-    if scheme not in _DELTA_SCHEMES:
+    if scheme not in SCHEMES:
         return f"{scheme}:// is not supported"
-    if fault := _fault_of_host(_DELTA_SCHEMES[scheme], host):
-        return fault
+    kind = STORES[SCHEMES[scheme]]
+    if not kind.host.fullmatch(host):
+        return f"{host!r} {kind.host_fault}"
     if not path.strip("/"):
         return "names no folder in the bucket"
     if not _PATH.fullmatch(path):
@@ -112,21 +91,13 @@ def fault_of_uri(lake: str) -> str:
     return ""
 
 
-def _fault_of_host(scheme: str, host: str) -> str:
-    if scheme == AZURE:
-        return (
-            "" if _AZURE_HOST.fullmatch(host) else f"{host!r} is not container@account.dfs.core.windows.net"
-        )
-    return "" if _BUCKETS[scheme].fullmatch(host) else f"{host!r} cannot be the name of a bucket"
-
-
 def canonical(lake: str) -> str:
     """Return a store's URI with Delta's scheme and without a trailing slash; other paths are unchanged."""
     parts = parse_uri(lake)
     if parts is None or not is_object_store(lake):
         return lake
     scheme, host, path = parts
-    return f"{_DELTA_SCHEMES.get(scheme, scheme)}://{host}{path}".rstrip("/")
+    return f"{SCHEMES.get(scheme, scheme)}://{host}{path}".rstrip("/")
 
 
 def hadoop_uri(uri: str) -> str:
@@ -135,7 +106,8 @@ def hadoop_uri(uri: str) -> str:
     if parts is None:
         return uri
     scheme, host, path = parts
-    return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{host}{path}"
+    kind = STORES.get(scheme)
+    return f"{(kind and kind.hadoop) or scheme}://{host}{path}"
 
 
 def is_object_store(uri: str) -> bool:
@@ -153,9 +125,7 @@ def store_location(uri: str) -> StoreLocation | None:
         return None
     scheme, host, path = parts
     bucket, _, domain = host.partition("@")
-    return StoreLocation(
-        _DELTA_SCHEMES.get(scheme, scheme), bucket, path.strip("/"), domain.partition(".")[0]
-    )
+    return StoreLocation(SCHEMES.get(scheme, scheme), bucket, path.strip("/"), domain.partition(".")[0])
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,10 @@ def _completed(
 
 def _kind_mistakes(values: Mapping[str, Any], body: str) -> Iterator[Mistake]:
     """Yield the settings of another target, or of another format."""
-    for target, kind in TARGETS.items():
-        for key in kind.settings:
-            if key in values and values["target"] != target:
-                yield Mistake((key,), f"is of target {target!r} alone", _REFERENCE)
+    for key in values:
+        owners = [name for name, kind in TARGETS.items() if key in kind.settings]
+        if owners and values["target"] not in owners:
+            yield Mistake((key,), f"is of target {' or '.join(map(repr, owners))} alone", _REFERENCE)
     own = FORMATS[body]  # type: ignore[index]
     for name, other in FORMATS.items():
         if own is not other and other.unsent and values.get("unchanged") == other.unsent:

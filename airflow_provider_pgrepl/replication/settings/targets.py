@@ -37,7 +37,7 @@ class TargetKind:
     - `schemes`: the schemes of URIs and connections, without TLS and with TLS.
     - `default_login`: login and password of a broker with its initial configuration.
     - `formats`: the supported formats; the first is the default.
-    - `settings`: the settings that no other target has. `defaults`: their defaults, by the pipeline's name.
+    - `settings`: those that not every target has. `defaults`: their defaults, by the pipeline's name.
     - `place_of`: the destination of a publisher's events, for messages. No two publishers may share one.
     - `is_keyed`: messages have keys.
     - `has_hosts`: a connection may name several hosts, and keys of its extra that contain a dot are
@@ -69,7 +69,7 @@ class FormatKind:
     - `settings`: the settings that no other format has. `excludes`: settings of others that it lacks.
     - `place_of`: as in TargetKind, if the format determines the destination.
     - `has_registry`: its schemas are in a schema registry.
-    - `has_snapshots`: consumers may request snapshots.
+    - `has_snapshots`: consumers may request snapshots. Its only target is JetStream.
     - `has_debezium_keys`: a changed key is published as Debezium does; a row without a key has none.
     - `takes_transactions`: supports `transform_transaction`.
     - `unsent`: the required value of `unchanged` without lake tables; empty if any value is allowed.

@@ -3,8 +3,7 @@
 Jars are searched in the folder that PGREPL_JARS names, or else in `.jars` of the current folder.
 
 Spark's own readers reach an object store through Hadoop's connectors, which are configured here from the
-environment variables. Keys are not copied into settings: each JVM's connector reads them from its own
-environment, or uses the role of its host.
+environment variables.
 """
 
 from __future__ import annotations
@@ -13,18 +12,10 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.settings.store_variables import (
-    AZURE_KEY,
-    AZURE_SAS,
-    ENDPOINT,
-    GOOGLE,
-    REGION,
-    name_in_environment,
-    store_variable,
-)
+from airflow_provider_pgrepl.replication.settings.stores import STORES, Connector
+from airflow_provider_pgrepl.replication.storage.stores import access_class
 
 JARS_VARIABLE = "PGREPL_JARS"
 DELTA_ARTIFACTS = (
@@ -37,40 +28,7 @@ DELTA_ARTIFACTS = (
     "unitycatalog-hadoop",
 )
 """The artifacts that Delta needs in addition to pyspark's own jars."""
-_S3, _GOOGLE, _AZURE = "spark.hadoop.fs.s3a", "spark.hadoop.fs.gs", "spark.hadoop.fs.azure"
-_WEB_IDENTITY = "AWS_WEB_IDENTITY_TOKEN_FILE"
-# The connector's default providers, in their order, and the one for web identities (of Kubernetes), which the
-# default lacks. https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
-_PROVIDERS = (
-    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
-    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
-    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
-    "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider",
-    "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
-)
-
-
-class Connector(NamedTuple):
-    """A connector of Hadoop to a kind of object store. `folder`: the folder below that of the jars that holds
-    the connector and its dependencies, fetched only for lakes in such a store. `artifact`: its name in Maven.
-    `system`: its class. `store`: the store's name, for messages."""
-
-    folder: str
-    artifact: str
-    system: str
-    store: str
-
-
-CONNECTORS = (
-    Connector("s3a", "hadoop-aws", "org.apache.hadoop.fs.s3a.S3AFileSystem", "stores that speak S3"),
-    Connector("gs", "hadoop-gcp", "org.apache.hadoop.fs.gs.GoogleHadoopFileSystem", "Google Cloud Storage"),
-    Connector(
-        "abfs",
-        "hadoop-azure",
-        "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem",
-        "Azure's storage",
-    ),
-)
+CONNECTORS = tuple(kind.connector for kind in STORES.values())
 
 
 def delta_jars() -> list[Path]:
@@ -135,54 +93,13 @@ def _pyspark_has(artifact: str) -> bool:
 
 
 def connector_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the connector settings of a session, from the environment variables for each store. Without a
-    variable for Google, its default credentials are used. If the `given` settings have credentials for Google
-    or Azure, no settings are returned for that store."""
-
-    def says(*parts: str) -> bool:
-        return any(name.startswith(part) for name in given for part in parts)
-
-    settings = _of_s3()
-    if not says(f"{_GOOGLE}.auth."):
-        settings |= _of_google()
-    if not says(f"{_AZURE}.account.", f"{_AZURE}.sas."):
-        settings |= _of_azure()
+    """Return the connector settings of a session, from the environment variables for each store. If the
+    `given` settings have credentials for Google or Azure, no settings are returned for that store."""
+    settings = dict[str, str]()
+    for kind in STORES.values():
+        if not any(name.startswith(prefix) for name in given for prefix in kind.connector.credentials):
+            settings |= access_class(kind).spark_settings()
     return settings
-
-
-def _of_s3() -> dict[str, str]:
-    endpoint, region = store_variable(ENDPOINT), store_variable(REGION)
-    settings = {f"{_S3}.endpoint.region": region} if region else {}
-    if endpoint:
-        settings |= {f"{_S3}.endpoint": endpoint, f"{_S3}.path.style.access": "true"}
-    if os.environ.get(_WEB_IDENTITY):
-        settings |= {f"{_S3}.aws.credentials.provider": ",".join(_PROVIDERS)}
-    return settings
-
-
-def _of_google() -> dict[str, str]:
-    """Return the settings for Google Cloud Storage. Its connector reads keys only from files, and by default
-    asks only the metadata server of the host's instance."""
-    # https://hadoop.apache.org/docs/r3.5.0/hadoop-gcp/tools/hadoop-gcp/Configuration.html
-    file = next((found for name in GOOGLE.identities if (found := os.environ.get(name))), None)
-    if file:
-        return {
-            f"{_GOOGLE}.auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
-            f"{_GOOGLE}.auth.service.account.json.keyfile": file,
-        }
-    return {f"{_GOOGLE}.auth.type": "APPLICATION_DEFAULT"}
-
-
-def _of_azure() -> dict[str, str]:
-    """Return the settings for Azure. They hold the names of environment variables: Hadoop replaces each name
-    with the value in the process that reads the setting (org.apache.hadoop.conf.Configuration, "Variable
-    Expansion")."""
-    # https://hadoop.apache.org/docs/r3.5.0/hadoop-azure/abfs.html
-    if name := name_in_environment(AZURE_KEY):
-        return {f"{_AZURE}.account.key": f"${{env.{name}}}"}
-    if name := name_in_environment(AZURE_SAS):
-        return {f"{_AZURE}.account.auth.type": "SAS", f"{_AZURE}.sas.fixed.token": f"${{env.{name}}}"}
-    return {}
 
 
 def check_connector(error: BaseException) -> None:

@@ -17,18 +17,19 @@ from deltalake.exceptions import DeltaError
 from obstore.exceptions import BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.settings.store_variables import (
+from airflow_provider_pgrepl.replication.settings.stores import (
+    AWS_KEY_ID,
+    AWS_REGION,
+    AWS_SECRET,
+    AWS_TOKEN,
     AZURE_KEY,
     AZURE_SAS,
     AZURE_SECRET,
     GOOGLE_KEY,
-    KEY_ID,
-    REGION,
-    SECRET,
-    TOKEN,
+    PAGES,
 )
 
-_KEYS = f"check {KEY_ID} and {SECRET}, or the connection that lake_conn_id names"
+_KEYS = f"check {AWS_KEY_ID} and {AWS_SECRET}, or the connection that lake_conn_id names"
 # The store's own answer; Arrow's messages for S3 (known and unknown codes), for Azure and for Google.
 _CODE = re.compile(
     r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)"
@@ -61,11 +62,11 @@ class StoreFault(NamedTuple):
 
 _UNKNOWN_KEY = StoreFault("the store does not know the access key", _KEYS)
 _OTHER_REGION = StoreFault(
-    "the bucket is in another region", f"set {REGION} to the bucket's own, or correct it"
+    "the bucket is in another region", f"set {AWS_REGION} to the bucket's own, or correct it"
 )
 _EXPIRED = StoreFault(
     "the token has expired",
-    f"get new credentials (on Amazon, including {TOKEN}). For long runs, grant the hosts a role: its"
+    f"get new credentials (on Amazon, including {AWS_TOKEN}). For long runs, grant the hosts a role: its"
     " credentials are renewed automatically",
 )
 _CLOCK = StoreFault(
@@ -99,8 +100,8 @@ _REJECTED_KEY = StoreFault(
 )
 _DENIED = StoreFault(
     "the store denies access",
-    "allow objects below the lake's folder to be read, written, deleted and listed:"
-    " docs/how-to/keep-the-lake-on-s3.md, -on-gcs.md and -on-azure.md say how",
+    "allow objects below the lake's folder to be read, written, deleted and listed. See the store's page:"
+    f" {PAGES}",
 )
 
 # Sources: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and versitygw's own code for
@@ -114,7 +115,7 @@ FAULTS = {
     "ExpiredToken": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
     "InvalidToken": StoreFault(
-        "the session token is not valid", f"check {TOKEN}: it belongs to its access key"
+        "the session token is not valid", f"check {AWS_TOKEN}: it belongs to its access key"
     ),
     "RequestTimeTooSkewed": _CLOCK,
     "RequestExpired": _CLOCK,

@@ -20,10 +20,16 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, SCHEMES, store_location
+from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, store_location
+from airflow_provider_pgrepl.replication.settings.stores import STORES
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.stores import access_to, is_store, open_filesystem
+from airflow_provider_pgrepl.replication.storage.stores import (
+    access_behind,
+    access_to,
+    is_store,
+    open_filesystem,
+)
 
 _LOCAL = fs.LocalFileSystem()
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -44,7 +50,7 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     if local is not None:
         return _LOCAL, str(local)
     place = store_location(root)
-    if place is None or place.scheme not in SCHEMES:
+    if place is None or place.scheme not in STORES:
         raise LakeError(f"the lake {root} cannot be opened", f"give {EXAMPLES}")
     return open_filesystem(access_to(place)), f"{place.bucket}/{place.key}"
 
@@ -171,10 +177,11 @@ def make_folder(uri: str) -> None:
 
 def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     """Open a file of at most `size` bytes for random access. Raises FileNotFoundError, OSError."""
-    if is_store(filesystem) and size <= _WHOLE_BYTES:
-        return pa.BufferReader(objects.read(filesystem, path))
-    if isinstance(filesystem, fs.AzureFileSystem):
-        return objects.open_reader(filesystem, path)
+    if is_store(filesystem):
+        if size <= _WHOLE_BYTES:
+            return pa.BufferReader(objects.read(filesystem, path))
+        if access_behind(filesystem).opens_by_requests:
+            return objects.open_reader(filesystem, path)
     return filesystem.open_input_file(path)
 
 

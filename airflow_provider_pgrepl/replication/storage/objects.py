@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage.errors import find_store_fault, parsable_parts
-from airflow_provider_pgrepl.replication.storage.stores import store_behind
+from airflow_provider_pgrepl.replication.storage.stores import access_behind, store_behind
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -52,8 +52,8 @@ def read(filesystem: fs.FileSystem, path: str) -> bytes:
 def open_reader(filesystem: fs.FileSystem, path: str) -> pa.NativeFile:
     """Open an object for random access. Raises FileNotFoundError, OSError.
 
-    Used instead of Arrow's reader for Azure, which aborts the process if it cannot get a token: Arrow does
-    not catch the exception of Azure's client.
+    Used instead of Arrow's reader for a store with `opens_by_requests`. Arrow's reader for Azure aborts the
+    process if it cannot get a token: Arrow does not catch the exception of Azure's client.
     """
     found = look_at(filesystem, path)
     if found is None:
@@ -176,9 +176,9 @@ def delete_below(filesystem: fs.FileSystem, path: str) -> None:
     with _store_errors(path):
         for listed in obstore.list(store, f"{key.strip('/')}/", chunk_size=1000):
             _delete(filesystem, path.partition("/")[0], [one["path"] for one in listed])
-    # An Azure account with a hierarchical namespace keeps the empty folders. Elsewhere nothing is left.
-    is_azure = isinstance(filesystem, fs.AzureFileSystem)
-    if is_azure and filesystem.get_file_info(path).type == fs.FileType.Directory:
+    if not access_behind(filesystem).has_folders:
+        return
+    if filesystem.get_file_info(path).type == fs.FileType.Directory:
         with suppress(OSError):
             filesystem.delete_dir(path)
 
@@ -196,8 +196,7 @@ def _delete(filesystem: fs.FileSystem, bucket: str, keys: list[str]) -> None:
         for key in keys if len(keys) > 1 else ():
             _delete(filesystem, bucket, [key])
     except GenericError:
-        # An Azure token needs an additional permission for batch requests, which not every token has.
-        if not isinstance(filesystem, fs.AzureFileSystem):
+        if not access_behind(filesystem).may_reject_batches:
             raise
         for info in filesystem.get_file_info([f"{bucket}/{key}" for key in keys]):
             if info.is_file:

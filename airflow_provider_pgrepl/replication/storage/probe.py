@@ -19,12 +19,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.settings.lake import StoreLocation, store_location
-from airflow_provider_pgrepl.replication.settings.store_variables import (
-    AZURE_ENDPOINT,
-    ENDPOINT,
-    GOOGLE_ENDPOINT,
-)
+from airflow_provider_pgrepl.replication.settings.lake import store_location
+from airflow_provider_pgrepl.replication.settings.stores import ENDPOINTS, StoreLocation
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.errors import (
@@ -43,15 +39,14 @@ if TYPE_CHECKING:
 
 
 _PATIENCE = timedelta(seconds=15)
-_ENDPOINTS = (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)
 _CREDENTIALS = (
     "check the key, the token or the client's secret in the environment, or the connection that lake_conn_id"
-    f" names; and that {', '.join(_ENDPOINTS)}, where one is set, begins with http:// or https://"
+    f" names; and that {', '.join(ENDPOINTS)}, where one is set, begins with http:// or https://"
 )
 # The answer of a store, or of its token service. 408 and 429 are left out, because they ask for a retry.
 _REFUSED = re.compile(r"non-2xx status code: (?!408|429)(4\d\d)")
 _UNREACHED = StoreFault(
-    "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
+    "the store cannot be reached", f"check the network, and {', '.join(ENDPOINTS)} where one is set"
 )
 _HINT = (
     "mount one directory under this path on all hosts, which their users may write, or keep the lake in an"

@@ -67,7 +67,7 @@ class TypedColumn:
     def csv_type(self) -> pa.DataType | None:
         """The type for pyarrow's CSV reader if its values equal those of `parse`; None to read text.
 
-        This holds for COPY's CSV with the options of `lake.copying.csv.read_csv` (booleans are `t` and `f`).
+        This holds for COPY's CSV with the options of `lake.snapshot.csv.read_csv` (booleans are `t` and `f`).
         """
         return self.parser.csv_type
 

@@ -46,6 +46,11 @@ def spatial(_: PgType, __: ColumnOptions) -> Spatial:
     return Spatial()
 
 
+def spatial_text(data: bytes) -> str:
+    """Return the text of EWKB as PostGIS writes it."""
+    return data.hex().upper()
+
+
 class Vector:
     """Vectors as lists of 32-bit floats, which represent the 16-bit floats of halfvec exactly."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,6 +48,10 @@ ParserOf = Callable[[PgType, ColumnOptions], Parser]
 
 NestedFamily = Callable[[PgType, ColumnOptions, ParserOf], Parser]
 """Returns the parser of a type that has component types, given a function that returns their parsers."""
+
+
+Writer = Callable[[Any], str]
+"""Returns the text that PostgreSQL writes for a value of the lake, which is not None."""
 
 
 def cast(texts: pa.Array, lake_type: pa.DataType) -> pa.Array | None:

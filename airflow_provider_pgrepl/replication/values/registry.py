@@ -1,4 +1,4 @@
-"""The registry of PostgreSQL types: the parser family of each type."""
+"""The registry of PostgreSQL types: the parser family of each type, and its writer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
-from airflow_provider_pgrepl.replication.values.extensions import hstore, spatial, vector
+from airflow_provider_pgrepl.replication.values.extensions import hstore, spatial, spatial_text, vector
 from airflow_provider_pgrepl.replication.values.nested import array, composite, multirange, range_
-from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser, text
+from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser, Writer, text
 from airflow_provider_pgrepl.replication.values.scalars import (
     bigint,
     binary,
@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.values.scalars import (
     double,
     integer,
     money,
+    money_text,
     numeric,
     oid,
     real,
@@ -31,12 +32,12 @@ _BUILT_IN: dict[int, Family] = {
     oids.BYTEA: binary,
     oids.INT8: bigint,
     oids.INT2: smallint,
-    oids.INT2VECTOR: text,  # int2vector: an array in pg_type, but its text is not in array notation
+    oids.INT2VECTOR: text,  # see oids.VECTORS
     oids.INT4: integer,
     oids.OID: oid,
     oids.XID: oid,
     oids.CID: oid,
-    oids.OIDVECTOR: text,  # oidvector
+    oids.OIDVECTOR: text,
     oids.FLOAT4: real,
     oids.FLOAT8: double,
     oids.MONEY: money,
@@ -61,6 +62,17 @@ _OF_KINDS: dict[str, NestedFamily] = {
     "m": multirange,
     "r": range_,
 }
+# By the key of _BUILT_IN or of _OF_EXTENSIONS: types whose texts differ from those of their Arrow type.
+_WRITERS: dict[int | tuple[str, str], Writer] = {
+    oids.MONEY: money_text,
+    ("postgis", "geography"): spatial_text,
+    ("postgis", "geometry"): spatial_text,
+}
+
+
+def writer_of(pg_type: PgType) -> Writer | None:
+    """Return the writer of a type's values, or None if the Arrow type decides how they are written."""
+    return _WRITERS.get(pg_type.oid) or _WRITERS.get((pg_type.extension, pg_type.name))
 
 
 def parser_of(pg_type: PgType, choice: ColumnOptions) -> Parser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from binascii import Error as NotHex
 from binascii import unhexlify
 from dataclasses import dataclass
@@ -226,6 +227,11 @@ def money(_: PgType, choice: ColumnOptions) -> Parser:
     if chosen is not None and chosen.name == "decimal":
         return Money(Decimal(chosen.precision, chosen.scale, special_is_null=False, is_declared=False))
     return Money(Decimal(_PRECISION, _SCALE, special_is_null=False))
+
+
+def money_text(number: decimal.Decimal) -> str:
+    """Return the text of money, as lc_monetary C has it."""
+    return f"{'-' if number < 0 else ''}${abs(number):,.2f}"
 
 
 class Binary:

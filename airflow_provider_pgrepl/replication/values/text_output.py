@@ -7,7 +7,7 @@ became a decimal of another scale, and infinities that the settings turn into nu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
+from airflow_provider_pgrepl.replication.values.parser import Writer
+from airflow_provider_pgrepl.replication.values.registry import writer_of
 from airflow_provider_pgrepl.replication.values.temporal import SECONDS_PER_DAY, date_of
 
 _Texts = list[str | None]
-_SPATIAL, _VECTORS = ("geometry", "geography"), "vector"
+_PGVECTOR = "vector"
 DAY_US = SECONDS_PER_DAY * 1_000_000
 _ARRAY_SPECIAL = r'["\\{}\s]|^$|^null$'
 _RECORD_SPECIAL = re.compile(r'["\\(),\s]|^$', re.ASCII)
@@ -63,13 +64,17 @@ def _texts(values: pa.Array, pg_type: PgType) -> _Texts:
     return [None if value is None else write(value) for value in values.to_pylist()]
 
 
-def _writer(kind: pa.DataType, pg_type: PgType) -> Callable[..., str]:
+def _writer(kind: pa.DataType, pg_type: PgType) -> Writer:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return str
+    if (own := writer_of(pg_type)) is not None:
+        return own
     if pa.types.is_boolean(kind):
         return lambda value: "t" if value else "f"
     if pa.types.is_decimal(kind):
-        return _money if pg_type.oid == oids.MONEY else lambda number: format(number, "f")
+        return lambda number: format(number, "f")
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _ewkb if pg_type.extension and pg_type.name in _SPATIAL else lambda data: f"\\x{data.hex()}"
+        return lambda data: f"\\x{data.hex()}"
     return str
 
 
@@ -104,14 +109,6 @@ def _shortest(exact: np.floating[Any]) -> str:
         found = np.format_float_scientific(exact, unique=False, precision=digits, trim="-", exp_digits=2)
         digits += 1
     return found
-
-
-def _money(number: Decimal) -> str:
-    return f"{'-' if number < 0 else ''}${abs(number):,.2f}"
-
-
-def _ewkb(data: bytes) -> str:
-    return data.hex().upper()
 
 
 def _moments(values: pa.Array, counted: pa.DataType, per_day: int, zone: str) -> _Texts:
@@ -169,7 +166,7 @@ def _levels_of(pg_type: PgType) -> int:
     pg_type = pg_type.without_domain
     if pg_type.kind == "a":
         return 1 + _levels_of(pg_type.only_part)
-    return int(pg_type.kind == "m" or pg_type.extension == _VECTORS)
+    return int(pg_type.kind == "m" or pg_type.extension == _PGVECTOR)
 
 
 def _joined(values: pa.Array, texts: Iterable[str | None], brackets: str, between: str) -> _Texts:

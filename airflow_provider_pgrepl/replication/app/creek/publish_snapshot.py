@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -49,7 +49,6 @@ from airflow_provider_pgrepl.replication.settings.targets import FORMATS
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPosition
-    from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 
 log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
 
@@ -114,9 +113,12 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     """
     settings, subject = pipeline.publisher(arguments.publisher), arguments.subject
     table = _wanted(settings, arguments.table)
-    servers = cast("JetStream", open_target(settings, process.target_uri())).servers
+    target = open_target(settings, process.target_uri())
     # Imported here, where the client is known to be installed.
     from airflow_provider_pgrepl.replication.creek.snapshot_sender import SnapshotRequest, send_snapshot
+    from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
+
+    servers = jetstream_of(target).servers
 
     begin_compiling()
     with StopSignal() as stop:

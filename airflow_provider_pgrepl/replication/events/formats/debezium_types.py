@@ -57,8 +57,6 @@ _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 Schema = dict[str, Any]
 UNAVAILABLE = "__debezium_unavailable_value"
 _INTEGERS = ("int16", "int32", "int64")
-_VECTORS = (22, 30)
-"""int2vector and oidvector: pg_type lists them as arrays, but their text form is not that of an array."""
 _ZEROS = {
     "org.apache.kafka.connect.data.Decimal": '"AA=="',
     "io.debezium.data.VariableScaleDecimal": '{"scale":0,"value":"AA=="}',
@@ -407,7 +405,7 @@ def _type_of(kind: PgType, typmod: int) -> _Type:
     if kind.kind == "e":
         allowed = ",".join(label for _, label in kind.labels)
         return _named("string", "io.debezium.data.Enum", strings, allowed=allowed)
-    if kind.kind == "a" and not kind.extension and kind.oid not in _VECTORS:
+    if kind.kind == "a" and not kind.extension and kind.oid not in oids.VECTORS:
         return _array_of(kind, typmod)
     if kind.extension:
         return _of_extension(kind)

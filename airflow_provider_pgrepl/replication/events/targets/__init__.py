@@ -1,1 +1,1 @@
-"""The targets of a publisher: RabbitMQ, NATS and Kafka."""
+"""The targets of a publisher. Their registry, without their clients, is `settings/targets.py`."""

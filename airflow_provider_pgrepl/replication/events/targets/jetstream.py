@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.event import EventNumbers, PublishedCounts
-from airflow_provider_pgrepl.replication.events.targets.base import LinkedTarget
-from airflow_provider_pgrepl.replication.events.targets.nats import (
+from airflow_provider_pgrepl.replication.events.targets.base import LinkedTarget, Target
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import (
     JetStreamLink,
     JetStreamReasons,
     Messages,
@@ -54,6 +54,12 @@ class JetStream(LinkedTarget[JetStreamLink]):
         link = JetStreamLink(self.servers, self._settings, self.messages(), self.sent)
         link.start()
         self._link = link
+
+
+def jetstream_of(target: Target) -> JetStream:
+    """Return the target of a publisher whose format has snapshots: only JetStream serves them."""
+    assert isinstance(target, JetStream)
+    return target
 
 
 def _is_readable(server: str) -> bool:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.apply.changelog_batches import ChangelogBatches
-from airflow_provider_pgrepl.replication.lake.apply.scheduler import MergeScheduler
+from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import MergeScheduler
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
 from airflow_provider_pgrepl.replication.postgres import oids

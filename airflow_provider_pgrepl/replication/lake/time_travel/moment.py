@@ -34,6 +34,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.lake import hadoop_uri, is_object_store
+from airflow_provider_pgrepl.replication.settings.stores import PAGES
 from airflow_provider_pgrepl.replication.spark.connectors import check_connector
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.trace import log_unexpected, traced
@@ -235,8 +236,8 @@ class TableVersion:
         return LakeError(
             f"Spark cannot read {self.name} from its store, which this process can",
             "keys have to be in the environment before the session starts, and in that of executors, or come"
-            " from a role, or are settings of Hadoop's: docs/how-to/keep-the-lake-on-s3.md, -on-gcs.md and"
-            " -on-azure.md. Spark's own words are above",
+            f" from a role, or are settings of Hadoop's. See the store's page: {PAGES}. Spark's own words are"
+            " above",
         )
 
     def _unreadable(self) -> LakeError:

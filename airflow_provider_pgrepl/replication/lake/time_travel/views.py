@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEFAULT_SCHEMA = "public"
-_JSON_TYPES = (oids.JSON, oids.JSONB)
 
 
 def create_views(
@@ -108,7 +107,7 @@ def _with_variants(
     replaced = {}
     for column in relation.columns:
         name = ColumnName(relation.table, column.name)
-        holds_json = column.type_oid in _JSON_TYPES and column.name in strings
+        holds_json = column.type_oid in oids.JSON_TYPES and column.name in strings
         if holds_json and (wanted is None or name in wanted):
             replaced[column.name] = functions.parse_json(functions.col(quoted(column.name)))
             if wanted is not None:

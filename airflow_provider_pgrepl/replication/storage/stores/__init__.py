@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache, lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings import store_variables
-from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, store_location
-from airflow_provider_pgrepl.replication.settings.store_variables import StoreVariables
-from airflow_provider_pgrepl.replication.storage.stores.amazon import AmazonAccess
-from airflow_provider_pgrepl.replication.storage.stores.azure import AzureAccess
+from airflow_provider_pgrepl.replication.settings.lake import store_location
+from airflow_provider_pgrepl.replication.settings.store_variables import reach
+from airflow_provider_pgrepl.replication.settings.stores import STORES, StoreKind, StoreLocation
 from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess
-from airflow_provider_pgrepl.replication.storage.stores.google import GoogleAccess
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-_KINDS: Mapping[str, tuple[StoreVariables, Callable[[StoreLocation], StoreAccess]]] = {
-    S3: (store_variables.AMAZON, AmazonAccess.of),
-    GOOGLE: (store_variables.GOOGLE, GoogleAccess.of),
-    AZURE: (store_variables.AZURE, AzureAccess.of),
-}
 _behind: dict[int, tuple[fs.FileSystem, StoreAccess]] = {}
 """By the id of Arrow's filesystem, which is kept here, so that no other object gets the same id."""
+
+
+def access_class(kind: StoreKind) -> type[StoreAccess]:
+    """Return the class for access to a kind of store."""
+    module, _, title = kind.access.partition(".")
+    found: type[StoreAccess] = getattr(import_module(f"{__name__}.{module}"), title)
+    return found
 
 
 def access_to(place: StoreLocation) -> StoreAccess:
@@ -35,9 +34,9 @@ def access_to(place: StoreLocation) -> StoreAccess:
 
     The scheme must be supported. From then on `store_variables` includes the variables of this kind of store.
     """
-    kind, access = _KINDS[place.scheme]
-    store_variables.reach(kind)
-    return access(place)
+    kind = STORES[place.scheme]
+    reach(kind)
+    return access_class(kind).of(place)
 
 
 @cache
@@ -52,14 +51,19 @@ def open_filesystem(access: StoreAccess) -> fs.FileSystem:
 def open_store(access: StoreAccess, patience: timedelta | None = None) -> ObjectStore:
     """Return obstore's client, for conditional puts and for single requests. Raises BaseError.
 
-    The client is cached, and keeps its connections. `patience` as in `Access.store`.
+    The client is cached, and keeps its connections. `patience` as in `StoreAccess.store`.
     """
     return access.store(patience)
 
 
+def access_behind(filesystem: fs.FileSystem) -> StoreAccess:
+    """Return the access with which `open_filesystem` opened a filesystem."""
+    return _behind[id(filesystem)][1]
+
+
 def store_behind(filesystem: fs.FileSystem) -> ObjectStore:
     """Return obstore's client for a filesystem that `open_filesystem` returned. Raises BaseError."""
-    return open_store(_behind[id(filesystem)][1])
+    return open_store(access_behind(filesystem))
 
 
 def is_store(filesystem: fs.FileSystem) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -9,20 +10,32 @@ from typing import Any
 from obstore.store import S3Store
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
-from airflow_provider_pgrepl.replication.settings.store_variables import (
-    ENDPOINT,
-    KEY_ID,
-    REGION,
-    SECRET,
-    TOKEN,
-    store_variable,
+from airflow_provider_pgrepl.replication.settings.store_variables import store_variable
+from airflow_provider_pgrepl.replication.settings.stores import (
+    AWS_ENDPOINT,
+    AWS_KEY_ID,
+    AWS_REGION,
+    AWS_SECRET,
+    AWS_TOKEN,
+    StoreLocation,
 )
 from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, said
 
 _DEFAULT_REGION = "us-east-1"
 _ATTEMPTS = 13
 """Arrow's attempts for a request. It waits 50 ms before the second, and doubles each pause: 3.4 minutes."""
+
+_HADOOP = "spark.hadoop.fs.s3a"
+_WEB_IDENTITY = "AWS_WEB_IDENTITY_TOKEN_FILE"
+# The connector's default providers, in their order, and the one for web identities (of Kubernetes), which the
+# default lacks. https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
+_PROVIDERS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +61,11 @@ class AmazonAccess(StoreAccess):
         If neither region nor endpoint is set, Amazon is asked for the bucket's region. Raises OSError if that
         fails.
         """
-        url = store_variable(ENDPOINT)
-        region = store_variable(REGION) or (_DEFAULT_REGION if url else _region_of(place.bucket))
-        return cls(place.bucket, url, region, *(store_variable(name) for name in (KEY_ID, SECRET, TOKEN)))
+        url = store_variable(AWS_ENDPOINT)
+        region = store_variable(AWS_REGION) or (_DEFAULT_REGION if url else _region_of(place.bucket))
+        return cls(
+            place.bucket, url, region, *(store_variable(name) for name in (AWS_KEY_ID, AWS_SECRET, AWS_TOKEN))
+        )
 
     def filesystem(self) -> fs.FileSystem:
         # With delayed open, writing a small file takes one request instead of three.
@@ -68,6 +83,16 @@ class AmazonAccess(StoreAccess):
             options |= {"access_key": self.key_id, "secret_key": self.secret}
             options |= {"session_token": self.token} if self.token else {}
         return fs.S3FileSystem(**options)
+
+    @staticmethod
+    def spark_settings() -> dict[str, str]:
+        endpoint, region = store_variable(AWS_ENDPOINT), store_variable(AWS_REGION)
+        settings = {f"{_HADOOP}.endpoint.region": region} if region else {}
+        if endpoint:
+            settings |= {f"{_HADOOP}.endpoint": endpoint, f"{_HADOOP}.path.style.access": "true"}
+        if os.environ.get(_WEB_IDENTITY):
+            settings |= {f"{_HADOOP}.aws.credentials.provider": ",".join(_PROVIDERS)}
+        return settings
 
     def options(self) -> dict[str, str]:
         return said(

@@ -9,8 +9,8 @@ from typing import Any
 from obstore.store import AzureStore
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
-from airflow_provider_pgrepl.replication.settings.store_variables import (
+from airflow_provider_pgrepl.replication.settings.store_variables import name_in_environment, store_variable
+from airflow_provider_pgrepl.replication.settings.stores import (
     AZURE_CLIENT,
     AZURE_ENDPOINT,
     AZURE_KEY,
@@ -18,9 +18,11 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_SECRET,
     AZURE_TENANT,
     AZURE_TOKEN_FILE,
-    store_variable,
+    StoreLocation,
 )
 from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, said
+
+_HADOOP = "spark.hadoop.fs.azure"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class AzureAccess(StoreAccess):
 
     store_class = AzureStore
     prefix = "azure_storage_"
+    opens_by_requests = True
+    # An account with a hierarchical namespace keeps empty folders.
+    has_folders = True
+    # A SAS token needs an additional permission for batch requests.
+    may_reject_batches = True
 
     account: str
     tenant: str
@@ -67,6 +74,17 @@ class AzureAccess(StoreAccess):
                     f"{kind}_storage_scheme": scheme or "https",
                 }
         return fs.AzureFileSystem(self.account, **options)
+
+    @staticmethod
+    def spark_settings() -> dict[str, str]:
+        # Hadoop replaces the name of a variable with its value in the process that reads the setting
+        # (org.apache.hadoop.conf.Configuration, "Variable Expansion").
+        # https://hadoop.apache.org/docs/r3.5.0/hadoop-azure/abfs.html
+        if name := name_in_environment(AZURE_KEY):
+            return {f"{_HADOOP}.account.key": f"${{env.{name}}}"}
+        if name := name_in_environment(AZURE_SAS):
+            return {f"{_HADOOP}.account.auth.type": "SAS", f"{_HADOOP}.sas.fixed.token": f"${{env.{name}}}"}
+        return {}
 
     def for_obstore(self) -> dict[str, str]:
         """Return the kind of credentials. obstore would otherwise prefer other ones in the environment."""

@@ -1,4 +1,4 @@
-"""Access: a bucket with its endpoint and credentials."""
+"""The part of the access to an object store that all kinds of stores share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pyarrow import fs
+
+from airflow_provider_pgrepl.replication.settings.stores import StoreLocation
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -31,6 +33,12 @@ class StoreAccess(ABC):
     """The prefix of deltalake's options. obstore's names of the options lack it."""
     attempts: ClassVar[int] = 10
     """The maximum number of retries of a request; the default is that of the libraries."""
+    opens_by_requests: ClassVar[bool] = False
+    """Arrow's reader is not used, see `objects.open_reader`."""
+    has_folders: ClassVar[bool] = False
+    """Folders may exist without objects in them."""
+    may_reject_batches: ClassVar[bool] = False
+    """Credentials that may delete an object may lack the permission for batch requests."""
 
     bucket: str
     url: str
@@ -39,6 +47,19 @@ class StoreAccess(ABC):
     def is_plain(self) -> bool:
         """True if the endpoint is accessed without TLS."""
         return self.url.lower().startswith("http://")
+
+    @classmethod
+    @abstractmethod
+    def of(cls, place: StoreLocation) -> Self:
+        """Read endpoint and credentials from the environment. Raises OSError."""
+
+    @staticmethod
+    @abstractmethod
+    def spark_settings() -> dict[str, str]:
+        """Return the settings of Hadoop's connector, from the environment, without any key.
+
+        Each JVM's connector reads keys from its own environment, or uses the role of its host.
+        """
 
     @abstractmethod
     def filesystem(self) -> fs.FileSystem:

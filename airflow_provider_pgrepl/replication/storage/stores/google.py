@@ -13,15 +13,17 @@ from typing import Any
 from obstore.store import GCSStore
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.settings.lake import StoreLocation
-from airflow_provider_pgrepl.replication.settings.store_variables import (
+from airflow_provider_pgrepl.replication.settings.store_variables import store_variable
+from airflow_provider_pgrepl.replication.settings.stores import (
     GOOGLE_ENDPOINT,
     GOOGLE_KEY,
-    store_variable,
+    GOOGLE_KEY_FILES,
+    StoreLocation,
 )
 from airflow_provider_pgrepl.replication.storage.stores.base import RETRY_TIMEOUT, StoreAccess, said
 
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
+_HADOOP = "spark.hadoop.fs.gs.auth"
 _environment = Lock()
 
 
@@ -53,6 +55,18 @@ class GoogleAccess(StoreAccess):
             options |= {"endpoint_override": host, "scheme": scheme or "https"}
         with _key_in_memory(self.key):
             return fs.GcsFileSystem(**options)
+
+    @staticmethod
+    def spark_settings() -> dict[str, str]:
+        # The connector reads keys only from files, and by default asks only the metadata server of the host's
+        # instance. https://hadoop.apache.org/docs/r3.5.0/hadoop-gcp/tools/hadoop-gcp/Configuration.html
+        file = next((found for name in GOOGLE_KEY_FILES if (found := os.environ.get(name))), None)
+        if file:
+            return {
+                f"{_HADOOP}.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
+                f"{_HADOOP}.service.account.json.keyfile": file,
+            }
+        return {f"{_HADOOP}.type": "APPLICATION_DEFAULT"}
 
     def options(self) -> dict[str, str]:
         return said(

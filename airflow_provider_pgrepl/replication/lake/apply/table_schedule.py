@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, BatchEnds, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import (
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import (
     MergePolicy,
     MergeStatistics,
     MergeTime,
 )
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
+from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, BatchEnds, WorkItem
 from airflow_provider_pgrepl.replication.lake.history.table import history_key
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

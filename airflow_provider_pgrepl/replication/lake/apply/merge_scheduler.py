@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
+from airflow_provider_pgrepl.replication.lake.apply.merge_slots import MergeSlots
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import (
     MergeJob,
     MergeTaskPool,
     Share,
     jobs_at_once,
-)
-from airflow_provider_pgrepl.replication.lake.apply.schedule import (
-    BEFORE_ALL,
-    CaughtUpTable,
-    TableSchedule,
-    versions_of,
 )
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
     TableContext,
@@ -30,8 +26,13 @@ from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
 )
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
 from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.apply.table_schedule import (
+    BEFORE_ALL,
+    CaughtUpTable,
+    TableSchedule,
+    versions_of,
+)
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy, MergeSlots
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName

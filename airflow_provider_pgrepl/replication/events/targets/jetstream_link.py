@@ -103,7 +103,7 @@ class Messages(Protocol):
         """Create the missing streams."""
 
     async def of(self, event: Event) -> NatsMessage:
-        """Return the message of an event. Raises UnsendableError."""
+        """Return the message of an event. Raises UnsendableEventError."""
 
     async def end(self) -> None:
         """Clean up after the connection has ended."""
@@ -164,7 +164,7 @@ def identity(event: Event) -> dict[str, str]:
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers. Raises UnsendableError for those that NATS would change or interpret."""
+    """Return the headers. Raises UnsendableEventError for those that NATS would change or interpret."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower().startswith(_NATS):
             raise UnsendableEventError(
