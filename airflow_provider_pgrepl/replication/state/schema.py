@@ -229,6 +229,7 @@ _VERSIONS: tuple[str, ...] = (
         ON _pgrepl.table_samples (pipeline, schema_name, table_name, time);
     """,
     "ALTER TABLE _pgrepl.tables ADD verified_through pg_lsn, ADD verified_at timestamptz",
+    "ALTER TABLE _pgrepl.tables ADD copying jsonb",
 )
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

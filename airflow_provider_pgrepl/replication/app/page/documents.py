@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.app.page.databases import LIMIT_S, PATI
 from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.overview import (
     LAG_STEP,
     OverviewRecords,
@@ -90,8 +91,15 @@ def pipeline_document(row: PipelineRow) -> Document:
 
 def table_document(row: TableRow) -> Document:
     """Return a table of a list. `name` is unquoted, `table` is its name in SQL and in commands."""
-    fields = {name: _text(value) for name, value in vars(row).items() if name != "table"}
-    return {"table": str(row.table), "schema": row.table.schema, "name": row.table.name, **fields}
+    fields = {name: _text(value) for name, value in vars(row).items() if name not in ("table", "copying")}
+    copying = None if row.copying is None else _copying(row.copying)
+    name = {"table": str(row.table), "schema": row.table.schema, "name": row.table.name}
+    return {**name, **fields, "copying": copying}
+
+
+def _copying(progress: CopyProgress) -> Document:
+    """Return the progress of a copy. `done`: the finished share of its bytes, from 0 to 1."""
+    return {"text": progress.to_text(), "done": progress.bytes / max(progress.total_bytes, 1)}
 
 
 def column_documents(relation: Relation) -> list[Document]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
