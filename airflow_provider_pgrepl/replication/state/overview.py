@@ -68,6 +68,7 @@ FROM _pgrepl.tables t
         ORDER BY s.time DESC LIMIT 1) AS earlier
 WHERE t.pipeline = %(pipeline)s
 """
+_COUNT = "SELECT count(*) FROM _pgrepl.tables WHERE pipeline = %(pipeline)s AND state <> 'removed'"
 _RELATION = """
 SELECT relation FROM _pgrepl.tables
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
@@ -222,6 +223,11 @@ class OverviewRecords(EventRecords, SampleRecords):
             )
             for row in read
         ]
+
+    def count_tables(self, pipeline: str) -> int:
+        """Return the number of tables of a pipeline that have samples: those that are not removed."""
+        [(count,)] = self._ask("counting the tables", _COUNT, {"pipeline": pipeline})
+        return int(count)
 
     def read_relation(self, pipeline: str, table: TableName) -> Relation | None:
         """Return the definition for which the table's lake table was built; None if there is none yet."""
