@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("snapshot", "replicate", "publish", "resnapshot", "drift", "health", "tables", "verify")
+NAMES = ("snapshot", "replicate", "publish", "resnapshot", "drift", "health", "tables", "verify", "read_lake")
 
 
 @pytest.fixture

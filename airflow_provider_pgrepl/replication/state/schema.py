@@ -230,6 +230,7 @@ _VERSIONS: tuple[str, ...] = (
     """,
     "ALTER TABLE _pgrepl.tables ADD verified_through pg_lsn, ADD verified_at timestamptz",
     "ALTER TABLE _pgrepl.tables ADD copying jsonb",
+    "ALTER TABLE _pgrepl.progress ADD complete_at timestamptz",
 )
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
