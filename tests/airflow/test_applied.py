@@ -136,7 +136,7 @@ def test_triggerer_adds_asset_events_at_points_with_changes_and_continues_after_
 
     def wait_for(*lsns: int) -> None:
         wanted = [str(LSN(lsn)) for lsn in lsns]
-        eventually(lambda: [one["lsn"] for one in payloads()] == wanted, f"events at {wanted}", 120)
+        eventually(lambda: [one["lsn"] for one in payloads()] == wanted, f"events at {wanted}", 300)
 
     report(dsn, 100, 50)
     triggerer = airflow_program.start(["triggerer", "--skip-serve-logs"], log)
