@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from airflow_provider_pgrepl import events, lake
+from airflow_provider_pgrepl import assets, events, lake
 
 _APPLICATION = "pipeline spark_conn_id master application name preflight stop_timeout_s poll_interval_s"
 CLASSES = {
@@ -27,6 +27,7 @@ CLASSES = {
     "operators.tables.PgRetryTablesOperator": "tables pipeline",
     "operators.tables.PgRemoveTablesOperator": "drop_lake_tables pipeline tables",
     "operators.teardown.PgTeardownOperator": "pipeline drop_lake give_up report_only timeout_s",
+    "sensors.applied.PgAppliedSensor": "pipeline tables as_of settle_s deferrable",
     "sensors.drift.PgSchemaDriftSensor": "pipeline fail_on mark_errored until_drift sql migration_file"
     " database_conn_id migration_timeout_s deferrable",
     "sensors.health.PgReplicationHealthSensor": "pipeline fail_on lag_s wal_warning wal_failure stalled_s"
@@ -99,6 +100,11 @@ def test_lake_has_its_names() -> None:
     assert parameters(lake.open_lake) == ["lake", "lsn", "epoch"]
     assert members(lake.Lake) == LAKE
     assert members(lake.LakeTable) == LAKE_TABLE
+
+
+def test_assets_have_their_names() -> None:
+    assert assets.__all__ == ["lake_asset"]
+    assert parameters(assets.lake_asset) == ["pipeline", "table", "state_conn_id", "every_s"]
 
 
 def test_events_have_their_names() -> None:

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Column, Relati
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy import copy_stream
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.storage import open_storage
 
@@ -110,6 +111,28 @@ def test_rows_written_after_the_snapshot_are_not_copied(pg, copier):
         _run(pg, "insert into t values (2)", "delete from t where id = 1")
         files = copier.write(name, part, relation)
     assert copier.read(files)["id"].to_pylist() == [1]
+
+
+def test_ranges_estimate_rows_after_analyze_and_none_before_it_or_with_a_row_filter(pg, copier, monkeypatch):
+    def planned():
+        with copier.snapshot() as (keeper, _):
+            ranges = plan_ranges(keeper, find_relation(keeper, TABLE), 1 << 20)
+            return [part.rows for part in ranges], sum(part.bytes for part in ranges)
+
+    _run(pg, "create table t (id int, s text) with (autovacuum_enabled = off)")
+    assert planned()[0] == [0]
+    _run(pg, "insert into t select i, repeat('x', 100) from generate_series(1, 50000) i")
+    rows, size = planned()
+    assert len(rows) > 1
+    assert set(rows) == {None}
+    _run(pg, "analyze t")
+    rows, _ = planned()
+    assert abs(sum(rows) - 50_000) < len(rows)
+    with pg.cursor() as cursor:
+        cursor.execute("select pg_table_size('t')")
+        assert abs(size - cursor.fetchone()[0]) < len(rows)
+    monkeypatch.setattr(copy_stream, "_row_filter", lambda *_: "id > 0")
+    assert set(planned()[0]) == {None}
 
 
 def test_an_empty_table_gives_no_file(pg, copier):

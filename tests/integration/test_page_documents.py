@@ -13,7 +13,9 @@ from airflow_provider_pgrepl.errors import SourceConnectionError, StateError
 from airflow_provider_pgrepl.replication.app.page.documents import read_pipelines, read_table, read_tables
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.overview import OverviewRecords
+from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.page_state import HOSTILE, HOSTILE_ERROR, record_pipeline
 
 
@@ -42,6 +44,18 @@ def test_documents_show_what_is_recorded(dsn, pg):
     assert (one["events"][0]["to_state"], one["events"][0]["error"]) == ("errored", "ValueRangeError")
     assert any(event["kind"] == "snapshot_taken" for event in one["events"])
     assert read_table(dsn, "shop", TableName("no", "table")) == {"columns": [], "events": [], "lags": []}
+
+
+def test_document_of_a_table_that_is_copied_has_its_progress(dsn, pg):
+    record_pipeline(dsn, pg, "shop", 1)
+    copied = next(
+        one["table"] for one in read_tables(dsn, "shop")["tables"] if one["state"] == "snapshotting"
+    )
+    with Store(dsn, "test") as store:
+        store.record_copies("shop", {TableName.parse(copied): CopyProgress(10, 20, 1, 4)})
+    tables = {one["table"]: one["copying"] for one in read_tables(dsn, "shop")["tables"]}
+    assert json.loads(json.dumps(tables[copied])) == {"text": "10 of 20 rows", "done": 0.25}
+    assert [name for name, copying in tables.items() if copying] == [copied]
 
 
 def test_table_that_has_not_moved_for_a_day_has_no_time_of_change(dsn, pg, run):

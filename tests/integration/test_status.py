@@ -33,6 +33,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.changelogs import Written
@@ -403,3 +404,19 @@ def test_app_that_starts_is_reported_as_running(shop: Shop) -> None:
         text = shop.status().stdout
     assert "running on host:43, does not read the slot: starts, or connects again; last report" in text
     assert "app       not running; was on host:43" in shop.status().stdout
+
+
+def test_status_shows_the_progress_of_a_copy(shop):
+    shop.set_up()
+    table = TableName("public", "orders")
+    with Store(shop.dsn, "test") as store:
+        store.set_state(shop.pipeline.name, table, TableState.SNAPSHOTTING)
+        store.record_copies(
+            shop.pipeline.name, {table: CopyProgress(1_200_000, 5_000_000, 2, 9, 250_000.0, 15.0)}
+        )
+    assert "public.orders: copying 1.2 M of 5 M rows, 250 k/s, 15 s left" in shop.status().stdout
+    tables = {one["table"]: one for one in json.loads(shop.status("--json").stdout)["tables"]}
+    assert (tables["public.orders"]["copying"]["rows"], tables["public.broken"]["copying"]) == (
+        1_200_000,
+        None,
+    )

@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.actor import STARTED_BY_VARIABLE
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
@@ -604,6 +605,24 @@ def test_a_snapshot_is_recorded(store):
     store.remove_table("shop", T)
     store.remove_table("shop", T)
     assert store.read_tables("shop") == {}
+
+
+def test_progress_of_a_copy_is_recorded_while_its_table_is_snapshotting_and_deleted_after_it(store):
+    progress = CopyProgress(1_200_000, 5_000_000, 300, 1000, 250_000.0, 15.2)
+
+    def recorded():
+        store.record_copies("shop", {T: progress, TableName("public", "unknown"): progress})
+        return store.read_tables("shop")[T].copying
+
+    store.set_state("shop", T, TableState.PENDING)
+    assert recorded() is None
+    store.set_state("shop", T, TableState.SNAPSHOTTING)
+    found = recorded()
+    assert replace(found, reported_at=None) == progress
+    assert found.reported_at.tzinfo is not None
+    store.set_state("shop", T, TableState.CATCHING_UP)
+    store.set_state("shop", T, TableState.SNAPSHOTTING)
+    assert store.read_tables("shop")[T].copying is None
 
 
 def test_progress_is_written_in_parts(store):

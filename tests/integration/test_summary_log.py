@@ -114,3 +114,35 @@ def test_lines_are_logged_and_what_cannot_be_read_is_said_and_stops_nothing(repo
             reported.log.stop()
     with pytest.raises(StateError):
         reported.log.read()
+
+
+def test_lake_is_complete_up_to_the_clock_of_the_source_at_a_wal_end_that_it_shows(reported):
+    reported.log.read()
+    assert reported.log.source.complete_at is None, "nothing is applied yet"
+    reported.apply_all(age_s=36_000.0)
+    before = clock(reported.pg)
+    reported.pg.cursor().execute("insert into a values (1)")
+    reported.log.read()
+    assert reported.log.source.complete_at < before, "the insert may be missing"
+
+    def answer() -> None:
+        reported.received.seen_lsn = wal_lsn(reported.pg)
+
+    reported.applied.caught_up, reported.applied.version = True, 7
+    reported.received.changelog_version = 7
+    reported.answer = answer
+    before = clock(reported.pg)
+    reported.log.read()
+    complete_at = reported.log.source.complete_at
+    assert before <= complete_at <= clock(reported.pg)
+    reported.answer = lambda: None
+    reported.pg.cursor().execute("insert into a values (2)")
+    reported.log.read()
+    assert reported.log.source.complete_at == complete_at, "the second insert may be missing"
+
+
+def clock(pg: psycopg2.extensions.connection) -> datetime:
+    with pg.cursor() as cursor:
+        cursor.execute("select clock_timestamp()")
+        [found] = cursor.fetchone()
+    return found

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.tables import new_tables
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.snapshot import range_copy, snapshot_copy
+from airflow_provider_pgrepl.replication.lake.snapshot import copy_report, range_copy, snapshot_copy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -366,6 +366,14 @@ def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypa
                     " and pg_terminate_backend(pid)"
                 )
 
+    finish = copy_report.TableCopy.finish
+    counted = list[copy_report.TableCopy]()
+
+    def counting(copy, number, files):
+        finish(copy, number, files)
+        counted.append(copy)
+
+    monkeypatch.setattr(copy_report.TableCopy, "finish", counting)
     stop = threading.Event()
     thread = threading.Thread(target=end_copies, args=(stop,))
     thread.start()
@@ -376,6 +384,9 @@ def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypa
         thread.join()
     assert is_said()
     replicated.assert_equal("public.a", "public.b")
+    copied = {progress.rows: progress for progress in (copy.progress() for copy in counted)}
+    assert copied.keys() == {3, 10_000}
+    assert (copied[10_000].bytes, copied[10_000].seconds_left) == (copied[10_000].total_bytes, 0.0)
 
 
 def test_ddl_goes_before_the_copy_of_its_table_which_is_repeated(replicated, monkeypatch):

@@ -11,7 +11,11 @@ import pytest
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.app.page import health
 from airflow_provider_pgrepl.replication.app.page.databases import Databases
-from airflow_provider_pgrepl.replication.app.page.documents import pipeline_document, task_of_actor
+from airflow_provider_pgrepl.replication.app.page.documents import (
+    pipeline_document,
+    table_lags,
+    task_of_actor,
+)
 from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -21,6 +25,7 @@ from airflow_provider_pgrepl.replication.state.overview import (
     PipelineRow,
     RunEvent,
 )
+from airflow_provider_pgrepl.replication.state.samples import TableSample, table_sample_interval_s
 
 NOW = datetime(2026, 1, 31, 12, 7, tzinfo=UTC)
 HEALTHY = PipelineRow(
@@ -110,6 +115,32 @@ def test_gap_in_samples_is_a_gap_in_the_line() -> None:
     lags = pipeline_document(row)["lags"]
     assert len(lags) == 96
     assert lags[-4:] == [None, 3.0, None, 1.0]
+
+
+def test_line_of_a_table_has_the_grid_of_its_pipeline_with_gaps_for_outages() -> None:
+    # Samples every 10 minutes of 4 hours, with an outage from 9:00 to 10:30.
+    begin = NOW - timedelta(hours=4)
+    times = [begin + timedelta(minutes=10 * number) for number in range(25)]
+    outage = (NOW.replace(hour=9, minute=0), NOW.replace(hour=10, minute=30))
+    samples = [sample_of(time, time.minute) for time in times if not outage[0] <= time < outage[1]]
+    lags = table_lags(samples, NOW, tables=5)
+    assert len(lags) == 96
+    assert [lag is not None for lag in lags] == [False] * 79 + [True] * 4 + [False] * 6 + [True] * 7
+    assert lags[-3:] == [37, 57, 7]
+    assert table_lags([], NOW, tables=5) == []
+
+
+def test_step_of_a_line_is_longer_than_the_interval_of_samples_of_many_tables() -> None:
+    interval = timedelta(seconds=table_sample_interval_s(1000))
+    assert interval > timedelta(minutes=45)
+    times = [NOW - number * interval for number in range(int(timedelta(days=1) / interval))]
+    lags = table_lags([sample_of(time, 1.0) for time in reversed(times)], NOW, tables=1000)
+    assert len(lags) == 16
+    assert None not in lags[1:]
+
+
+def sample_of(time: datetime, lag_s: float) -> TableSample:
+    return TableSample(time, TableName("public", "t"), "streaming", None, lag_s, None, None, None)
 
 
 def test_last_error_is_the_newer_one_of_table_and_application() -> None:

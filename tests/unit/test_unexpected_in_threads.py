@@ -229,6 +229,7 @@ def test_status_shows_the_trace_of_a_table():
         table=TABLE, state=TableState.ERRORED, since=datetime.now(UTC), rows_copied=1, error="LakeTableError",
         reason="unexpected KeyError", hint="h", lsn=None, trace="KeyError\n  a.py:1 in f",
         verified_through=None, verified_at=None,
+        copying=None,
     )  # fmt: skip
     pipeline = Pipeline(name="shop", tables=("public.*",), lake="/lake/shop")
     table = status._table(pipeline, record, status._Lake(), LSN(9), None)

@@ -298,10 +298,14 @@ function tableRow(database, pipeline, row, picked, changed) {
     cell("lag", duration(row.lag_seconds), "right"),
     cell("live / kept", `${bytes(row.live_bytes)} / ${bytes(row.kept_bytes)}`, "right"),
     cell("changed", ago(row.moved_at, row.snapshot_at ? "over 24 h" : "–")), cell("snapshot", ago(row.snapshot_at)),
+    row.copying ? el("div", { class: "detail", role: "cell" }, copying(row.copying)) : null,
     row.reason || row.error ? el("div", { class: "detail", role: "cell" },
       el("div", { class: "wrap bad" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason),
       el("div", { class: "wrap quiet" }, row.hint)) : null);
 }
+
+const copying = ({ text, done }) => el("div", { class: "quiet" },
+  el("progress", { max: 1, value: done, "aria-label": "Copied bytes" }), ` copying ${text}`);
 
 function moveFocus(event) {
   const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
@@ -338,6 +342,7 @@ function tableFacts(pipeline, row, lags) {
   const fact = (title, ...content) => label(title, el("span", { class: "number" }, ...content));
   return [el("div", { class: "tools" }, badge(row.state), el("span", { class: "space" }), actions.node),
     row.error || row.reason ? el("div", { class: "notice" }, el("div", { class: "wrap" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason), el("div", { class: "quiet wrap" }, row.hint)) : "",
+    row.copying ? copying(row.copying) : "",
     el("div", { class: "facts" }, fact("Since", ago(row.since)), fact("Rows of the last snapshot", whole(row.rows_copied)),
       fact("Last snapshot", ago(row.snapshot_at)), fact("Last change", ago(row.moved_at, row.snapshot_at ? "over 24 h ago" : "–")),
       fact("Live", bytes(row.live_bytes)), fact("Kept", bytes(row.kept_bytes)), fact("Lag", duration(row.lag_seconds)),

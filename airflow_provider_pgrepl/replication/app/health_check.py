@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.app.status.health import (
     find_health_problems,
 )
 from airflow_provider_pgrepl.replication.app.status.status import read_status
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import written_lsn

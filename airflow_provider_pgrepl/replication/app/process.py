@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime import process_io
 from airflow_provider_pgrepl.replication.runtime.host import check_libraries
+from airflow_provider_pgrepl.replication.runtime.terminal import log_handler
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.trace import log_unexpected
@@ -176,7 +177,7 @@ def _log_to_stderr() -> None:
     if not faulthandler.is_enabled():
         # If a library crashes, print where each thread was: names of files and functions, no values.
         faulthandler.enable(2)
-    handler = logging.StreamHandler(sys.stderr)
+    handler = log_handler(sys.stderr, os.environ)
     handler.setFormatter(process_io.formatter(os.environ.get(process_io.FORMAT_VARIABLE, "")))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     log.setLevel(process_io.level(os.environ.get(process_io.LEVEL_VARIABLE, "")))

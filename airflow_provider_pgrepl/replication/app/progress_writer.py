@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SourceConnectionError
@@ -19,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.host import BlockThread
+from airflow_provider_pgrepl.replication.state.progress import TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -38,7 +40,8 @@ class ProgressWriter:
     """A thread that writes the progress every 2 s from `start` to `stop`, and once at the end.
 
     `error`: the error that ended the thread early. `idle_at` returns since when no batch is known to run, or
-    None during maintenance, which also writes into the folders of tables.
+    None during maintenance, which also writes into the folders of tables. `complete_at` returns the time of
+    the source up to which the lake is complete, None if it is not known.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ProgressWriter:
         applied: Callable[[], ApplierProgress],
         idle_at: Callable[[], datetime | None],
         samples: SampleWriter | None = None,
+        complete_at: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
@@ -56,6 +60,7 @@ class ProgressWriter:
         self._applied = applied
         self._idle_at = idle_at
         self._samples = samples
+        self._complete_at = complete_at
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgrepl-progress", daemon=True)
         self._last_changes = 0
@@ -99,7 +104,8 @@ class ProgressWriter:
                 changes_per_s=rate,
                 holder=holder(),
                 idle_at=self._idle_at(),
-                table_merges=applied.merges,
+                table_merges=_with_positions(applied),
+                complete_at=self._complete_at(),
             )
 
     def _rate(self, changes: int) -> float:
@@ -108,6 +114,16 @@ class ProgressWriter:
         rate = 0.0 if last is None else (changes - self._last_changes) / max(now - last, 0.001)
         self._last_time, self._last_changes = now, changes
         return rate
+
+
+def _with_positions(applied: ApplierProgress) -> dict[str, TableMerges] | None:
+    if applied.merges is None:
+        return None
+    positions = dict(applied.positions)
+    return {
+        path: replace(merges, position=str(positions[path])) if path in positions else merges
+        for path, merges in applied.merges.items()
+    }
 
 
 class LockKeeper(BlockThread):

@@ -130,6 +130,7 @@ class Replication:
                 lambda: self._applied,
                 source,
             ),
+            lambda: None if (reading := source()) is None else reading.complete_at,
         )
 
     def _make_summary(self) -> SummaryLog:

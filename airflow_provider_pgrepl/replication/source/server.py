@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 from typing import Protocol
 
@@ -47,6 +48,10 @@ FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 
 _FLUSH_WAIT_S, _FLUSH_LIMIT_S = 1.0, 120.0
 _WAL_PAGE, _PAGE_HEADER, _FIRST_PAGE_HEADER = 8192, 24, 40
+_COMMIT_CLOCK = """
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_xact_replay_timestamp()
+    ELSE pg_catalog.clock_timestamp() END
+"""
 _SEGMENT_SIZE = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size'"
 _SETTING = "SELECT pg_catalog.current_setting('synchronous_standby_names')"
 # The second setting exists since PostgreSQL 18. Their units are MiB and seconds.
@@ -90,6 +95,17 @@ def written_lsn(connection: Connection) -> LSN:
         if row(connection, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
             return LSN.parse(row(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")[0])
         return LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0])
+
+
+def read_commit_clock(connection: Connection) -> datetime | None:
+    """Return a time by which the commits that `wal_lsn` covers, if it is called next, can be bounded.
+
+    That is the server's clock, or on a standby the commit time of the last replayed transaction. None on a
+    standby that has replayed none.
+    """
+    with source_errors("asking for the time"):
+        found: datetime | None = row(connection, _COMMIT_CLOCK)[0]
+    return found
 
 
 def wal_lsn(connection: Connection) -> LSN:

@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import LimitedConnection, rows
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.connection import older_schema, state_errors
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress, read_copy_progress
 from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 
@@ -51,7 +52,7 @@ SELECT p.name, lag.step, lag.seconds FROM _pgrepl.pipelines p CROSS JOIN LATERAL
 """
 _TABLES = """
 SELECT schema_name, table_name, state, since, membership, rows_copied, snapshot_at, error, reason, hint,
-    lsn::text, remedy
+    lsn::text, remedy, copying
 FROM _pgrepl.tables WHERE pipeline = %(pipeline)s ORDER BY schema_name, table_name
 """
 _MEASURED = "SELECT table_bytes, table_merges FROM _pgrepl.progress WHERE pipeline = %(pipeline)s"
@@ -68,6 +69,7 @@ FROM _pgrepl.tables t
         ORDER BY s.time DESC LIMIT 1) AS earlier
 WHERE t.pipeline = %(pipeline)s
 """
+_COUNT = "SELECT count(*) FROM _pgrepl.tables WHERE pipeline = %(pipeline)s AND state <> 'removed'"
 _RELATION = """
 SELECT relation FROM _pgrepl.tables
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
@@ -155,6 +157,7 @@ class TableRow:
     hint: str
     lsn: str | None
     remedy: str | None
+    copying: CopyProgress | None = None
     live_bytes: int | None = None
     kept_bytes: int | None = None
     lag_seconds: float | None = None
@@ -212,7 +215,7 @@ class OverviewRecords(EventRecords, SampleRecords):
         }
         measured = self._ask(doing, _MEASURED, values)
         sizes, merges = measured[0] if measured else ({}, {})
-        read = [TableRow(TableName(*fields[:2]), *fields[2:]) for fields in found]
+        read = [_table_row(fields) for fields in found]
         return [
             replace(
                 row,
@@ -223,6 +226,11 @@ class OverviewRecords(EventRecords, SampleRecords):
             )
             for row in read
         ]
+
+    def count_tables(self, pipeline: str) -> int:
+        """Return the number of tables of a pipeline that have samples: those that are not removed."""
+        [(count,)] = self._ask("counting the tables", _COUNT, {"pipeline": pipeline})
+        return int(count)
 
     def read_relation(self, pipeline: str, table: TableName) -> Relation | None:
         """Return the definition for which the table's lake table was built; None if there is none yet."""
@@ -236,6 +244,12 @@ class OverviewRecords(EventRecords, SampleRecords):
                 return rows(self._connection, statement, values)
             except psycopg2.errors.UndefinedTable:
                 raise older_schema(doing) from None
+
+
+def _table_row(fields: tuple[Any, ...]) -> TableRow:
+    schema_name, name, state, *more, copying = fields
+    table, progress = TableName(schema_name, name), read_copy_progress(state, copying)
+    return replace(TableRow(table, state, *more), copying=progress)
 
 
 def _pipeline_row(fields: tuple[Any, ...]) -> PipelineRow:

@@ -27,13 +27,15 @@ class TableMerges:
     """The merges of a table. `seconds`: duration of the last merge. `written`: bytes that merges wrote to the
     lake in the last hour, for `changed` bytes of changes. `waiting_s`: the age of the oldest change that is
     not merged, in seconds. `waits_for`: the budget that the change waits for, `max_write_amplification` or
-    `consistent_point_bytes`; empty if it waits only for its turn."""
+    `consistent_point_bytes`; empty if it waits only for its turn. `position`: the LSN of the last merge of
+    this run of the application, empty before it."""
 
     seconds: float
     written: int
     changed: int
     waiting_s: float = 0.0
     waits_for: str = ""
+    position: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Progress:
     `received_lsn`: read from the slot. `durable_lsn`: committed to the changelog. `confirmed_lsn`: confirmed
     to the slot. `applied_lsn`: applied to every streaming table, as of a consistent point. `idle_at`: a time,
     by the clock of the state database, at which no batch was running: every later batch knows the table
-    states that were set before.
+    states that were set before. `complete_at`: every transaction whose commit record was in the WAL of the
+    source at that time, by the clock of the source, is in each streaming table.
     """
 
     received_lsn: LSN = _START
@@ -59,6 +62,7 @@ class Progress:
     """By the table's path under the lake root, as of the last maintenance."""
     table_merges: Mapping[str, TableMerges] = field(default_factory=dict)
     """By the table's path under the lake root, as of a few seconds ago."""
+    complete_at: datetime | None = None
 
 
 @dataclass(frozen=True)

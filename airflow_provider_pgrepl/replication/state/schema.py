@@ -253,6 +253,8 @@ _VERSIONS: tuple[str, ...] = (
         ("points_bytes", "consistent_point_bytes"),
         ("publish_keep_h", "publish_retention_h"),
     ),
+    "ALTER TABLE _pgrepl.tables ADD copying jsonb",
+    "ALTER TABLE _pgrepl.progress ADD complete_at timestamptz",
 )
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

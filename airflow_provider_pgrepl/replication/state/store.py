@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.actor import ACTOR
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyRecords
 from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, EventRecords
@@ -116,12 +117,13 @@ _LAKE_AT_SOURCE = (
 _WRITE_PROGRESS = """
 INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, confirmed_lsn, applied_lsn,
     applied_commit_ts, changes_per_s, holder, idle_at, table_bytes,
-    table_merges)
+    table_merges, complete_at)
 VALUES (%(pipeline)s,
     coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
     coalesce(%(confirmed)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
     %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
-    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'), coalesce(%(merges)s::jsonb, '{}'))
+    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'), coalesce(%(merges)s::jsonb, '{}'),
+    %(complete)s::timestamptz)
 ON CONFLICT (pipeline) DO UPDATE SET
     received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
     durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
@@ -133,11 +135,12 @@ ON CONFLICT (pipeline) DO UPDATE SET
     idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
     table_bytes = coalesce(%(bytes)s::jsonb, p.table_bytes),
     table_merges = coalesce(%(merges)s::jsonb, p.table_merges),
+    complete_at = coalesce(%(complete)s::timestamptz, p.complete_at),
     updated_at = now()
 """
 _PROGRESS = """
 SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::text, applied_commit_ts,
-    changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges
+    changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges, complete_at
 FROM _pgrepl.progress WHERE pipeline = %s
 """
 __all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
@@ -316,6 +319,7 @@ class ProgressRecords(StateConnection):
         idle_at: datetime | None = None,
         table_bytes: Mapping[str, TableBytes] | None = None,
         table_merges: Mapping[str, TableMerges] | None = None,
+        complete_at: datetime | None = None,
     ) -> None:
         """Record the given values and leave the others unchanged: the receiver and the applier each know some
         of them."""
@@ -331,6 +335,7 @@ class ProgressRecords(StateConnection):
             "idle": idle_at,
             "bytes": None if table_bytes is None else _by_table(table_bytes),
             "merges": None if table_merges is None else _by_table(table_merges),
+            "complete": complete_at,
         }
         with state_errors("writing progress"), self._connection.cursor() as cursor:
             cursor.execute(_WRITE_PROGRESS, fields)
@@ -342,7 +347,7 @@ class ProgressRecords(StateConnection):
         if not found:
             return None
         received, durable, confirmed, applied = (LSN.parse(position) for position in found[0][:4])
-        commit_ts, rate, holder, updated_at, idle_at, table_bytes, table_merges = found[0][4:]
+        commit_ts, rate, holder, updated_at, idle_at, table_bytes, table_merges, complete_at = found[0][4:]
         measured = {path: TableBytes(**fields) for path, fields in table_bytes.items()}
         merges = {path: TableMerges(**fields) for path, fields in table_merges.items()}
         return Progress(
@@ -357,6 +362,7 @@ class ProgressRecords(StateConnection):
             idle_at,
             measured,
             merges,
+            complete_at,
         )
 
 
@@ -369,6 +375,7 @@ class Store(
     PipelineRecords,
     TableRecords,
     SelectedRelations,
+    CopyRecords,
     ProgressRecords,
     EventRecords,
     SampleRecords,

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.actor import ACTOR
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress, read_copy_progress
 from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, schema_changes
 
 _KEY = "pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s"
@@ -35,7 +36,7 @@ WITH earlier AS (
     SELECT state, error, reason FROM _pgrepl.tables WHERE {_KEY} FOR UPDATE
 ), changed AS (
     UPDATE _pgrepl.tables t SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-        remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s,
+        remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, copying = NULL,
         since = CASE WHEN t.state = %(state)s THEN since ELSE now() END
     FROM earlier
     WHERE {_KEY} AND t.state = ANY (%(before)s)
@@ -58,7 +59,7 @@ SELECT 1 FROM changed
 """
 _TABLES = """
 SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied, membership, config, remedy, trace, verified_through::text, verified_at
+    snapshot_at, rows_copied, membership, config, remedy, trace, verified_through::text, verified_at, copying
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
 _CONDITIONS = """
@@ -247,7 +248,8 @@ class TableRecord:
     pipeline file with which it was made. `relation` is the relation for which the lake table was built then,
     with the changes since. `membership`: whether the pipeline file alone selects the table, or an operator
     has added or removed it. `verified_through` and `verified_at`: the LSN and the time at which the table was
-    last found equal to its source, since the last snapshot.
+    last found equal to its source, since the last snapshot. `copying`: the progress of a copy that has not
+    ended.
     """
 
     table: TableName
@@ -267,6 +269,7 @@ class TableRecord:
     trace: str = ""
     verified_through: LSN | None = None
     verified_at: datetime | None = None
+    copying: CopyProgress | None = None
     relation_text: str | None = field(default=None, repr=False, compare=False)
     """The relation's JSON as it is recorded: an older version may have written other JSON for the same
     relation."""
@@ -518,7 +521,9 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
     schema, name, state, error, reason, hint, lsn, since, relation, position, *_ = fields
-    snapshot_at, copied, membership, config, remedy, trace, verified_through, verified_at = fields[-8:]
+    snapshot_at, copied, membership, config, remedy, trace, verified_through, verified_at, copying = fields[
+        -9:
+    ]
     return TableRecord(
         TableName(schema, name),
         TableState(state),
@@ -537,6 +542,7 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         trace,
         _lsn(verified_through),
         verified_at,
+        read_copy_progress(state, copying),
         relation,
     )
 

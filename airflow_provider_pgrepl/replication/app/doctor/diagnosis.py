@@ -17,9 +17,9 @@ from airflow_provider_pgrepl.errors import PgReplError, one_line
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, find_health_problems
 from airflow_provider_pgrepl.replication.app.status.status import read_status
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.runtime.host import check_libraries
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect, row, rows
 from airflow_provider_pgrepl.replication.source.preflight.check import (

@@ -23,7 +23,6 @@ from airflow_provider_pgrepl.replication.app.needed_changes import (
 )
 from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_count
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
@@ -35,6 +34,7 @@ from airflow_provider_pgrepl.replication.lake.files.compaction import Compaction
 from airflow_provider_pgrepl.replication.lake.history.table import history_key, history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_count
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 

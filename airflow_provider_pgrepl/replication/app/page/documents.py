@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.app.page.databases import DETAIL_TIMEOU
 from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.overview import (
     LAG_STEP,
     OverviewRecords,
@@ -20,7 +21,7 @@ from airflow_provider_pgrepl.replication.state.overview import (
     TableRow,
 )
 from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
-from airflow_provider_pgrepl.replication.state.samples import TableSample
+from airflow_provider_pgrepl.replication.state.samples import TableSample, table_sample_interval_s
 
 Document = dict[str, Any]
 _STARTED_BY = re.compile(r"started by task (?P<task>\S+) of (?P<dag>\S+), run (?P<run>.+), try (?P<try>\d+)$")
@@ -60,11 +61,13 @@ def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = DETAI
     with OverviewRecords(dsn, limit_s) as records:
         relation = records.read_relation(pipeline, table)
         events = records.read_events(pipeline, table, limit=_EVENTS)
-        samples = records.read_table_samples(pipeline, table, since=datetime.now(UTC) - _SAMPLED)
+        now = datetime.now(UTC)
+        samples = records.read_table_samples(pipeline, table, since=now - _SAMPLED)
+        tables = records.count_tables(pipeline)
     return {
         "columns": [] if relation is None else column_documents(relation),
         "events": [event_document(event) for event in reversed(events)],
-        "lags": _table_lags(samples),
+        "lags": table_lags(samples, now, tables),
     }
 
 
@@ -88,14 +91,21 @@ def pipeline_document(row: PipelineRow) -> Document:
         "run": None if row.run is None else _run(row.run.actor, row.run.kind, row.run.time),
         "sample": None if sample is None else {**asdict(sample), "time": _text(sample.time)},
         "last_error": _last_error(row),
-        "lags": _lags(row),
+        "lags": _line(row.lags, row.now),
     }
 
 
 def table_document(row: TableRow) -> Document:
     """Return a table of a list. `name` is unquoted, `table` is its name in SQL and in commands."""
-    fields = {name: _text(value) for name, value in vars(row).items() if name != "table"}
-    return {"table": str(row.table), "schema": row.table.schema, "name": row.table.name, **fields}
+    fields = {name: _text(value) for name, value in vars(row).items() if name not in ("table", "copying")}
+    copying = None if row.copying is None else _copying(row.copying)
+    name = {"table": str(row.table), "schema": row.table.schema, "name": row.table.name}
+    return {**name, **fields, "copying": copying}
+
+
+def _copying(progress: CopyProgress) -> Document:
+    """Return the progress of a copy. `done`: the finished share of its bytes, from 0 to 1."""
+    return {"text": progress.to_text(), "done": progress.bytes / max(progress.total_bytes, 1)}
 
 
 def column_documents(relation: Relation) -> list[Document]:
@@ -156,22 +166,29 @@ def _time(document: Document) -> str:
     return str(document["time"])
 
 
-def _lags(row: PipelineRow) -> list[float | None]:
-    """Return a value for each step of the last day, so that a gap in the samples is a gap in the line."""
-    if not row.lags:
+def table_lags(samples: Sequence[TableSample], now: datetime, tables: int) -> list[float | None]:
+    """Return the largest lag of each step of the last day, oldest first, None where nothing was sampled.
+
+    :param tables: the number of tables of the pipeline. With many tables, samples are so rare that a step is
+        longer than LAG_STEP: otherwise steps between two samples would look like an outage.
+    """
+    shortest = 1.5 * timedelta(seconds=table_sample_interval_s(tables))
+    return _line([(sample.time, sample.lag_seconds) for sample in samples], now, -(-shortest // LAG_STEP))
+
+
+def _line(lags: Sequence[tuple[datetime, float | None]], now: datetime, steps: int = 1) -> list[float | None]:
+    """Return the largest lag of each `steps` LAG_STEPs of the last day, so that a gap in the samples is a gap
+    in the line."""
+    if not lags:
         return []
-    known: dict[int, float | None] = {_step(time): seconds for time, seconds in row.lags}
-    last = _step(row.now)
-    steps = int(_SAMPLED / LAG_STEP)
-    return [known.get(step) for step in range(last - steps + 1, last + 1)]
-
-
-def _step(time: datetime) -> int:
-    return int(time.timestamp() // LAG_STEP.total_seconds())
-
-
-def _table_lags(samples: Sequence[TableSample]) -> list[float | None]:
-    return [sample.lag_seconds for sample in samples]
+    step_s = steps * LAG_STEP.total_seconds()
+    known: dict[int, float] = {}
+    for time, seconds in lags:
+        if seconds is not None:
+            step = int(time.timestamp() // step_s)
+            known[step] = max(seconds, known.get(step, seconds))
+    last = int(now.timestamp() // step_s)
+    return [known.get(step) for step in range(last - int(_SAMPLED.total_seconds() / step_s) + 1, last + 1)]
 
 
 def _text(value: Any) -> Any:

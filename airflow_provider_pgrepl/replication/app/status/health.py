@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app.status.status import (
     SlotStatus,
     TableStatus,
 )
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_duration
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 _START = "run PgReplicationOperator, or pgrepl replicate FILE.json; its log has the cause if it ended"

@@ -40,6 +40,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, read_slot_limits, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
+from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
@@ -201,7 +202,8 @@ class TableStatus:
     `whole_lsn`: the last consistent point, if that is later and holds the table. `lag_bytes`: the source's
     WAL after `whole_lsn`. `error`: the class of its error, `error_lsn`: where it happened. `trace`: lines
     with classes and frames of the unexpected exception that was the cause. `verified_through` and
-    `verified_at`: the LSN and the time at which it was last found equal to its source.
+    `verified_at`: the LSN and the time at which it was last found equal to its source. `copying`: the
+    progress of its copy, None before its first report.
     """
 
     table: str
@@ -220,6 +222,7 @@ class TableStatus:
     trace: tuple[str, ...] = ()
     verified_through: LSN | None = None
     verified_at: datetime | None = None
+    copying: CopyProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -479,6 +482,7 @@ def _table(
         merges=progress.table_merges.get(record.table.path) if progress else None,
         verified_through=record.verified_through,
         verified_at=record.verified_at,
+        copying=record.copying,
     )
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.server import read_commit_clock, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot, read_wal_limit
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 60.0
 _NAMED = 20
 _ANSWER_S, _POLL_S = 5.0, 0.1
+_KEPT_ENDS = 60
+"""The readings in which the WAL's end is looked up that the lake shows: with a larger lag none is known."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Summary:
 class SourceReading:
     """The values of the source that the last summary read; None for those that it could not read.
 
-    `at`: the time of the reading, by the monotonic clock.
+    `at`: the time of the reading, by the monotonic clock. `complete_at`: every transaction whose commit
+    record was in the WAL at that time, by the clock of the source, is in each streaming table.
     """
 
     at: float
@@ -111,6 +115,7 @@ class SourceReading:
     slot_active: bool | None = None
     lag_seconds: float | None = None
     lag_bytes: int | None = None
+    complete_at: datetime | None = None
 
 
 class SummaryLog:
@@ -140,6 +145,7 @@ class SummaryLog:
         self._changes = received().changes
         self._at = time.monotonic()
         self._lag = LagMeter(received, applied)
+        self._ends: deque[tuple[datetime, LSN]] = deque(maxlen=_KEPT_ENDS)
         self.source: SourceReading | None = None
         """The last reading of the source, None before the first. Any thread may read it."""
 
@@ -197,6 +203,7 @@ class SummaryLog:
         """Return the source's WAL, its slot, and the lag of the lake behind it."""
         try:
             with closing(connect(self._dsn, role)) as connection:
+                clock = read_commit_clock(connection)
                 asked, end = time.monotonic(), wal_lsn(connection)
                 slot = read_slot(connection, self._pipeline.slot)
                 limit = read_wal_limit(connection)
@@ -206,11 +213,19 @@ class SummaryLog:
         reading = SourceReading(asked, end, held, limit, slot is not None and slot.active)
         applied = self._applied()
         self._lag.add_end(asked, end)
+        if clock is not None:
+            self._ends.append((clock, end))
         if not applied.applied_lsn:
             return reading
         behind, age = max(0, end - self._lag.shown()), self._lag.age()
         seconds = self._until_shown(asked, end)
-        return replace(reading, lag_seconds=age if seconds is None else seconds, lag_bytes=behind)
+        lag = age if seconds is None else seconds
+        return replace(reading, lag_seconds=lag, lag_bytes=behind, complete_at=self._complete_at())
+
+    def _complete_at(self) -> datetime | None:
+        """Return the newest time of the source at which its WAL ended at or before what the lake shows."""
+        shown = self._lag.shown()
+        return max((clock for clock, end in self._ends if end <= shown), default=None)
 
     def _until_shown(self, asked: float, end: LSN) -> float | None:
         """Return the seconds from reading the WAL's end until the lake shows it; None after 5 s, or when

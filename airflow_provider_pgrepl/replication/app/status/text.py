@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.status.status import (
 )
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_count, show_duration
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
 _WIDTH = 100
@@ -65,32 +66,6 @@ def to_text(status: PipelineStatus) -> str:
         _publishers(status.publishers),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def show_count(number: int, what: str) -> str:
-    """Return a number with its noun, as `1 file` or `2 files`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def show_bytes(count: int | None) -> str:
-    """Return a size as `0 B` or `12.3 MiB`; `-` if it is not known."""
-    if count is None:
-        return "-"
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def show_duration(seconds: float) -> str:
-    """Return a duration in one unit, as `0.4 s`, `2 min`, `3 h` or `5 days`: that suffices to see what is
-    wrong."""
-    for limit, unit, divisor in ((60, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / divisor:.1f} s" if unit == "s" else f"{seconds / divisor:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} days"
 
 
 def _heading(status: PipelineStatus) -> list[str]:
@@ -218,7 +193,11 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
             )
         )
     lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
-    notes = [line for table in tables for line in (*_note(table), *_waiting(table), *_verified(table))]
+    notes = [
+        line
+        for table in tables
+        for line in (*_copying(table), *_note(table), *_waiting(table), *_verified(table))
+    ]
     return [f"{show_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
 
 
@@ -269,6 +248,10 @@ def _waiting(table: TableStatus) -> list[str]:
         f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now:"
         f" {budget_exceeded(merges)}. It merges them within max_staleness_s at the latest"
     )
+
+
+def _copying(table: TableStatus) -> list[str]:
+    return [] if table.copying is None else [f"{table.table}: copying {table.copying.to_text()}"]
 
 
 def _verified(table: TableStatus) -> list[str]:

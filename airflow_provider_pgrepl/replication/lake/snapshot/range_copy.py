@@ -203,12 +203,23 @@ _Answers = list[RangeOutcome | IncompatibleHost]
 
 class _Gathered(AccumulatorParam[_Answers]):
     """Sends the outcome of each task to the driver when the task ends, so that it is kept if another task
-    crashes."""
+    crashes.
+
+    `arrived`: called in the driver with outcomes that arrive. It must not raise.
+    """
+
+    def __init__(self, arrived: Callable[[_Answers], None] | None = None) -> None:
+        self._arrived = arrived
+
+    def __reduce__(self) -> tuple[type[_Gathered], tuple[()]]:
+        return _Gathered, ()
 
     def zero(self, value: _Answers) -> _Answers:  # noqa: ARG002 - Spark's
         return []
 
     def addInPlace(self, value1: _Answers, value2: _Answers) -> _Answers:  # noqa: N802 - Spark's name
+        if self._arrived is not None:
+            self._arrived(value2)
         return value1 + value2
 
 
@@ -229,13 +240,25 @@ Job = TypeVar("Job", bound=RangeJob)
 
 
 class RangeTasks(Generic[Job]):
-    """The tasks of one table's ranges under one keeper. At most `sessions` of them run at the same time."""
+    """The tasks of one table's ranges under one keeper. At most `sessions` of them run at the same time.
 
-    def __init__(self, spark: SparkSession, job: Job, keeper: TableSnapshotHolder, sessions: int) -> None:
+    `finished`: called with number and result of each finished range when its task ends, in another thread. It
+    must not raise.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        keeper: TableSnapshotHolder,
+        sessions: int,
+        finished: Callable[[int, Any], None] = lambda _number, _result: None,
+    ) -> None:
         self._spark = spark
         self._job = job
         self._keeper = keeper
         self._sessions = sessions
+        self._finished = finished
 
     def results(self, ranges: Sequence[CopyRange]) -> list[Any]:
         """Run the job for all ranges, and return its results in their order. Raises as `RangeCopies.run`."""
@@ -275,7 +298,7 @@ class RangeTasks(Generic[Job]):
         """Copy the ranges that are left, and add the finished ones to `done`. Return the error of one that
         failed, or None."""
         context = self._spark.sparkContext
-        gathered = context.accumulator([], _Gathered())
+        gathered = context.accumulator([], _Gathered(self._arrived))
         copy = on_executor(self._job.copy)
         crash: errors.PgReplError | None = None
         table = self._job.relation.table
@@ -303,6 +326,11 @@ class RangeTasks(Generic[Job]):
         # An error that no retry can resolve comes first: it decides whether to try again.
         failed.sort(key=lambda error: error.retry is not errors.Retry.NEVER)
         return failed[0] if failed else crash
+
+    def _arrived(self, answers: _Answers) -> None:
+        for outcome in answers:
+            if isinstance(outcome, RangeOutcome) and outcome.error is None:
+                self._finished(outcome.number, outcome.result)
 
 
 class RangeCopies(RangeTasks[CopyJob]):

@@ -37,6 +37,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     is_history,
     prepare_history,
 )
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyReport, TableCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import AT_ONCE, CopyResult, copy_tables
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -105,13 +106,14 @@ class SnapshotCopy:
         }
         sessions = self._keeper.sessions(AT_ONCE)
         self._ranges_at_once = sessions.ranges
-        return copy_tables(
-            list(relations),
-            lambda table: self._copy(relations[table]),
-            at_once=sessions.tables,
-            finished=lambda table, rows: self._finish(relations[table], rows),
-            failed=lambda table, error: self._mark_errored(relations[table], error),
-        )
+        with CopyReport(self._store, self._pipeline.name, len(relations)) as report:
+            return copy_tables(
+                list(relations),
+                lambda table: self._copy(relations[table], report),
+                at_once=sessions.tables,
+                finished=lambda table, rows: self._finish(relations[table], rows),
+                failed=lambda table, error: self._mark_errored(relations[table], error),
+            )
 
     def _finish(self, relation: Relation, rows: int) -> None:
         size, seconds = self._measured[relation.table]
@@ -153,7 +155,7 @@ class SnapshotCopy:
         options = self._pipeline.options(relation.table)
         return keeper.plan(copied_part(relation, options), self._pipeline.snapshot_range_bytes)
 
-    def _copy(self, relation: Relation) -> int:
+    def _copy(self, relation: Relation, report: CopyReport) -> int:
         started = time.monotonic()
         # Check before the first file is written: it would remain in a folder that this pipeline does not own.
         self._check_replaceable(relation.table)
@@ -161,7 +163,8 @@ class SnapshotCopy:
             ranges = self._plan(keeper, relation)
             if self._pipeline.options(relation.table).policy.history:
                 prepare_history(relation, self._pipeline, *self._moment)
-            files = self._copy_ranges(keeper, relation, ranges)
+            with report.copying(relation.table, ranges) as copy:
+                files = self._copy_ranges(keeper, relation, ranges, copy)
         rows = self._commit(relation, files)
         seconds = time.monotonic() - started
         self._measured[relation.table] = sum(file.size for file in files), round(seconds, 3)
@@ -190,7 +193,7 @@ class SnapshotCopy:
         return frozenset(ConsistentPoints(self._pipeline.lake_root).kept_versions())
 
     def _copy_ranges(
-        self, keeper: TableSnapshotHolder, relation: Relation, ranges: list[CopyRange]
+        self, keeper: TableSnapshotHolder, relation: Relation, ranges: list[CopyRange], copy: TableCopy
     ) -> list[WrittenFile]:
         job = CopyJob(
             self._dsn,
@@ -201,7 +204,7 @@ class SnapshotCopy:
             self._position,
             self._exported.exported_at,
         )
-        return RangeCopies(self._spark, job, keeper, self._ranges_at_once).run(ranges)
+        return RangeCopies(self._spark, job, keeper, self._ranges_at_once, copy.finish).run(ranges)
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
         options, lake_root = self._pipeline.options(relation.table), self._pipeline.lake_root

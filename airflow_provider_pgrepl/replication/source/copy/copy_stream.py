@@ -47,7 +47,7 @@ from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 _SIZES = """
 SELECT c.oid::bigint, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_table_size(c.oid),
-    pg_catalog.current_setting('block_size')::int,
+    c.reltuples::float8, pg_catalog.current_setting('block_size')::int,
     coalesce((SELECT amname FROM pg_catalog.pg_am a WHERE a.oid = c.relam), 'heap') = 'heap',
     EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
         AND a.attgenerated <> '' AND a.attname = ANY (%(columns)s))
@@ -84,7 +84,8 @@ class CopyRange:
     """A part of one table that one task copies: the COPY that reads it, and its number of pages.
 
     `leaf_oid`: the oid that the table with the leaf's name must have; 0 for no check. `is_planned`: the COPY
-    contains a SELECT, which can run code of the table's owner (see `owner_code.py`).
+    contains a SELECT, which can run code of the table's owner (see `owner_code.py`). `rows`: the planner's
+    estimate of the range's rows, None if there is none. `bytes`: the range's share of the leaf, with TOAST.
     """
 
     relation_oid: int
@@ -93,6 +94,8 @@ class CopyRange:
     pages: int
     leaf_oid: int = 0
     is_planned: bool = False
+    rows: int | None = None
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def plan_ranges(
         )
     ]
     # A partitioned table without partitions has no rows.
-    return ranges or [CopyRange(relation.oid, relation.table, _NO_ROWS, 0)]
+    return ranges or [CopyRange(relation.oid, relation.table, _NO_ROWS, 0, rows=0)]
 
 
 def _leaf_ranges(
@@ -144,7 +147,7 @@ def _leaf_ranges(
     row_filter: str | None,
     sample: Sample | None,
 ) -> list[CopyRange]:
-    main_bytes, total_bytes, block_size, is_heap, is_generated = size
+    main_bytes, total_bytes, tuples, block_size, is_heap, is_generated = size
     pages = -(-main_bytes // block_size)
     wanted = min(pages, -(-total_bytes // range_bytes)) if is_heap and range_bytes else 1
     step = max(1, -(-pages // max(1, wanted)))
@@ -163,7 +166,14 @@ def _leaf_ranges(
             if is_planned
             else _copy_table(relation, leaf.table)
         )
-        ranges.append(CopyRange(relation.oid, leaf.table, sql, covered, leaf.oid, is_planned))
+        share = covered / pages if pages else 1.0
+        # The estimate is -1 until the first ANALYZE, and includes rows that a filter leaves out.
+        is_known = not row_filter and (tuples >= 0 or not pages)
+        rows = round(max(tuples, 0) * share) if is_known else None
+        size_in_bytes = round(total_bytes * share)
+        ranges.append(
+            CopyRange(relation.oid, leaf.table, sql, covered, leaf.oid, is_planned, rows, size_in_bytes)
+        )
     return ranges
 
 
