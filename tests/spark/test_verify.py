@@ -97,28 +97,34 @@ _DAMAGES: dict[str, tuple[Callable[[DeltaTable], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("damage", _DAMAGES)
-def test_damaged_rows_of_lake_table_are_found_and_named(
-    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+def test_damaged_rows_of_lake_tables_are_found_and_named(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    execute(dsn, "create table t (id int primary key, n bigint, v text)")
-    execute(dsn, f"insert into t select g, g * 10, 'secret ' || g from generate_series(1, {_ROWS}) g")
-    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    """Each table has damage of its own."""
+    execute(dsn, *(f"create table {name} (id int primary key, n bigint, v text)" for name in _DAMAGES))
+    rows = f"select g, g * 10, 'secret ' || g from generate_series(1, {_ROWS}) g"
+    execute(dsn, *(f"insert into {name} {rows}" for name in _DAMAGES))
+    pipeline = _begun(spark, dsn, tmp_path, *(f"public.{name}" for name in _DAMAGES))
     pipeline.catch_up()
-    do_damage, expected = _DAMAGES[damage]
-    do_damage(DeltaTable(pipeline.lake_path("public.t")))
+    for name, (do_damage, _) in _DAMAGES.items():
+        do_damage(DeltaTable(pipeline.lake_path(f"public.{name}")))
     # A change that is not in the lake table yet is no difference, and hides none.
-    execute(dsn, "update t set v = 'changed' where id = 400")
+    execute(dsn, *(f"update {name} set v = 'changed' where id = 400" for name in _DAMAGES))
     code, found = pipeline.verify(capsys)
-    table = found["public.t"]
     assert code == _DIFFERENT
     counts = {"missing": 0, "extra": 0, "changed": 0, "different_columns": {}}
-    named = {name: value for name, value in expected.items() if name in counts}
-    assert {name: table[name] for name in counts} == {**counts, **named}
-    assert not [name for name in table if name.endswith("_keys")]
+    for name, (_, expected) in _DAMAGES.items():
+        table = found[f"public.{name}"]
+        assert table["status"] == "different", name
+        named = {field: value for field, value in expected.items() if field in counts}
+        assert {field: table[field] for field in counts} == {**counts, **named}, name
+        assert not [field for field in table if field.endswith("_keys")]
     _, found = pipeline.verify(capsys, "--show-keys")
-    shown = {name: sorted(keys) for name, keys in found["public.t"].items() if name.endswith("_keys")}
-    assert shown == {name: keys for name, keys in expected.items() if name.endswith("_keys")}
+    for name, (_, expected) in _DAMAGES.items():
+        keys = {
+            field: sorted(keys) for field, keys in found[f"public.{name}"].items() if field.endswith("_keys")
+        }
+        assert keys == {field: keys for field, keys in expected.items() if field.endswith("_keys")}, name
     assert "secret" not in json.dumps(found) + pipeline.log_tail()
 
 
@@ -130,7 +136,9 @@ def test_no_difference_is_reported_while_rows_change(
     execute(dsn, f"insert into t select g, g, 'v' || g from generate_series(1, {_ROWS}) g")
     execute(dsn, "create table heap (a int, b text)", "alter table heap replica identity full")
     execute(dsn, f"insert into heap select g % 7, 'same' from generate_series(1, {_ROWS}) g")
-    pipeline = _begun(spark, dsn, tmp_path, "public.t", "public.heap")
+    # More merges would only take CPU time.
+    pace = {"flush_interval_s": 0.2, "freshness_s": 0.5}
+    pipeline = _begun(spark, dsn, tmp_path, "public.t", "public.heap", **pace)
     stop = threading.Event()
 
     def change() -> None:
@@ -146,12 +154,13 @@ def test_no_difference_is_reported_while_rows_change(
                 f"delete from heap where ctid = (select min(ctid) from heap where a = {turn % 7});"
                 f" insert into heap values ({turn % 7}, 'same'), ({turn % 7}, 'turn {turn}')",
             )
+            stop.wait(0.02)  # more changes would only wait to be compared
 
     changing = threading.Thread(target=change)
     changing.start()
     try:
         with pipeline.replicating(EAGER):
-            for _ in range(5):
+            for _ in range(3):
                 code, found = pipeline.report(capsys)
                 assert code == _EQUAL, found
     finally:
@@ -160,42 +169,73 @@ def test_no_difference_is_reported_while_rows_change(
 
 
 _POLICIES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "soft deletes": ({"deletes": "soft"}, ["soft-deleted rows"]),
-    "ignored truncates": ({"truncate": "ignore"}, ["rows that only the lake has"]),
-    "soft and ignored": (
+    "soft": ({"deletes": "soft"}, ["soft-deleted rows"]),
+    "ignored": ({"truncate": "ignore"}, ["rows that only the lake has"]),
+    "soft_and_ignored": (
         {"deletes": "soft", "truncate": "ignore"},
         ["rows that only the lake has", "soft-deleted rows"],
     ),
     "history": ({"history": True}, ["history"]),
-    "no own columns": ({"commit_lsn_column": False, "commit_ts_column": False}, []),
-    "excluded column": ({"exclude_columns": ["public.t.v"]}, ["column v"]),
-    "text columns": ({"text_columns": ["public.t.n"]}, []),
-    "partitions in the lake": ({"per_table": {"public.t": {"partition_by": "n"}}}, []),
+    "excluded": ({}, ["column v"]),
+    "text": ({}, []),
+    "partitioned": ({"partition_by": "n"}, []),
 }
+"""The policy of each table, and the parts that are not compared; options name columns of two."""
+_OF_COLUMNS = {"exclude_columns": ["public.excluded.v"], "text_columns": ["public.text.n"]}
 
 
-@pytest.mark.parametrize("policy", _POLICIES)
-def test_table_with_policy_is_compared_except_for_named_parts(
-    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+def test_tables_with_policies_are_compared_except_for_named_parts(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options, expected = _POLICIES[policy]
-    execute(dsn, "create table t (id int primary key, n int, v text)")
-    execute(dsn, f"insert into t select g, g % 5, 'v' || g from generate_series(1, {_ROWS}) g")
-    pipeline = _begun(spark, dsn, tmp_path, "public.t", **options)
-    execute(dsn, "delete from t where id < 20", "update t set n = 7 where id = 30")
+    per_table = {f"public.{name}": policy for name, (policy, _) in _POLICIES.items() if policy}
+    parts = {name: parts for name, (_, parts) in _POLICIES.items()}
+    _assert_compared_except(parts, spark, dsn, tmp_path, capsys, per_table=per_table, **_OF_COLUMNS)
+
+
+def test_table_without_own_columns_is_compared(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"commit_lsn_column": False, "commit_ts_column": False}
+    _assert_compared_except({"t": []}, spark, dsn, tmp_path, capsys, **options)
+
+
+def _assert_compared_except(
+    expected: dict[str, list[str]],
+    spark: SparkSession,
+    dsn: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    **options: Any,
+) -> None:
+    """Assert that equal tables are equal while changes wait, and that damage is found.
+
+    `expected`: the parts of each table that are not compared.
+    """
+
+    def in_each(*statements: str) -> None:
+        execute(dsn, *(text.replace("TABLE", name) for text in statements for name in expected))
+
+    def verify(expected_code: int) -> list[dict[str, Any]]:
+        code, found = pipeline.verify(capsys)
+        assert code == expected_code, found
+        return [found[f"public.{name}"] for name in expected]
+
+    in_each("create table TABLE (id int primary key, n int, v text)")
+    in_each(f"insert into TABLE select g, g % 5, 'v' || g from generate_series(1, {_ROWS}) g")
+    pipeline = _begun(spark, dsn, folder, *(f"public.{name}" for name in expected), **options)
+    in_each("delete from TABLE where id < 20", "update TABLE set n = 7 where id = 30")
     pipeline.catch_up()
-    execute(dsn, "truncate t", "insert into t values (30, 1, 'again'), (31, 2, 'x')")
-    code, found = pipeline.verify(capsys)
-    assert code == _EQUAL, found
-    assert sorted(part["part"] for part in found["public.t"]["not_compared"]) == expected
+    in_each("truncate TABLE", "insert into TABLE values (30, 1, 'again'), (31, 2, 'x')")
+    compared = verify(_EQUAL)
+    named = [sorted(part["part"] for part in table["not_compared"]) for table in compared]
+    assert named == list(expected.values())
     pipeline.catch_up()
-    execute(dsn, "delete from t where id = 31", "insert into t values (32, 3, 'y')")
-    code, found = pipeline.verify(capsys)
-    assert code == _EQUAL, found
-    assert found["public.t"]["source_rows"] == 2
-    DeltaTable(pipeline.lake_path("public.t")).update(updates={"n": "null"}, predicate="id = 30")
-    code, found = pipeline.verify(capsys)
-    assert (code, found["public.t"]["different_columns"]) == (_DIFFERENT, {"n": 1})
+    in_each("delete from TABLE where id = 31", "insert into TABLE values (32, 3, 'y')")
+    assert [table["source_rows"] for table in verify(_EQUAL)] == [2] * len(expected)
+    for name in expected:
+        lake = DeltaTable(pipeline.lake_path(f"public.{name}"))
+        lake.update(updates={"n": "null"}, predicate="id = 30")
+    assert [table["different_columns"] for table in verify(_DIFFERENT)] == [{"n": 1}] * len(expected)
 
 
 def test_published_part_of_table_is_compared(
