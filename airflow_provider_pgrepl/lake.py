@@ -116,15 +116,22 @@ class Lake:
         return self._view.tables
 
     def table(self, name: str) -> LakeTable:
-        """Return a table by its name, such as `public.orders` or `"My Schema"."My Table"`."""
+        """Return a table as of the lake's point in time.
+
+        :param name: the table's name, such as `public.orders` or `"My Schema"."My Table"`
+        """
         return LakeTable(name, self._pipeline, self._view)
 
     def sql(self, query: str) -> pa.Table:
         """Return the rows of a query in DataFusion's SQL, in which tables are named as in PostgreSQL.
 
-        Raises ConfigError for a statement that is not a query. Raises LakeError if the query fails, and for a
-        table that the lake does not have at its point in time. Between consistent points, the tables of the
-        query are read into memory, and the errors of `LakeTable.to_arrow` are raised.
+        Between consistent points, the tables of the query are read into memory, and the errors of
+        `LakeTable.to_arrow` are raised.
+
+        :param query: one query
+        :raises ConfigError: for a statement that is not a query
+        :raises LakeError: if the query fails, and for a table that the lake does not have at its point in
+            time
         """
         with self.sql_reader(query) as rows:
             return rows.read_all()
@@ -133,6 +140,8 @@ class Lake:
         """Return a context manager with a reader of a query's rows, which are read on demand.
 
         The rows need not fit into memory. Raises the errors of `sql`.
+
+        :param query: as in `sql`
         """
         return self._view.sql_reader(query)
 
@@ -154,21 +163,21 @@ class Lake:
     def changes(
         self, tables: Collection[str] | None = None, *, after: After | Lake = HERE, follow: bool = False
     ) -> ChangeStream:
-        """Return the committed changes of `tables`, by default of all, for `for` or `async for`.
+        """Return the committed changes of tables, for `for` or `async for`.
 
-        Each change is returned once, in commit order. `after`: the position to start from:
+        Each change is returned once, in commit order. The errors are raised while iterating, and their hints
+        say how to continue.
 
-        - `here`: after the transactions that this lake shows, so that no change is missing or repeated;
-        - a `Lake`: after the transactions that it shows;
-        - the id of the last change that was read;
-        - an LSN, or a datetime with a time zone;
-        - None: the oldest retained change.
-
-        With `follow`, the iterator waits for new changes. Otherwise it ends after the last change.
-
-        Iterating raises ChangelogError if changes after `after` are gone, or if a new epoch has begun. It
-        raises GapError before a skipped transaction, ValueRangeError before a change with a value that its
-        Python type cannot hold, and ConfigError and LakeUnavailableError. The hints say how to continue.
+        :param tables: names, or `schema.*`; None: all tables
+        :param after: the position to start from. `here`: after the transactions that this lake shows, so that
+            no change is missing or repeated; a `Lake`: after the transactions that it shows; the id of the
+            last change that was read; an LSN; a datetime with a time zone; None: the oldest retained change
+        :param follow: wait for new changes; otherwise the iterator ends after the last change
+        :raises ChangelogError: if changes after `after` are gone, or if a new epoch has begun
+        :raises GapError: before a skipped transaction
+        :raises ValueRangeError: before a change with a value that its Python type cannot hold
+        :raises ConfigError: for an invalid `after` or table
+        :raises LakeUnavailableError: if the lake cannot be reached
         """
         where = self if after == HERE else after
         if isinstance(where, Lake):
@@ -203,13 +212,16 @@ class Lake:
         """Register every table as a temporary view of the session, and return the views' names by table.
 
         The names are quoted for SQL where necessary. A table of schema `public` keeps its name, and another
-        one is named `<schema>_<table>`, both after the `prefix`. `names` gives other names for some tables.
-        Views of an earlier call with the same names are replaced. `variant`: True converts all json and jsonb
-        columns to VARIANT, a collection only the listed ones, such as `public.t.c`.
+        one is named `<schema>_<table>`. Views of an earlier call with the same names are replaced. Raises the
+        errors of `at` and `to_spark`, too.
 
-        Raises ConfigError without the pipeline's file, if two tables would have the same name, and if a
-        column in `variant` is not json or jsonb. No view is registered then. Raises the errors of `at` and
-        `to_spark`.
+        :param spark: the session, which has Delta
+        :param prefix: the beginning of every view's name
+        :param names: other names for some tables, by table
+        :param variant: True: convert all json and jsonb columns to VARIANT; a collection: only the listed
+            ones, such as `public.t.c`
+        :raises ConfigError: without the pipeline's file, if two tables would have the same name, and if a
+            column in `variant` is not json or jsonb; no view is registered then
         """
         pipeline = _needs_pipeline(self._pipeline, "to name views")
         return create_views(
@@ -219,22 +231,29 @@ class Lake:
     def register_tables(self, spark: SparkSession) -> dict[str, str]:
         """Register the lake's tables in the catalog of a session, and return their names by location.
 
-        Tables that are already registered are left unchanged. Raises ConfigError without the pipeline's file,
-        ToolError if the session has no Delta, and LakeError if there is no consistent point yet. If a name
-        identifies something else, raises LakeError after registering all others.
+        Tables that are already registered are left unchanged.
+
+        :param spark: a session with your catalog, and Delta
+        :raises ConfigError: without the pipeline's file
+        :raises ToolError: if the session has no Delta
+        :raises LakeError: if there is no consistent point yet; after registering all others, if a name
+            identifies something else
         """
         return spark_catalog.register_tables(spark, _needs_pipeline(self._pipeline, "to name tables"))
 
     def register_in_unity(self, url: str, catalog: str, token: str | None = None) -> dict[str, str]:
         """Register the lake's tables in a Unity Catalog server, and return their full names by location.
 
-        The tables are registered with their current columns. `url`: the server's, such as
-        `http://localhost:8080`. `catalog`: an existing catalog.
+        The tables are registered with their current columns.
 
-        Raises ConfigError without the pipeline's file, and for an address, a catalog name or a token that
-        cannot be used. Raises LakeError if there is no consistent point, no such catalog, or a right is
-        missing. If a name identifies something else, raises LakeError after registering all others. Raises
-        LakeUnavailableError if the lake or the server cannot be reached.
+        :param url: the server's address, such as `http://localhost:8080`
+        :param catalog: the name of an existing catalog
+        :param token: the token of a user of the server; None: the server has no logins
+        :raises ConfigError: without the pipeline's file, and for an address, a catalog name or a token that
+            cannot be used
+        :raises LakeError: if there is no consistent point, no such catalog, or a right is missing; after
+            registering all others, if a name identifies something else
+        :raises LakeUnavailableError: if the lake or the server cannot be reached
         """
         pipeline = _needs_pipeline(self._pipeline, "to name tables")
         return unity.register_in_unity(pipeline, url, catalog, token)
@@ -251,38 +270,51 @@ class LakeTable:
     def to_arrow(self) -> pa.Table:
         """Return the whole table at the lake's point in time, never at another one.
 
-        Raises LakeError if the lake does not have the table at that point. Between consistent points, also
-        raises DriftError, LakeTableError and ValueRangeError, and issues an UnverifiedWarning for unverified
-        rows.
+        Between consistent points, an UnverifiedWarning is issued for unverified rows.
+
+        :raises LakeError: if the lake does not have the table at that point
+        :raises DriftError: between consistent points, if the table was altered in a way that the lake table
+            cannot follow
+        :raises LakeTableError: between consistent points, if the lake table cannot be used
+        :raises ValueRangeError: between consistent points, for a value that its lake type cannot hold
         """
         return self._view.table(self.name)
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """Return the table as a Spark data frame, which executors read when it is used.
 
-        Raises ToolError if the session has no Delta, and the errors of `to_arrow`.
+        Raises the errors of `to_arrow`, too.
+
+        :param spark: a session with Delta, as `build_session` makes it
+        :raises ToolError: if the session has no Delta
         """
         return self._view.for_spark(spark).table(self.name)
 
     def history_to_arrow(self) -> pa.Table:
         """Return every version that each row had up to the lake's point in time, with its lifetime.
 
-        The end is null for versions that are valid at that point. Raises the errors of `to_arrow`, and
-        LakeError if the table has no history.
+        The end is null for versions that are valid at that point. Raises the errors of `to_arrow`, too.
+
+        :raises LakeError: if the table has no history
         """
         return self._view.history(self.name)
 
     def history_to_spark(self, spark: SparkSession) -> DataFrame:
         """Return the rows of `history_to_arrow` as a Spark data frame.
 
-        Raises ToolError if the session has no Delta, and the errors of `history_to_arrow`.
+        Raises the errors of `history_to_arrow`, too.
+
+        :param spark: a session with Delta
+        :raises ToolError: if the session has no Delta
         """
         return self._view.for_spark(spark).history(self.name)
 
     def is_verified(self) -> bool:
         """Return False if DDL before the lake's point in time may be missing in the rows.
 
-        Raises ConfigError without the pipeline's file, and the errors of `Lake.at` and `to_arrow`.
+        Raises the errors of `Lake.at` and `to_arrow`, too.
+
+        :raises ConfigError: without the pipeline's file
         """
         view = self._view
         if isinstance(view, ArrowAsOf):

@@ -19,8 +19,10 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     """Return the environment variables by which a process reaches the pipeline's store.
 
     Returns none if the pipeline has no `lake_conn_id` or its lake is a directory. The hosts' own environment
-    is used then. Secrets are masked in logs from then on. Raises ConfigError for a connection of the wrong
-    type, of another account, or with an unsupported or incomplete login.
+    is used then. Secrets are masked in logs from then on.
+
+    :raises ConfigError: for a connection of the wrong type, of another account, or with an unsupported or
+        incomplete login
     """
     place = store_location(pipeline.lake_root)
     if pipeline.lake_conn_id is None or place is None:

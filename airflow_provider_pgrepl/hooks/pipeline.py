@@ -17,7 +17,11 @@ PipelineArgument = Pipeline | dict[str, Any] | str | os.PathLike[str]
 
 
 def read_pipeline(value: PipelineArgument) -> Pipeline:
-    """Return the pipeline from a Pipeline, a dict, JSON text or the path of a file. Raises ConfigError."""
+    """Return the pipeline that an argument identifies.
+
+    :param value: a Pipeline, a dict of its fields, JSON text, or the path of a file
+    :raises ConfigError: for an invalid pipeline, and for another type
+    """
     if isinstance(value, Pipeline):
         return value
     if isinstance(value, dict):
@@ -51,10 +55,10 @@ def _is_literal(value: object) -> bool:
 
 
 def read_tables(value: Sequence[str] | str | None) -> list[str]:
-    """Return table names from a list, a comma-separated string, or the text of a rendered list.
+    """Return table names. Empty names and the text `None`, which a template renders, are left out.
 
-    None, empty names and the text `None`, which a template renders for a missing value, are left out. Raises
-    ConfigError.
+    :param value: a list, a comma-separated string, the text of a rendered list, or None
+    :raises ConfigError: for names that are not strings
     """
     if value is None:
         return []
@@ -67,7 +71,11 @@ def read_tables(value: Sequence[str] | str | None) -> list[str]:
 
 
 def parse_tables(names: Sequence[str]) -> list[TableName]:
-    """Return the tables that these names identify. Raises ConfigError for a name that is not valid."""
+    """Return the tables that names identify.
+
+    :param names: names as `SCHEMA.TABLE`
+    :raises ConfigError: for a name that is not valid
+    """
     try:
         return [TableName.parse(name) for name in names]
     except ValueError as error:
@@ -75,9 +83,11 @@ def parse_tables(names: Sequence[str]) -> list[TableName]:
 
 
 def read_flag(name: str, value: bool | str) -> bool:
-    """Return a flag from a bool, or from the text that a template prints.
+    """Return a flag. Text is not guessed, because a guess could start a new epoch.
 
-    Raises ConfigError for any other text: a guess could start a new epoch.
+    :param name: the argument, for the error
+    :param value: a bool, or the text that a template prints for it
+    :raises ConfigError: for any other text
     """
     known = {"true": True, "false": False}
     if isinstance(value, bool):

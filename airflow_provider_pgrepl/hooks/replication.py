@@ -52,9 +52,12 @@ _ROLE = "hook"
 def dsn_of(connection: Any) -> str:
     """Return the libpq connection string of an Airflow connection of type `pgrepl` or `postgres`.
 
-    Raises ConfigError for another type, for IAM logins, and for an extra of a `pgrepl` connection that is not
-    in LIBPQ_EXTRAS: a misspelled `sslmode` must not connect without TLS. A `postgres` connection may have
-    other extras of Airflow's postgres provider, which are ignored.
+    A `postgres` connection may have other extras of Airflow's postgres provider, which are ignored. A
+    misspelled `sslmode` of a `pgrepl` connection must not connect without TLS.
+
+    :param connection: an Airflow connection
+    :raises ConfigError: for another type, for IAM logins, and for an extra of a `pgrepl` connection that is
+        not in LIBPQ_EXTRAS
     """
     if connection.conn_type not in CONNECTION_TYPES:
         raise ConfigError(
@@ -115,8 +118,12 @@ def missing_connection(
 class SlotLag:
     """The lag of a slot's reader behind the source, in bytes of WAL.
 
-    `unconfirmed_bytes`: from the confirmed LSN to the source's WAL position. `retained_bytes`: the WAL that
-    the server keeps for the slot.
+    :param slot: name of the slot
+    :param active: a walsender reads the slot
+    :param confirmed_flush_lsn: the LSN that the slot's reader has confirmed
+    :param source_lsn: the source's WAL position
+    :param unconfirmed_bytes: bytes of WAL from the confirmed LSN to the source's WAL position
+    :param retained_bytes: bytes of WAL that the server retains for the slot
     """
 
     slot: str
@@ -144,8 +151,9 @@ class PgReplicationHook(DbApiHook):
     def dsn(self) -> str:
         """Return the libpq connection string with its password. It is masked in logs from then on.
 
-        Raises ConfigError. Raises AirflowNotFoundException for an unknown connection. That error is retried,
-        because Airflow also raises it while a secrets backend cannot be reached.
+        :raises ConfigError: for a connection of another type or with unknown extras
+        :raises AirflowNotFoundException: for an unknown connection. The error is retried, because Airflow
+            also raises it while a secrets backend cannot be reached
         """
         try:
             dsn = dsn_of(self.connection)
@@ -183,6 +191,7 @@ class PgReplicationHook(DbApiHook):
         )
 
     def get_uri(self) -> str:
+        """Return the URL for SQLAlchemy as text, with the password."""
         return self.sqlalchemy_url.render_as_string(hide_password=False)
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
@@ -201,51 +210,80 @@ class PgReplicationHook(DbApiHook):
         )
 
     def check(self, pipeline: Pipeline) -> None:
-        """Raise the error that a run of this pipeline would raise at the source. Creates nothing."""
+        """Raise the error that a run of a pipeline would raise at the source. Creates nothing.
+
+        :param pipeline: the pipeline, whose tables, publication and rights are checked
+        :raises PgReplError: if the source is not ready
+        """
         check_source(self.dsn(), pipeline)
 
     def list_tables(self, patterns: Sequence[str]) -> list[TableName]:
-        """Return the tables that these names and patterns select. Raises ConfigError, TableError."""
+        """Return the tables that names and patterns select.
+
+        :param patterns: names and patterns, such as `public.orders` and `public.*`
+        :raises ConfigError: for an invalid name
+        :raises TableError: for a table that does not exist or cannot be replicated
+        """
         pipeline = Pipeline(name=_ROLE, lake="/unused", tables=tuple(patterns))
         with self._connected() as connection:
             return [relation.table for relation in resolve_tables(connection, pipeline)]
 
     def create_publication(self, name: str, tables: Sequence[str]) -> None:
-        """Create a publication of these tables or patterns. Raises PublicationError if its name is in use."""
+        """Create a publication.
+
+        :param name: name of the publication
+        :param tables: names and patterns of its tables, such as `public.*`
+        :raises PublicationError: if the name is in use
+        """
         pipeline = Pipeline(name=_ROLE, lake="/unused", tables=tuple(tables), publication=name)
         with self._connected() as connection:
             publication.create_publication(connection, name, resolve_tables(connection, pipeline))
 
     def get_publication(self, name: str) -> publication.Publication | None:
-        """Return the publication `name`, or None if it does not exist."""
+        """Return a publication, or None if it does not exist.
+
+        :param name: name of the publication
+        """
         with self._connected() as connection:
             return publication.read_publication(connection, name)
 
     def drop_publication(self, name: str) -> None:
-        """Drop the publication `name`. Does nothing if it does not exist."""
+        """Drop a publication. Does nothing if it does not exist.
+
+        :param name: name of the publication
+        """
         with self._connected() as connection:
             publication.drop_publication(connection, name)
 
     def create_slot(self, name: str, timeout_s: float = 60.0) -> LSN:
         """Create a permanent pgoutput slot and return its consistent point.
 
-        The slot retains WAL from then on. The creation needs a second free slot. Raises SlotError,
-        ServerSettingError. Raises SnapshotError if the server waits longer than `timeout_s` seconds for open
-        transactions.
+        The slot retains WAL from then on. The creation needs a second free slot.
+
+        :param name: name of the slot
+        :param timeout_s: seconds to wait for transactions that are open when the slot is created
+        :raises SlotError: if the name is in use
+        :raises ServerSettingError: if `wal_level` is not logical, or no slot is free
+        :raises PrivilegeError: if the role may not create slots
+        :raises SnapshotError: if open transactions last longer than `timeout_s`
         """
         with slot_creation.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
             return exported.consistent_point
 
     def get_slot(self, name: str) -> Slot | None:
-        """Return the replication slot `name`, or None if it does not exist."""
+        """Return a replication slot, or None if it does not exist.
+
+        :param name: name of the slot
+        """
         with self._connected() as connection:
             return read_slot(connection, name)
 
     def drop_slot(self, name: str) -> None:
-        """Drop the replication slot `name`. Does nothing if it does not exist.
+        """Drop a replication slot. Does nothing if it does not exist.
 
-        Raises BusyError while a walsender is reading the slot, SlotError for a slot of another database and
-        for a physical slot.
+        :param name: name of the slot
+        :raises BusyError: while a walsender is reading the slot
+        :raises SlotError: for a slot of another database, and for a physical slot
         """
         with self._connected() as connection:
             drop_slot(connection, name)
@@ -253,6 +291,7 @@ class PgReplicationHook(DbApiHook):
     def lag(self, slot_name: str) -> SlotLag:
         """Return the lag of a slot's reader, and the bytes of WAL that the server retains for the slot.
 
+        :param slot_name: name of the slot
         :raises SlotError: if no logical slot has this name
         """
         with self._connected() as connection:
@@ -284,9 +323,8 @@ class PgReplicationHook(DbApiHook):
 def access_to(pipeline: Pipeline, started_by: str = "") -> Access:
     """Return the pipeline with its connection strings, which are masked in logs from then on.
 
-    Raises ConfigError.
-
     :param started_by: the task that acts on the pipeline, for the events that it records
+    :raises ConfigError: for a connection that cannot be used
     """
     dsn = PgReplicationHook(pipeline.conn_id).dsn()
     state_dsn = PgReplicationHook(pipeline.state_conn_id).dsn() if pipeline.state_conn_id else dsn
@@ -297,7 +335,10 @@ def access_with_lake(pipeline: Pipeline, started_by: str = "") -> Access:
     """Return the pipeline's access, and make this process use the store of its `lake_conn_id`.
 
     Call this before the process reads or writes the lake. Only tasks may call this, because each task has its
-    own process. Triggers share one. Raises ConfigError.
+    own process. Triggers share one.
+
+    :param started_by: as in `access_to`
+    :raises ConfigError: for a connection that cannot be used
     """
     use_store(lake_variables(pipeline))
     return access_to(pipeline, started_by)

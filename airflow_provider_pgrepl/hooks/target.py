@@ -18,7 +18,10 @@ _NO = ("", "false", "0", "no", "off")
 
 
 def target_secrets(settings: PublisherSettings) -> dict[str, str]:
-    """Return the secrets of a publisher as environment variables for its process only. Raises ConfigError."""
+    """Return the secrets of a publisher as environment variables for its process only.
+
+    :raises ConfigError: for a connection that cannot be used
+    """
     secrets = {TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
     if FORMATS[settings.format].has_registry:
         secrets[REGISTRY_VARIABLE] = registry_uri(settings)
@@ -30,7 +33,11 @@ def target_uri(conn_id: str, target: TargetName) -> str:
 
     The connection's schema is RabbitMQ's virtual host, by default `/`. For Kafka, the host may be a
     comma-separated list, and extras whose keys have a dot are librdkafka properties. TLS is used if the
-    connection type is `amqps`, `tls` (NATS) or `kafkas`, or if the extra has `tls`. Raises ConfigError.
+    connection type is `amqps`, `tls` (NATS) or `kafkas`, or if the extra has `tls`.
+
+    :param conn_id: the Airflow connection
+    :param target: the kind of broker
+    :raises ConfigError: for a connection without a host
     """
     connection = BaseHook.get_connection(conn_id)
     if not connection.host:
@@ -66,7 +73,9 @@ def registry_uri(settings: PublisherSettings) -> str:
     """Return the URI of a publisher's schema registry. It is masked in logs if it has a login.
 
     The URI scheme is the connection's `schema`, by default `http`. The extra's `path` is appended after the
-    port. Raises ConfigError.
+    port.
+
+    :raises ConfigError: for a connection without a host
     """
     connection = BaseHook.get_connection(settings.registry_conn_id)
     if not connection.host:
@@ -85,7 +94,10 @@ def registry_uri(settings: PublisherSettings) -> str:
 
 
 def hash_salt(settings: PublisherSettings) -> str:
-    """Return the salt of a publisher's column hashes, and mask it in logs. Raises ConfigError."""
+    """Return the salt of a publisher's column hashes, and mask it in logs.
+
+    :raises ConfigError: without a `salt_conn_id`, and for a connection without a password
+    """
     where = f"publishers: {settings.name}"
     if not settings.salt_conn_id:
         raise ConfigError(
