@@ -295,6 +295,6 @@ def _needs_pipeline(pipeline: Pipeline | str, why: str) -> Pipeline:
     if isinstance(pipeline, Pipeline):
         return pipeline
     raise ConfigError(
-        f"{why}, the pipeline's choices are needed, and the lake was opened by its root {pipeline}",
+        f"{why}, the pipeline's settings are needed, but the lake was opened by its root {pipeline}",
         "open it by the pipeline's file, as open_lake('shop.json')",
     )

@@ -56,7 +56,8 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     if connection.conn_type not in types:
         raise ConfigError(
             f"lake_conn_id: {pipeline.lake_conn_id} is a connection of type {connection.conn_type or 'none'}",
-            f"give one of type {' or '.join(types)}, or none: then the hosts' own environment is used",
+            f"name a connection of type {' or '.join(types)}, or remove lake_conn_id: then the hosts' own"
+            " environment is used",
         )
     extra = _Extra(connection)
     _check_identity(pipeline.lake_conn_id, extra, _OTHER_IDENTITIES[place.scheme])
@@ -91,9 +92,9 @@ def _check_identity(conn_id: str, extra: _Extra, others: tuple[str, ...]) -> Non
     found = [name for name in others if extra.get(name)]
     if found:
         raise ConfigError(
-            f"lake_conn_id: {conn_id} has {', '.join(found)}, which this package does not follow",
-            "give the role or the identity to the hosts, whose libraries renew what they get, and leave"
-            " lake_conn_id out; or give keys",
+            f"lake_conn_id: connection {conn_id} sets {', '.join(found)}, which is not supported",
+            "grant the role or the identity to the hosts and remove lake_conn_id, or store access keys in the"
+            " connection",
         )
 
 
@@ -127,7 +128,7 @@ def _of_google(_: Connection, extra: _Extra, __: StoreLocation) -> dict[str, Any
     except ValueError:
         found = ""
     if found is not None and not (isinstance(found, dict) and found.get("private_key")):
-        raise ValueError("has a key that is not the JSON of a service account's")
+        raise ValueError("has a key that is not the JSON key of a service account")
     return {GOOGLE_KEY: found and json.dumps(found)}
 
 
@@ -141,11 +142,11 @@ def _of_azure(connection: Connection, extra: _Extra, place: StoreLocation) -> di
     account = host.rpartition("://")[2].partition(".")[0] if host else ("" if tenant else connection.login)
     is_other = "://" in host and not host.endswith(".core.windows.net")
     if account and not is_other and account != place.account:
-        raise ValueError(f"is of the account {account}, the lake in {place.account}")
+        raise ValueError(f"belongs to storage account {account}, but the lake is in {place.account}")
     variables = {AZURE_ENDPOINT: host if is_other else None}
     if tenant:
         if not (connection.login and connection.password):
-            raise ValueError("has a tenant, and not both a client's id and its secret")
+            raise ValueError("has a tenant_id, but lacks the client id (login) or secret (password)")
         client = {AZURE_CLIENT: connection.login, AZURE_SECRET: connection.password}
         return variables | {AZURE_TENANT: tenant} | client
     sas = extra.get("sas_token")

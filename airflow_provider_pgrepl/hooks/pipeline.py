@@ -26,7 +26,9 @@ def read_pipeline(value: PipelineArgument) -> Pipeline:
         return Pipeline.from_json(value)
     if isinstance(value, str | os.PathLike):
         return Pipeline.read(os.fspath(value))
-    raise ConfigError(f"pipeline: cannot be a {type(value).__name__}", "a Pipeline, a dict, or a path")
+    raise ConfigError(
+        f"pipeline: cannot be a {type(value).__name__}", "pass a Pipeline, a dict, JSON text or a path"
+    )
 
 
 def check_at_parse_time(value: object) -> None:
@@ -49,9 +51,10 @@ def _is_literal(value: object) -> bool:
 
 
 def read_tables(value: Sequence[str] | str | None) -> list[str]:
-    """Return table names from a list, a comma-separated text, or a list as a template prints it.
+    """Return table names from a list, a comma-separated string, or the text of a rendered list.
 
-    None and empty names are left out. Raises ConfigError.
+    None, empty names and the text `None`, which a template renders for a missing value, are left out. Raises
+    ConfigError.
     """
     if value is None:
         return []
@@ -68,7 +71,7 @@ def parse_tables(names: Sequence[str]) -> list[TableName]:
     try:
         return [TableName.parse(name) for name in names]
     except ValueError as error:
-        raise ConfigError(f"tables: {error}", "one name each, as public.orders") from None
+        raise ConfigError(f"tables: {error}", "name each table as SCHEMA.TABLE") from None
 
 
 def read_flag(name: str, value: bool | str) -> bool:

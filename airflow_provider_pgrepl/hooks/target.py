@@ -84,12 +84,12 @@ def hash_salt(settings: PublisherSettings) -> str:
     if not settings.salt_conn_id:
         raise ConfigError(
             f"{where}: hash_columns needs a salt_conn_id",
-            "name an Airflow connection whose password is a long secret text that never changes",
+            "name an Airflow connection whose password is a long random string that never changes",
         )
     salt: str | None = BaseHook.get_connection(settings.salt_conn_id).password
     if not salt:
         raise ConfigError(
-            f"connection {settings.salt_conn_id}: has no password", "give it a long secret text as password"
+            f"connection {settings.salt_conn_id} has no password", "set a long random string as its password"
         )
     mask_secret(salt)
     return salt

@@ -68,9 +68,9 @@ class PgPublishOperator(SparkAppOperator):
 
     def check_start(self, access: Access) -> None:
         # Import this here: it imports the libraries of the lake, which parsing a DAG does not need.
-        from airflow_provider_pgrepl.replication.app.publish import check_publishing
+        from airflow_provider_pgrepl.replication.app.publish import check_changelog
 
-        check_publishing(access.pipeline)
+        check_changelog(access.pipeline)
 
     def is_job_succeeded(self, status: str) -> bool:
         # A continuous publisher that has ended must be started again.

@@ -120,7 +120,7 @@ def test_teardown_first_says_what_it_would_do(line):
     root = line.kept.pipeline.lake_root
     assert f"dropped: lake table {root}/public/a\n" in out
     assert f"dropped: the changelog of the lake {root}\n" in out
-    assert line("teardown", "--drop-lake") == (0, "nothing was left of it\n", "")
+    assert line("teardown", "--drop-lake") == (0, "nothing to drop\n", "")
 
 
 def test_teardown_exits_75_and_names_running_replicate_process(line):

@@ -63,7 +63,7 @@ def test_status_says_so(kept: Kept, loss: str) -> None:
 
 def test_a_new_epoch_knows_slot_and_publication_from_the_lake(kept: Kept) -> None:
     execute(kept.dsn, DROP)
-    with pytest.raises(ConfigError, match=r"would give up.*knows nothing"):
+    with pytest.raises(ConfigError, match=r"would abandon.*knows nothing"):
         begin_new_epoch(kept.access)
     epoch = read_epoch(kept.changelog)
     with Store(kept.dsn, "test") as store, kept.source() as source:

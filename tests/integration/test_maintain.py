@@ -187,13 +187,13 @@ def test_the_changelog_keeps_what_a_table_or_the_server_may_need(
     kept.receive()
     kept.set_states(A, TableState.PAUSED)
     kept.write_point(durable(kept), B, H)
-    monkeypatch.setattr(needed_changes, "sent_again_above", lambda *_: LSN(1 << 62))
+    monkeypatch.setattr(needed_changes, "redelivery_above", lambda *_: LSN(1 << 62))
     assert dropped(kept) == 0, "a paused table has yet to take it"
     kept.set_states(A, TableState.CATCHING_UP)
     kept.bring_forward(A)
     kept.write_point(durable(kept), A, B, H)
     with monkeypatch.context() as as_it_is:
-        as_it_is.setattr(needed_changes, "sent_again_above", lambda *_: LSN(1))
+        as_it_is.setattr(needed_changes, "redelivery_above", lambda *_: LSN(1))
         assert dropped(kept) == 0, "the server may send it again"
     assert dropped(kept) > 0
     assert floor(kept) > 0

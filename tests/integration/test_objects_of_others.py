@@ -76,7 +76,7 @@ def test_slot_that_another_program_made_under_the_name_is_kept(kept, arguments, 
     with pytest.raises(SlotError, match=f"was not made by pipeline .*: {reason}"):
         claim(kept)
     done = teardown(kept.access, give_up=[source_name(kept)])
-    assert f"slot {kept.pipeline.slot}, which nothing shows to be this pipeline's: {reason}" in done.kept
+    assert f"slot {kept.pipeline.slot}: not known to be this pipeline's: {reason}" in done.kept
     with kept.source() as source:
         assert read_slot(source, kept.pipeline.slot) is not None
         source.cursor().execute("select pg_drop_replication_slot(%s)", (kept.pipeline.slot,))

@@ -155,7 +155,7 @@ def test_a_bucket_that_is_not_there(other_lake):
 def test_a_key_that_is_not_the_accounts(other_lake, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")
     said = refused(other_lake)
-    assert said.startswith("the store does not take the key or the token")
+    assert said.startswith("the store rejects the key or the token")
     assert "d3Jvbmc" not in said
 
 

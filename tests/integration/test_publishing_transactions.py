@@ -166,7 +166,7 @@ def test_tables_that_stopped_before_are_not_given_without_the_others(published, 
     changed(published, "insert into t values (1, repeat('x', 1000)); insert into other values (1)", code=code)
     published.publisher(transform_transaction=f"{HERE}:counted")
     assert published.publish(code=code) == []
-    assert "begin again where the first of them stopped: --after" in caplog.text
+    assert "publish again from the position where the first table stopped: --after" in caplog.text
     after = str(published.record.needed_after)
     assert [one.event["count"] for one in published.publish("--after", after)] == [2]
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake.transaction import RemoveAction
 
 from airflow_provider_pgrepl.errors import RewoundError
-from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
+from airflow_provider_pgrepl.replication.app.needed_changes import retention_lsn
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
@@ -108,7 +108,7 @@ def test_retention_keeps_what_the_server_may_send_again(own_server: Server, rece
         old.cursor().execute("begin; insert into other values (1)")
         fill(received, 1, 3)
         restart = received.slot().restart_lsn
-        needed = needed_above(received.dsn, received.pipeline, EVERYTHING)
+        needed = retention_lsn(received.dsn, received.pipeline, EVERYTHING)
         assert needed == restart
         assert needed is not None
         assert drop_expired(received.pipeline.lake_root, 1, {1: needed}, LATER).files == 0
@@ -117,8 +117,8 @@ def test_retention_keeps_what_the_server_may_send_again(own_server: Server, rece
     while needed == restart:
         number += 1
         fill(received, number, number)
-        needed = needed_above(received.dsn, received.pipeline, EVERYTHING)
-    assert needed_above(received.dsn, received.pipeline, LSN(7)) == 7
-    assert needed_above(received.dsn, received.pipeline, None) is None
+        needed = retention_lsn(received.dsn, received.pipeline, EVERYTHING)
+    assert retention_lsn(received.dsn, received.pipeline, LSN(7)) == 7
+    assert retention_lsn(received.dsn, received.pipeline, None) is None
     own_server.stop()
-    assert needed_above(received.dsn, received.pipeline, EVERYTHING) is None
+    assert retention_lsn(received.dsn, received.pipeline, EVERYTHING) is None

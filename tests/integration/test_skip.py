@@ -286,7 +286,7 @@ def test_the_command_says_what_it_costs_and_does_so_with_yes(
         f"marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES): {T}\n"
         in said
     )
-    assert f"not changed by it, as you say: {U}\n" in said
+    assert f"unchanged according to --untouched: {U}\n" in said
     assert "nothing was changed" not in said, "what was due before it is received"
     assert "nothing was skipped; the changelog has all transactions before this one now" in said
     assert kept.states() == {T: "streaming", U: "streaming"}

@@ -98,7 +98,7 @@ def test_copy_of_the_servers_files_is_not_followed_and_the_server_is(
         with pytest.raises(RewoundError, match="is a copy of the source") as caught:
             teardown(at_copy, drop_lake=True)
         assert "--new-epoch" not in caught.value.hint
-        with pytest.raises(ConfigError, match=r"would give up.*is a copy of the source"):
+        with pytest.raises(ConfigError, match=r"would abandon.*is a copy of the source"):
             begin_new_epoch(at_copy)
         assert open_changelog(kept.changelog).version() == version
         execute(kept.dsn, "insert into a select generate_series(2, 20000)")

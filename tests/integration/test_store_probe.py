@@ -56,7 +56,10 @@ def test_a_bucket_that_is_not_there(s3_lake):
     ("code", "said"),
     [
         ("ExpiredToken", "the token has expired"),
-        ("RequestTimeTooSkewed", "this host's clock is not the store's, so that it refuses what is signed"),
+        (
+            "RequestTimeTooSkewed",
+            "this host's clock differs from the store's, which therefore rejects signed requests",
+        ),
         ("AccessDenied", "the store denies access"),
         ("InvalidObjectState", "the store refuses, with its code InvalidObjectState"),
     ],
@@ -69,7 +72,7 @@ def test_store_probe_explains_amazon_error_codes(code, said, faulty, s3_lake):
 def test_a_store_that_is_busy_is_asked_again_by_the_next_run(faulty, s3_lake, monkeypatch):
     monkeypatch.setattr(probe, "_PATIENCE", timedelta(seconds=1))
     faulty.next("throttled", times=100)
-    assert refused(s3_lake, LakeUnavailableError) == "the store asks for fewer requests"
+    assert refused(s3_lake, LakeUnavailableError) == "the store throttles requests"
 
 
 def test_a_store_that_fails_is_asked_again_whatever_it_says_of_itself(faulty, s3_lake, monkeypatch):
@@ -136,4 +139,4 @@ def test_a_store_that_is_away(faulty, s3_lake):
 def test_a_store_that_takes_every_put(s3_lake, faulty):
     """A store that ignores If-None-Match keeps no two writers apart."""
     faulty.drops_conditions = True
-    assert "does not refuse to write an object that is there" in refused(s3_lake)
+    assert "does not support conditional puts" in refused(s3_lake)

@@ -134,7 +134,7 @@ def test_the_event_trigger_goes_as_well(kept):
 
 def test_a_pipeline_that_was_never_set_up_is_no_error(dsn, tmp_path):
     never = Kept(dsn, tmp_path, ("public.*",))
-    assert teardown(never.access, drop_lake=True).to_text() == "nothing was left of it"
+    assert teardown(never.access, drop_lake=True).to_text() == "nothing to drop"
     assert left(never) == {}
 
 
@@ -165,7 +165,7 @@ def test_a_lake_whose_changelog_cannot_be_read_is_not_dropped(kept, description)
 def test_an_empty_lake_root_goes_as_well(kept):
     teardown(kept.access, drop_lake=True)
     assert not Path(kept.pipeline.lake_root).exists()
-    assert teardown(kept.access, drop_lake=True).to_text() == "nothing was left of it"
+    assert teardown(kept.access, drop_lake=True).to_text() == "nothing to drop"
 
 
 def test_it_can_be_run_again_after_any_step(kept):
@@ -175,7 +175,7 @@ def test_it_can_be_run_again_after_any_step(kept):
     Path(kept.pipeline.lake_root).rename(Path(kept.pipeline.lake_root).with_name("gone"))
     done = teardown(kept.access)
     assert left(kept) == {}
-    assert done.dropped[-1] == f"what was recorded of pipeline {kept.pipeline.name}"
+    assert done.dropped[-1] == f"the records of pipeline {kept.pipeline.name}"
 
 
 def test_lake_that_is_not_mounted_is_not_dropped_and_the_state_stays(kept):

@@ -98,7 +98,7 @@ def test_longer_burst_ends_at_the_limit_and_loses_nothing(places: Places, faulty
         began = time.monotonic()
         said = failure(work)
         assert time.monotonic() - began >= 0.7 * LIMIT_S, work.__name__
-        assert "the store asks for fewer requests" in said, (work.__name__, said)
+        assert "the store throttles requests" in said, (work.__name__, said)
         faulty.fault = lambda _: None
         work()
     places.handed.assert_equal(TABLE)

@@ -483,7 +483,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
     start = len(replicated.log.read_text())
     assert replicated.run("snapshot", "--tables", "public.a,public.b") == 0, replicated.log_tail()
     assert len(committed) == len(set(committed)) == 2
-    assert "are copied from their beginning" in log_since(replicated, start)
+    assert "Copying these tables again under a new snapshot" in log_since(replicated, start)
     assert read_epoch(replicated.changelog).epoch == 1
     replicated.catch_up()
     replicated.assert_equal("public.a", "public.b")
@@ -510,7 +510,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
 
     monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)  # type: ignore[attr-defined]
     replicated.snapshot()
-    assert "are copied from their beginning" in replicated.log.read_text()
+    assert "Copying these tables again under a new snapshot" in replicated.log.read_text()
     replicated.catch_up()
     replicated.assert_equal(*replicated.pipeline.tables)
 

@@ -155,7 +155,7 @@ NEVER_BEGUN = evidence(epoch=None, lake_id="", recorded=None, lake_at_source="/l
             LakeError,
             "belongs to the pipeline 'other'",
         ),
-        (evidence(lake_id="m"), Answer.NOT_OURS, ConfigError, "another one has taken its place"),
+        (evidence(lake_id="m"), Answer.NOT_OURS, ConfigError, "that path now holds another lake"),
         (moved(lake_id="m"), Answer.NOT_OURS, ConfigError, "names /other, which is another lake"),
         (moved(epoch=None), Answer.CANNOT_TELL, ConfigError, "names /other, which has no changelog"),
         (moved(recorded=OLD_RECORD), Answer.CANNOT_TELL, ConfigError, "recorded with the lake /lake"),
@@ -177,9 +177,9 @@ NEVER_BEGUN = evidence(epoch=None, lake_id="", recorded=None, lake_at_source="/l
             evidence(recorded=None, lake_at_source="/lake"),
             Answer.CANNOT_TELL,
             StateError,
-            "database shop of the source has the record of it, with slot pgrepl_shop and lake /lake",
+            "database shop of the source has one, with slot pgrepl_shop and lake /lake",
         ),
-        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has the record of it"),
+        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has one"),
         (evidence(recorded=None, torn_down=True), Answer.CANNOT_TELL, StateError, "knows nothing"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
@@ -264,7 +264,7 @@ def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -
     assert "--give-up 7/shop," in caught.value.hint
     check_teardown(found, frozenset({"7/shop"}))
     assert "--new-epoch" not in error.hint
-    with pytest.raises(ConfigError, match="would give up") as refused:
+    with pytest.raises(ConfigError, match="would abandon") as refused:
         check_new_epoch(found, frozenset())
     assert "--give-up 7/shop," in refused.value.hint
     check_new_epoch(found, frozenset({"7/shop"}))
@@ -314,7 +314,7 @@ def test_teardown_without_state_takes_the_name_of_the_source() -> None:
 def test_new_epoch_asks_for_the_name_of_the_source_or_lake_that_it_gives_up(
     found: Evidence, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match="would give up") as caught:
+    with pytest.raises(ConfigError, match="would abandon") as caught:
         check_new_epoch(found, frozenset())
     assert f"--give-up {name}," in caught.value.hint
     check_new_epoch(found, frozenset({name}))

@@ -73,7 +73,7 @@ def test_a_name_is_no_code(text):
         (
             "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to"
             " server; Details: Failed to connect to 127.0.0.1:9 after 0 ms",
-            "no connection to the store (127.0.0.1:9) can be made",
+            "cannot connect to the store (127.0.0.1:9)",
         ),
         ("Error performing HEAD http://s/b/x - Server returned non-2xx status code: 503 …", SLOW.sentence),
         ("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.", SLOW.sentence),

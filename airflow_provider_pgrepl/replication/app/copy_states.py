@@ -1,5 +1,4 @@
-"""The recorded states of the tables of a run: `snapshotting` while they are copied, and their states
-afterwards."""
+"""The states that a snapshot run records for its tables, and their restoration if the run fails."""
 
 from __future__ import annotations
 
@@ -38,16 +37,16 @@ from airflow_provider_pgrepl.trace import traced
 
 log = logging.getLogger(__name__)
 
-_MENDED_HINT = f"fix the cause, then {errors.SNAPSHOT}: that copies errored tables again; or remove the table"
+_COPY_AGAIN_HINT = f"fix the cause, then {errors.SNAPSHOT} to copy the table again; or remove the table"
 
 
 class CopyStates:
     """A context manager that leaves no table `snapshotting` when its block raises.
 
-    Before `copying` is called, nothing is written to the lake. If the block raises then, tables return to
-    their previous state (`streaming` ones to `catching_up`), new tables are forgotten, and tables that joined
-    the publication leave it. Afterwards, and for tables that a killed run left `snapshotting`, the tables are
-    marked errored.
+    If the block raises before `copying` was called, the lake is unchanged: tables return to their previous
+    state (`streaming` ones to `catching_up`), the records of new tables are deleted, and tables that this run
+    published are dropped from the publication. If it raises later, the tables are marked errored. Tables that
+    a killed run left `snapshotting` are marked errored in both cases.
     """
 
     def __init__(self, dsn: str, pipeline: Pipeline, store: Store) -> None:
@@ -92,7 +91,7 @@ class CopyStates:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or _MENDED_HINT,
+            hint=error.hint or _COPY_AGAIN_HINT,
             remedy=error.remedy,
             trace=error.trace,
         )
@@ -151,7 +150,7 @@ class CopyStates:
                 drop_tables(source, pipeline.publication, tables, pipeline.lock_timeout_s)
         except PgReplError as failure:
             names = ", ".join(map(str, sorted(tables)))
-            log.warning("tables stay in the publication: %s; remove them: %s", failure, names)
+            log.warning("tables could not be dropped from the publication: %s (%s)", names, failure)
 
     def _restore(self, table: TableName) -> None:
         name, before = self._pipeline.name, self._before[table]
@@ -222,7 +221,7 @@ def record_tables(
         store.record_snapshot(pipeline.name, relation, position, 0, pipeline.to_json())
         store.set_state(pipeline.name, relation.table, TableState.CATCHING_UP, reached=position)
         found.done[relation.table] = 0
-        log.info("%s: the changelog has its changes after %s", relation.table, position)
+        log.info("recorded table %s: the changelog holds its changes after %s", relation.table, position)
     return found
 
 
@@ -236,7 +235,7 @@ def _leave_lake(pipeline: Pipeline, record: EpochRecord, position: LSN) -> None:
     if newest is not None and newest.tables:
         points.append(ConsistentPoint(record.epoch, position, None, {}, {}))
         log.warning(
-            "lake_tables is none: the lake tables in %s stay as they are, and the newest consistent point"
-            " names none of them any more",
+            "lake_tables is none: the lake tables in %s are no longer updated, and the newest consistent"
+            " point names none of them",
             pipeline.lake_root,
         )

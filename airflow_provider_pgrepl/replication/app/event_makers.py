@@ -31,12 +31,12 @@ def maker_of(
     wrapped: Callable[[Any], Any] | None = None,
     begun_with: Attnums | None = None,
 ) -> Maker:
-    """Return the maker that turns changes into the events of a publisher.
+    """Return a function that creates the converter of changes into a publisher's events.
 
     Raises ConfigError for a transform that cannot be imported.
 
-    :param salt: the salt of hashes
-    :param wrapped: called with each transform; its result is used instead of the transform
+    :param salt: the salt of column hashes
+    :param wrapped: a decorator for the transforms, for example to trace their calls
     :param begun_with: as in `PublishedColumns`
     """
 

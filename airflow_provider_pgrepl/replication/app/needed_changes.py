@@ -20,17 +20,19 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord
 log = logging.getLogger(__name__)
 
 
-def needed_above(dsn: str, pipeline: Pipeline, tables: LSN | None) -> LSN | None:
-    """Return the LSN above which changes must be kept, or None if all must, as while the source is away.
+def retention_lsn(dsn: str, pipeline: Pipeline, tables_lsn: LSN | None) -> LSN | None:
+    """Return the LSN above which changes must be kept, or None if no change may be deleted.
 
-    :param tables: the LSN above which tables need changes
+    Returns None if `tables_lsn` is None, the slot does not exist, or the source cannot be reached.
+
+    :param tables_lsn: the LSN above which tables need changes; None if it cannot be determined
     """
     try:
-        sent_again = sent_again_above(dsn, pipeline)
+        redelivery_lsn = redelivery_above(dsn, pipeline)
     except SourceError as error:
-        log.info("the changelog keeps its old hours for now: %s", error.message)
+        log.info("no changelog hours are deleted while the source cannot be read: %s", error.message)
         return None
-    return None if tables is None or sent_again is None else min(tables, sent_again)
+    return None if tables_lsn is None or redelivery_lsn is None else min(tables_lsn, redelivery_lsn)
 
 
 def watched_above(records: Iterable[TableRecord]) -> LSN | None:
@@ -44,7 +46,11 @@ def watched_above(records: Iterable[TableRecord]) -> LSN | None:
 
 @dataclass(frozen=True)
 class Retention:
-    """The arguments `needed_above` and `needed_later` of `Maintenance.run`."""
+    """The changes that the changelog must keep, as arguments of `Maintenance.run`.
+
+    `needed_above`: for each epoch, the LSN above which changes are kept. `needed_later`: pairs of an age in
+    hours and the LSNs that apply to changes older than that age.
+    """
 
     needed_above: Mapping[int, int]
     needed_later: tuple[tuple[float, Mapping[int, int]], ...] = ()
@@ -59,15 +65,16 @@ def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
     :param needed: the LSN of the epoch above which all other readers need changes
     """
     own = {epoch: int(needed)}
-    rights = [
+    publishers = [
         (settings.publish_keep_h, record.needed_after)
         for settings in map(pipeline.publisher, pipeline.publishers)
         if (record := _record(pipeline.lake_root, settings.name)) is not None
     ]
     least = pipeline.changelog_retention_h
-    limits = sorted({least, *(hours for hours, _ in rights if hours > least)})
+    limits = sorted({least, *(hours for hours, _ in publishers if hours > least)})
     first, *later = [
-        (limit, _lowest(own, [position for hours, position in rights if hours > limit])) for limit in limits
+        (limit, _lowest(own, [position for hours, position in publishers if hours > limit]))
+        for limit in limits
     ]
     return Retention(first[1], tuple(later))
 
@@ -88,7 +95,7 @@ def _lowest(own: Mapping[int, int], positions: Iterable[EventPosition]) -> dict[
     return found
 
 
-def sent_again_above(dsn: str, pipeline: Pipeline) -> LSN | None:
+def redelivery_above(dsn: str, pipeline: Pipeline) -> LSN | None:
     """Return the LSN above which the server may send changes again; None without a slot. Raises SourceError.
 
     Changes that are sent again prove that the server was not restored to an earlier state. After a crash the

@@ -1,8 +1,9 @@
 """Comparison of source, lake and state, to determine whether all of them belong to this pipeline.
 
-A name or a path is no evidence. Only this pipeline can have left the following: the system identifier and the
-database's OID in the changelog and in the state, the IDs of changelog and record in each other, and the
-database of the slot. Evidence that an earlier version did not record contradicts nothing.
+Names and paths are not compared, because another pipeline may use the same ones. Evidence is: the source's
+system identifier and database OID, which the changelog and the state record; the IDs of the changelog and of
+the state's record, which each stores of the other; and the database of the slot. Values that an earlier
+version did not record are ignored.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class Answer(Enum):
 class Difference:
     """A contradiction in the evidence.
 
-    `gives_up`: the name that `--give-up` takes so that a new epoch may begin in spite of it; None if none may
-    begin at all. `doubted`: the name of the source if its identity is right, but its history, or what is
-    recorded of it, differs.
+    `gives_up`: the value of `--give-up` that allows a new epoch despite this contradiction; None if no value
+    does. `doubted`: the value of `--give-up` that allows a teardown despite it: the name of a source whose
+    identity matches but whose history, token or record does not. Empty if no value does.
     """
 
     answer: Answer
@@ -128,25 +129,25 @@ def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
         if difference.doubted:
             raise type(error)(
                 error.message,
-                "check connection, state and lake first. To drop what is there all the same: --give-up"
-                f" {difference.doubted}, or give_up of PgTeardownOperator. {_UNCHANGED}",
+                "check that connection, state and lake are the right ones. If they are, run teardown with"
+                f" --give-up {difference.doubted}, or set give_up of PgTeardownOperator. {_UNCHANGED}",
             )
         raise error
 
 
 def check_acceptable(evidence: Evidence, name: str) -> bool:
-    """Return True if everything agrees except for the token that the source lacks, and `name` is the source.
+    """Return True if the missing token of source `name` is the only contradiction.
 
-    Returns False if the source has the token. Raises every other contradiction, and ConfigError for another
-    name.
+    Returns False if the source has the token. Raises the error of any other contradiction, and ConfigError if
+    `name` is not the name of the source.
     """
     check_ours(replace(evidence, is_copy=None))
     for difference in differences(evidence):
         if difference.doubted != name:
             raise ConfigError(
                 f"{name} is not the name of the source that the lake was written from: {difference.doubted}",
-                f"{difference.error.hint}. If it is the source, and its tokens were lost, give this name:"
-                f" {errors.reference('errors')}",
+                f"{difference.error.hint}. If the server is that source and lost its tokens, repeat the"
+                f" command with {difference.doubted}: {errors.reference('errors')}",
             )
         return True
     return False
@@ -163,9 +164,9 @@ def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
             raise difference.error
         if difference.gives_up not in give_up:
             raise ConfigError(
-                f"a new epoch would give up what was there: {difference.error.message}",
-                "check connection and lake first. To give it up all the same:"
-                f" --give-up {difference.gives_up}, or give_up of PgSnapshotOperator. {_UNCHANGED}",
+                f"a new epoch would abandon the current one: {difference.error.message}",
+                "check that connection and lake are the right ones. If they are, add"
+                f" --give-up {difference.gives_up}, or set give_up of PgSnapshotOperator. {_UNCHANGED}",
             )
 
 
@@ -233,8 +234,8 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
 def has_begun(evidence: Evidence) -> bool:
     """Return True if the epoch's slot must exist.
 
-    A teardown has dropped the slot. While an epoch begins, or if that was interrupted, the record names the
-    source and no lake, and the slot is a new one.
+    False after a teardown, which drops the slot, and while an epoch begins or after that was interrupted: the
+    state's record then names the source but no lake.
     """
     recorded = evidence.recorded
     if recorded is None or evidence.torn_down:
@@ -289,7 +290,7 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
             error = ConfigError(f"{text}, and the file names {root}, which has no changelog", hint)
             yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
     elif recorded.lake_id and recorded.lake_id != evidence.lake_id:
-        where = f"another one has taken its place (changelog {evidence.lake_id})"
+        where = f"that path now holds another lake (changelog {evidence.lake_id})"
         there = where if is_here else f"the file names {root}, which is another lake"
         yield Difference(Answer.NOT_OURS, ConfigError(f"{text}, and {there}", hint))
     elif not is_here and not recorded.lake_id:
@@ -319,10 +320,11 @@ def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
     if server is None or evidence.recorded is not None or not evidence.lake_at_source:
         return
     error = StateError(
-        f"the state database knows nothing of the pipeline, but database {server.database} of the source has"
-        f" the record of it, with slot {evidence.pipeline.slot} and lake {evidence.lake_at_source}",
-        "leave the state's connection out (state_conn_id, or PGREPL_STATE_DSN), or have it lead to that"
-        f" database. {_UNCHANGED}",
+        f"the state database has no record of pipeline {evidence.pipeline.name}, but database"
+        f" {server.database} of the source has one, with slot {evidence.pipeline.slot} and lake"
+        f" {evidence.lake_at_source}",
+        "remove the state connection (state_conn_id, or PGREPL_STATE_DSN), or point it to that database."
+        f" {_UNCHANGED}",
     )
     name = source_of(server).name
     yield Difference(Answer.CANNOT_TELL, error, name, name)
@@ -375,7 +377,7 @@ def check_no_receiver(pipeline: Pipeline, wait: Callable[[float], None] = time.s
     if is_at_rest(changelog):
         return
     log.info(
-        "the last receiver of the lake %s was killed, or runs elsewhere: waiting %g s for a sign of it",
+        "the last receiver of lake %s did not shut down cleanly: checking for %g s whether it still commits",
         pipeline.lake_root,
         _POLLS * _POLL_S,
     )

@@ -76,8 +76,8 @@ def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
     """
     evidence = _gather(pipeline, store)
     for difference in differences(evidence):
-        is_told = evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL
-        if is_told and not difference.doubted:
+        is_certain = evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL
+        if is_certain and not difference.doubted:
             raise difference.error
 
 
@@ -126,7 +126,7 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
             " pipeline's tables",
         )
     for table in sorted(wanted - known):
-        log.warning("the changelog has no table %s yet: its events begin when it comes", table)
+        log.warning("table %s is not in the changelog yet: its events begin when it is created", table)
 
 
 def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
@@ -138,8 +138,8 @@ def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
         raise ConfigError(
             f"publisher {settings.name} has sent its events to {record.place}, and its settings now name"
             f" {settings.full_place}",
-            f"to go on there where it is: --after {record.needed_after}. To send there all that is kept, give"
-            " the new place a publisher of another name",
+            f"to continue at the new destination from the current position: --after {record.needed_after}."
+            " To send all retained changes to it, add a publisher with another name",
         )
 
 
@@ -151,8 +151,9 @@ def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
     if settings.whole is not None and record.stopped:
         names = ", ".join(sorted(one.table for one in record.stopped.values()))
         raise ConfigError(
-            f"publisher {settings.name} has transform_transaction, and {names} stopped before it had",
-            f"begin again where the first of them stopped: --after {record.needed_after}",
+            f"publisher {settings.name}: transform_transaction needs all changes of a transaction, but"
+            f" {names} stopped before it was set",
+            f"publish again from the position where the first table stopped: --after {record.needed_after}",
         )
 
 
@@ -187,8 +188,8 @@ def main(argv: Sequence[str]) -> int:
     return process.run("publish", argv, of_publish, _run)
 
 
-def check_publishing(pipeline: Pipeline) -> None:
-    """Raise the error with which the app would not start, as far as it is known without the target."""
+def check_changelog(pipeline: Pipeline) -> None:
+    """Raise ChangelogError or LakeUnavailableError if the lake has no readable changelog."""
     open_changelog(changelog_uri(pipeline.lake_root))
 
 
@@ -346,7 +347,7 @@ def _end(publisher: Publisher, reached: bool, *, is_limited: bool) -> int:
     log.info("published up to %s: %d events in all", record.position, record.published)
     if record.stopped:
         names = ", ".join(sorted(one.table for one in record.stopped.values()))
-        log.error("but without %s, which stopped: see pgrepl status", names)
+        log.error("not published, because the tables stopped: %s; run pgrepl status FILE.json", names)
     if not is_limited:
         return process.DONE
     if not reached:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
+from airflow_provider_pgrepl.replication.app.needed_changes import Retention, retention, retention_lsn
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.app.source_problems import SourceProtection
@@ -207,7 +207,7 @@ class Replication:
             log.warning("the budget of %s cannot be kept: %s", place, error)
 
     def _maintain(self) -> None:
-        needed = needed_above(self._dsn, self._pipeline, self._needed_above())
+        needed = retention_lsn(self._dsn, self._pipeline, self._needed_above())
         version = self._done_version()
         kept = None if needed is None else self._retention(needed)
         done = self._maintenance.run(

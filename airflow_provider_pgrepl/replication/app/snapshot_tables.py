@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.copy_states import CopyStates, record_tables
@@ -61,14 +60,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Snapshots that are tried until one has copied a table into the lake."""
+"""Maximum number of snapshots in a row that fail before their error is raised."""
 _PAUSES_S = (1.0, 5.0, 15.0, 60.0)
-"""Seconds before tables are copied again under a new snapshot after they gave way to statements of the
-source. After the last pause they are marked errored. The count begins again when a table is finished."""
+"""Seconds to wait before unfinished tables are copied under a new snapshot.
 
-_MENDED_HINT = (
-    f"fix the cause, then {errors.SNAPSHOT}, which copies errored tables again; or remove the table"
-)
+Applies after copies were canceled because they blocked statements of the source, and after a lost snapshot.
+The fifth time in a row, canceled tables are marked errored. A finished table restarts the count."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,10 @@ class TableSnapshotter:
     def take(self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord) -> Outcome:
         """Copy these tables, whatever state they are in. A table that cannot be copied is marked errored.
 
-        Raises errors that concern all tables: SnapshotError if a lock was not available in time, or several
-        snapshots in a row could not be used. If nothing was copied yet, tables and publication are then as
-        before. Otherwise the remaining tables are errored with the cause. Tables that repeatedly gave way to
-        statements of the source are errored, and TableSnapshotError is raised at the end.
+        Raises SnapshotError if a lock was not available in time, or if several snapshots in a row failed. If
+        nothing was copied yet, tables and publication are then restored; otherwise the remaining tables are
+        marked errored. Tables whose copies blocked statements of the source 5 times in a row are marked
+        errored, and TableSnapshotError is raised.
         """
         with self.copy_states() as states:
             return self._take(states, set(tables), requested, record)
@@ -155,8 +152,7 @@ class TableSnapshotter:
                 raise lost
             attempt += 1
             log.warning(
-                "the snapshot cannot be used any more: %s. Under a new one these are copied from their"
-                " beginning: %s",
+                "the snapshot is no longer usable: %s. Copying these tables again under a new snapshot: %s",
                 lost.message,
                 ", ".join(map(str, sorted(left))),
             )
@@ -182,10 +178,10 @@ class TableSnapshotter:
         return joined
 
     def _wait_or_stop(self, states: CopyStates, result: Copied, times: int) -> None:
-        """Pause, so that statements of the source can run. After the last pause, mark displaced tables
-        errored.
+        """Pause, so that blocked statements of the source can run.
 
-        Raises the error of the unusable snapshot in that case.
+        If `times` exceeds the number of pauses, mark the displaced tables errored, and raise the error of the
+        unusable snapshot instead.
         """
         assert result.unusable is not None
         if times < len(_PAUSES_S):
@@ -198,9 +194,9 @@ class TableSnapshotter:
     def examine(
         self, tables: Collection[TableName], requested: RequestedTables, epoch: EpochRecord | None
     ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
-        """Select the tables as they are now. Return those that can be copied, and the errors of the others.
+        """Return the tables that can be copied, as the source has them now, and the errors of the others.
 
-        The other tables are marked errored.
+        The others are marked errored.
         """
         requested = replace(requested, recorded=self._recorded_names(epoch))
         selected = select_tables(self.source, self.pipeline, requested)
@@ -304,7 +300,7 @@ def selected_tables(selected: Selected) -> set[TableName]:
 
 
 def _gone(table: TableName) -> PgReplError:
-    return TableError(f"{table}: cannot be replicated, or is no longer there")
+    return TableError(f"{table}: does not exist, or is not among the tables of the pipeline")
 
 
 def _is_new(record: TableRecord | None) -> bool:
@@ -378,7 +374,7 @@ def _make_epoch(
             if attempt == ATTEMPTS:
                 ownership.drop_slot()
                 raise
-            log.warning("the snapshot cannot be used, taking another: %s", error.message)
+            log.warning("the snapshot is not usable, creating slot and snapshot again: %s", error.message)
         wanted = {relation.table for relation in relations}
         relations, faults = taking.examine(wanted, requested, last)
         failed |= faults

@@ -1,8 +1,8 @@
-"""The slot and publication that a pipeline owns at its source, and the beginning of an epoch in a lake.
+"""The slot and publication that a pipeline owns at its source, and the number of a lake's next epoch.
 
-Without a changelog, only the consistent points, the index of relations and the lake tables show which lake it
-is and which epochs it had. App IDs of tables contain the pipeline's name, which a pipeline of another server
-may share.
+If the changelog is missing, only the consistent points, the relation index and the lake tables identify the
+lake and its epochs. App IDs of tables contain the pipeline's name, which a pipeline of another server may
+have too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class SourceOwnership:
     store: Store
 
     def claim(self, server: Server, last: EpochRecord | None, *, replace_record: bool = False) -> None:
-        """Record slot and publication as the pipeline's own, the publication before it exists.
+        """Check that slot and publication are free or owned, and register the pipeline in the state.
+
+        The publication is recorded as owned before it exists. The slot is recorded as owned only if it
+        exists: another program may create a slot of this name before this process does.
 
         Raises SlotError or PublicationError for one that exists and is not the pipeline's own.
 
@@ -120,14 +123,14 @@ class SourceOwnership:
         is_owned = recorded is None or recorded.slot_owned
         if slot is not None and is_owned and reason_to_keep(self.source, slot) is None:
             drop_slot(self.source, slot.name)
-            log.info("dropped the slot of the epoch that is given up: %s", slot.name)
+            log.info("dropped slot %s of the previous epoch", slot.name)
         if former.publication == pipeline.publication or not (recorded and recorded.publication_owned):
             return
         oid = None if known is None else known.publication_oid
         kept = publication.reason_to_keep(self.source, former.publication, pipeline.name, oid)
         if kept is None and publication.read_identity(self.source, former.publication) is not None:
             publication.drop_publication(self.source, former.publication, self.pipeline.lock_timeout_s)
-            log.info("dropped the publication of the epoch that is given up: %s", former.publication)
+            log.info("dropped publication %s of the previous epoch", former.publication)
 
     def drop_slot(self) -> None:
         """Drop the slot if the pipeline has created it. Raises BusyError while a walsender is reading it."""
@@ -162,12 +165,15 @@ class SourceOwnership:
         recorded = self.store.read_pipeline(self.pipeline.name)
         if recorded is None:
             raise StateError(
-                f"pipeline {self.pipeline.name} was forgotten by another process at the same time"
+                f"pipeline {self.pipeline.name}: another process deleted its record at the same time"
             )
         return recorded.id
 
     def prepare_publication(self, relations: list[Relation]) -> None:
-        """Create the publication again, or check the one that is to be used. Raises PublicationError."""
+        """Drop and create the publication, or check that the existing one publishes these tables completely.
+
+        Drops and creates if `publication_mode` is `create`. Raises PublicationError.
+        """
         pipeline = self.pipeline
         found = publication.read_publication(self.source, pipeline.publication)
         if pipeline.publication_mode == "create":
@@ -202,7 +208,9 @@ class SourceOwnership:
     def publication_oid(self) -> int:
         found = publication.read_identity(self.source, self.pipeline.publication)
         if found is None:
-            raise PublicationError(f"the publication {self.pipeline.publication} was dropped meanwhile")
+            raise PublicationError(
+                f"the publication {self.pipeline.publication} was dropped by another program", errors.SNAPSHOT
+            )
         return found[0]
 
     def check_publication(self, oid: int) -> None:
@@ -244,8 +252,8 @@ def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> 
     if former is None or not (source := known_source(former, server)).differs(server):
         return ""
     return (
-        f"slot {former.slot} and publication {former.publication} of the epoch that is given up stay in"
-        f" {source}, and the slot holds its WAL: drop them there"
+        f"slot {former.slot} and publication {former.publication} of the previous epoch are left in {source}:"
+        " drop them there, because the slot retains WAL"
     )
 
 
@@ -264,11 +272,11 @@ class Beginning:
 def find_beginning(
     store: Store, pipeline: Pipeline, tables: Iterable[TableName], last: EpochRecord | None
 ) -> Beginning:
-    """Return the number of the epoch that begins after `last`, or without a changelog.
+    """Return the number of the next epoch: 1 above every epoch that the lake records.
 
-    The number is above all epochs of consistent points, index of relations and, without a changelog, tables:
-    their records would otherwise be taken for the new epoch's. Raises LakeError if, as far as the state
-    knows, the points or a folder in the place of a table were not written into this lake.
+    Epochs are recorded in the changelog, the consistent points, the relation index and, if the changelog is
+    missing (`last` is None), in the lake tables. A number that is used again would mix records of two epochs.
+    Raises LakeError if the points or a table's folder belong to another lake than the state records.
     """
     lake_root = pipeline.lake_root
     former, of_tables = ("", 0) if last is not None else _check_former_tables(store, pipeline, tables)
@@ -304,7 +312,7 @@ def _check_former_points(lake_root: str, former: str) -> None:
     lakes = {app for app in read_apps(uri) if app.startswith(LAKE_APP)}
     if lakes and f"{LAKE_APP}{former}" not in lakes:
         raise LakeError(
-            f"the consistent points in {uri} are of another lake, and there is no changelog that says which."
-            " Nothing was changed",
-            "bring the folder _pgrepl/changelog of that lake back; if it is lost, move the points away",
+            f"{uri} holds the consistent points of another lake, and the changelog is missing. Nothing was"
+            " changed",
+            "restore the folder _pgrepl/changelog of that lake; if it is lost, move the points elsewhere",
         )

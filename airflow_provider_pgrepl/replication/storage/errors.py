@@ -1,6 +1,6 @@
-"""Explanations of storage errors, by the error codes in the libraries' messages. Pure.
+"""Explanations of storage errors, found by the error code in the message of obstore, deltalake or pyarrow.
 
-Each library has its own message format, which includes the store's error code.
+Performs no I/O.
 """
 
 from __future__ import annotations
@@ -65,37 +65,36 @@ _OTHER_REGION = StoreFault(
 )
 _EXPIRED = StoreFault(
     "the token has expired",
-    f"get new credentials, on Amazon {TOKEN} among them; for what runs long, give the hosts a role, which is"
-    " renewed",
+    f"get new credentials (on Amazon, including {TOKEN}). For long runs, grant the hosts a role: its"
+    " credentials are renewed automatically",
 )
 _CLOCK = StoreFault(
-    "this host's clock is not the store's, so that it refuses what is signed", "set the clock"
+    "this host's clock differs from the store's, which therefore rejects signed requests",
+    "synchronize the clock of this host, for example with NTP",
 )
-SLOW = StoreFault(
-    "the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less"
-)
+SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and freshness_s")
 
 _UNRESOLVED = StoreFault(
     "the name {} cannot be resolved (DNS)",
-    "check the endpoint of the store, and this host's resolver; the next run goes on where this one stopped",
+    "check the endpoint of the store and this host's DNS resolver. The next run continues from here",
 )
 _UNREACHED = StoreFault(
-    "no connection to the store ({}) can be made",
-    "check its endpoint, the network, and that it is up; the next run goes on where this stopped",
+    "cannot connect to the store ({})",
+    "check the endpoint, the network, and that the store is running. The next run continues from here",
 )
 
 NO_CONDITIONS = StoreFault(
-    "the store does not refuse to write an object that is there (If-None-Match), by which commits of two"
-    " writers are kept apart",
-    "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
+    "the store does not support conditional puts (If-None-Match), which prevent two writers from committing"
+    " the same version",
+    "keep the lake in a store with conditional puts: Amazon S3, MinIO, Cloudflare R2, versitygw",
 )
 
-_NO_BUCKET = StoreFault("there is no such bucket", "make it, or correct lake in the pipeline")
+_NO_BUCKET = StoreFault("there is no such bucket", "create it, or correct `lake` in the pipeline file")
 _NOBODYS = StoreFault(
     "the store does not recognize the credentials", f"check {GOOGLE_KEY}, or the host's identity"
 )
 _NOT_TAKEN = StoreFault(
-    "the store does not take the key or the token",
+    "the store rejects the key or the token",
     f"check {AZURE_KEY}, {AZURE_SAS} or {AZURE_SECRET}, or the connection that lake_conn_id names",
 )
 _DENIED = StoreFault(
@@ -147,10 +146,11 @@ FAULTS = {
     **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _NOT_TAKEN),
     "KeyBasedAuthenticationNotPermitted": StoreFault(
         "the storage account does not allow keys",
-        f"give an application by {AZURE_SECRET}, or an identity of the host's",
+        f"set {AZURE_SECRET} to the secret of an application, or grant the hosts a managed identity",
     ),
     "AuthorizationSourceIPMismatch": StoreFault(
-        "the token is not for this host's address", "get one that is, or give the hosts an identity"
+        "the token does not allow this host's IP address",
+        "create a token that allows it, or grant the hosts a managed identity",
     ),
 }
 _BY_STATUS = {"403": _DENIED, "429": SLOW, "503": SLOW}
@@ -262,7 +262,7 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
     """
     if is_full(error):
         return LakeUnavailableError(
-            f"{doing}: the storage is full", "free some space, then run it again: it goes on where it stopped"
+            f"{doing}: the storage is full", "free some space, then run this again; it continues from here"
         )
     if fault := explanation_of(error):
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)

@@ -106,7 +106,11 @@ class Decimal:
 
     @property
     def csv_type(self) -> pa.DataType | None:
-        """The decimal type, or None if a text may be too long for Arrow (see `_long`), or is read as null."""
+        """The decimal type if the CSV reader can parse every value, else None.
+
+        It cannot if a text may have too many digits for Arrow (see `_long`), or if NaN and infinities become
+        null.
+        """
         return self.lake_type if self.is_declared and not self.odd_is_null else None
 
     def parse(self, texts: pa.Array) -> pa.Array:
@@ -130,8 +134,8 @@ class Decimal:
             if not self.odd_is_null:
                 raise UnsupportedValue(
                     "the value is NaN or infinity",
-                    "set numeric_nan to null (not for columns of a key), and retry the table; or give the"
-                    f" column lake type string in types, then {errors.RESNAPSHOT}",
+                    "set numeric_nan to null (not for key columns), and retry the table; or set the column's"
+                    f" lake type to string in types, then {errors.RESNAPSHOT}",
                 )
             texts = pc.if_else(odd, pa.scalar(None, texts.type), texts)
         long = pc.fill_null(self._long(texts), False)

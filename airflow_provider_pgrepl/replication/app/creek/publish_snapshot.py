@@ -130,7 +130,7 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             lake = StreamLake(pipeline.lake_root)
             send_snapshot(servers, settings, subject, Wanted(lake, table, position, at, read))
         except StopRequested:
-            log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
+            log.warning("stopped while sending a snapshot of %s: its missing end marks it as partial", table)
             return process.RETRY_MAY_HELP
     return process.DONE
 
@@ -152,8 +152,8 @@ def _wanted(settings: PublisherSettings, given: str) -> TableName:
     """Return the name of the table. Raises ConfigError for a table, or a publisher, that has no snapshots."""
     if not FORMATS[settings.format].has_snapshots:
         raise ConfigError(
-            f"publisher {settings.name} is not of creek's format, and others have no snapshots",
-            "read the table from the lake at a consistent point, and publish --after that",
+            f"publisher {settings.name} does not use the creek format, and other formats have no snapshots",
+            "read the table from the lake at a consistent point, and publish --after that point",
         )
     try:
         table = TableName.parse(given)
@@ -167,10 +167,10 @@ def _wanted(settings: PublisherSettings, given: str) -> TableName:
 def _shown_and_published(
     pipeline: Pipeline, settings: PublisherSettings, table: TableName, stop: StopSignal
 ) -> tuple[EventPosition, datetime]:
-    """Return what `_published` returns, once the lake can show the table at that position.
+    """Wait until the lake can show the table at the published position, and return what `_published` returns.
 
-    The lake may hold the table from a later position on only, which the publisher reaches soon. Raises
-    LakeError after 45 s, StopRequested, and what `_published` raises.
+    A table that was just copied is in the lake only as of a position that the publisher has yet to reach.
+    Raises LakeError after 45 s, StopRequested, and the errors of `_published`.
     """
     end = time.monotonic() + _PATIENCE_S
     while True:
@@ -200,7 +200,8 @@ def _published(
         )
     if any(stopped.table == str(table) for stopped in record.stopped.values()):
         raise TargetError(
-            f"{table} is not published any more", "`pgrepl status` says why; a snapshot would not be followed"
+            f"{table} is no longer published",
+            "no changes would follow the snapshot: see the cause with pgrepl status FILE.json",
         )
     position = record.position
     lsn = position.commit_lsn if position.is_after_transaction else LSN(position.commit_lsn - 1)
@@ -222,7 +223,9 @@ def _payloads(
             view = arrow_view_as_of(pipeline, lsn=int(position.commit_lsn), epoch=position.epoch)
             relation, rows = view.relation(str(table)), current(view.table(str(table)))
     except UnverifiedWarning as warning:
-        raise LakeError(str(warning), "ask again when the replication has come to it") from None
+        raise LakeError(
+            str(warning), "request the snapshot again after the replication app has passed this position"
+        ) from None
     salt = process.hash_salt(settings)
     with changelog_errors():
         relations = KnownRelations(pipeline.lake_root)

@@ -26,16 +26,16 @@ from airflow_provider_pgrepl.replication.state.tables import TableCondition, Tab
 MOST_TABLES = 2_000
 """The maximum number of tables that have series of their own. Errored tables come first, then by name."""
 _GAUGES = {
-    "source_up": "1 if the last reading of the source succeeded, else 0: its figures are old then.",
-    "state_up": "1 if the last reading of the state database succeeded, else 0: table states are old then.",
+    "source_up": "1 if the source was read successfully last time, else 0: its metrics are stale then.",
+    "state_up": "1 if the state database was read last time, else 0: table states are stale then.",
     "source_lsn": "End of the source's WAL at the last reading.",
     "received_lsn": "LSN up to which the receiver has read the slot.",
     "durable_lsn": "LSN up to which the changelog holds all changes.",
     "confirmed_lsn": "LSN that the receiver has confirmed to the slot.",
     "applied_lsn": "LSN of the newest consistent point of this run.",
     "applied_commit_timestamp_seconds": "Commit time of the newest applied transaction, by the source.",
-    "lag_seconds": "Age of the newest transaction in the lake; 0 while the lake has everything.",
-    "lag_bytes": "Bytes of WAL between what the lake shows and the known end of the source's WAL.",
+    "lag_seconds": "Age of the newest applied transaction; 0 at the known end of the source's WAL.",
+    "lag_bytes": "Bytes of WAL between the applied LSN and the end of the source's WAL.",
     "wal_retained_bytes": "Bytes of WAL that the server retains for the slot.",
     "wal_limit_bytes": "max_slot_wal_keep_size: the server invalidates a slot beyond it. +Inf: no limit.",
     "slot_active": "1 while a session reads the slot, else 0.",
@@ -51,7 +51,7 @@ _COUNTERS = {
 
 
 class ReplicationCollector(Collector):
-    """The metrics `pgrepl_…` of a replication. A scrape asks no server and waits for no thread."""
+    """The metrics `pgrepl_…` of a replication. A scrape reads memory only."""
 
     def __init__(
         self,

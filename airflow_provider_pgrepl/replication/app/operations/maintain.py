@@ -17,8 +17,8 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import begun_epoch, refuse_without_lake
 from airflow_provider_pgrepl.replication.app.needed_changes import (
     Retention,
-    needed_above,
     retention,
+    retention_lsn,
     watched_above,
 )
 from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
@@ -276,7 +276,7 @@ class _Run:
                 own = tables.needed_above(records, {})
             else:
                 own = watched_above(records)
-            needed = needed_above(self.access.dsn, pipeline, own)
+            needed = retention_lsn(self.access.dsn, pipeline, own)
             return None if needed is None else retention(pipeline, self.record.epoch, needed)
         except LakeError as error:
             log.warning("the changelog keeps its old hours for now: %s", error)

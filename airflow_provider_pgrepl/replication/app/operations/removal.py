@@ -156,19 +156,19 @@ def _renamed(
 
 def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: selection.Deadline) -> None:
     root, since = access.pipeline.lake_root, store.now()
-    # Make a batch begin that knows the new states, even if there are no changes.
+    # Commit a marker: the replication app then begins a batch with the new states, even without changes.
     writer.mark(changelog_uri(root))
     try:
         selection.wait_until_released(store, access.pipeline.name, since, deadline)
     except BusyError as busy:
         raise BusyError(
-            "the tables are removed, but their lake tables not dropped: the replication app did not end its"
-            f" batch in time ({busy.message})",
-            "run the same again: it goes on where it stopped",
+            "the tables are removed, but their lake tables are not dropped: the replication app did not end"
+            f" its batch in time ({busy.message})",
+            "run the same command again; it drops the lake tables",
         ) from None
     # Check again: another program may have written there during the wait for the batch.
     _check_droppable(access, store, tables)
     for path in drop.files_of_others(root, tables):
         log.warning("%s was not written by this pipeline, and is kept", path)
     for table in drop.drop_lake_tables(root, tables):
-        log.info("lake table %s is dropped", table)
+        log.info("dropped lake table %s", table)

@@ -1,8 +1,8 @@
-"""Skipping of a transaction that the server cannot send. This happens only on request, and is always
-recorded.
+"""The `pgrepl skip` command: advances the slot past a transaction that the server cannot send.
 
-The gap is in the changelog before the slot is advanced. Every table that the transaction may have changed
-stops there, and must be resnapshotted. Reads as of a point in time across the gap are rejected.
+A gap is committed to the changelog before the slot is advanced. Every table that the transaction may have
+changed is marked errored at the gap, and must be resnapshotted. Reads as of a point in time across the gap
+raise an error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Skipped:
-    """A transaction that is left out.
+    """The result of `skip_transaction`, or with `dry_run` the result that it would have.
 
-    `touched`: the pipeline's tables that it may have changed, errored until they are resnapshotted. `named`:
-    tables that it did not change according to the operator. `seen`: tables that it did not change according
-    to the WAL.
+    `touched`: tables that the transaction may have changed; they are errored until they are resnapshotted.
+    `named`: tables that the caller declared unchanged. `seen`: tables that the WAL shows to be unchanged.
     """
 
     lsn: LSN
@@ -55,11 +54,11 @@ class Skipped:
     def to_text(self) -> str:
         """Return the consequences of the skip as text for people."""
         lines = [
-            f"the transaction at {self.lsn} (xid {self.xid}) is left out for good",
+            f"transaction skipped permanently: {self.lsn} (xid {self.xid})",
             "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
             f" {_names(self.touched)}",
-            f"not changed by it, as you say: {_names(self.named)}",
-            f"not changed by it, as the WAL shows: {_names(self.seen)}",
+            f"unchanged according to --untouched: {_names(self.named)}",
+            f"unchanged according to the WAL: {_names(self.seen)}",
             "its logical messages, if it had any, are lost",
         ]
         return "\n".join(lines)
@@ -161,7 +160,7 @@ def _receive(access: Access, source: Connection, wanted: LSN) -> Receiver:
     if unfinished.commit_lsn != wanted:
         raise ConfigError(
             f"--lsn: the server cannot send the transaction at {LSN(unfinished.commit_lsn)}, not at {wanted}",
-            "give that one, if it is the one that you want to lose",
+            f"to discard that transaction, run pgrepl skip FILE.json --lsn {LSN(unfinished.commit_lsn)}",
         )
     return receiver
 
@@ -181,7 +180,8 @@ def _find(
     oids = {oid for found in every.values() for oid in found} - spared
     seen = frozenset[int]()
     if slot is not None and slot.restart_lsn is not None:
-        with access.source("skip, WAL of") as wal:  # if this takes too long, its connection is given up
+        # A connection of its own: it is abandoned if pg_walinspect takes too long.
+        with access.source("skip, WAL of") as wal:
             seen = untouched_tables(wal, oids, slot.restart_lsn, LSN(begun.commit_lsn), begun.xid)
     why = receiver.error.message if isinstance(receiver.error, PgReplError) else ""
     return Gap(begun, frozenset(oids - seen), why), seen

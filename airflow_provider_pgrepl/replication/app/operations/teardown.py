@@ -50,7 +50,7 @@ class TeardownResult:
 
     def to_text(self) -> str:
         lines = [f"{label} {what}" for label, group in self._groups() for what in group]
-        return "\n".join(lines) or "nothing was left of it"
+        return "\n".join(lines) or "nothing to drop"
 
     def _groups(self) -> tuple[tuple[str, list[str]], ...]:
         return ("dropped:", self.dropped), ("kept:   ", self.kept)
@@ -119,9 +119,10 @@ class _Teardown:
         return self.result
 
     def _check_place(self) -> None:
-        """Check that source, lake and state are the pipeline's, and keep what they record.
+        """Read the evidence, and raise an error unless source, lake and state belong to the pipeline.
 
-        If the lake is to stay and cannot be read, the state's record has to do.
+        Without `drop_lake`, an unreadable lake counts as missing: ownership is then determined from the
+        state. With `drop_lake`, also raises LakeError if a lake table may belong to another pipeline.
         """
         evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
         check_teardown(evidence, self.give_up)
@@ -157,7 +158,7 @@ class _Teardown:
             self._done(f"slot {name}")
         elif found is not None:
             why = f": {reason}" if reason else ""
-            self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's{why}")
+            self.result.kept.append(f"slot {name}: not known to be this pipeline's{why}")
         if not dry_run and is_ours and reason is None:
             self.deadline.retry(lambda: drop_slot(self.source, name))
 
@@ -182,7 +183,7 @@ class _Teardown:
         except LakeUnavailableError as error:
             if self.drop_lake:
                 raise
-            self._unmarked = f" by --new-epoch and --give-up, since it could not be marked: {error.message}"
+            self._unmarked = f" with --new-epoch and --give-up, because it is not marked: {error.message}"
 
     def _temporary_slots(self, dry_run: bool) -> None:
         if not dry_run and self._is_ours(self._slot_name, "slot"):
@@ -197,14 +198,14 @@ class _Teardown:
             )
         if read_server(self.source).in_recovery:
             if was_there:
-                self.result.kept.append("the event trigger: tear down with the primary for a source")
+                self.result.kept.append("the event trigger: run teardown with the primary as the source")
             return
         if not dry_run:
             try:
                 trigger.uninstall(self.source, self.pipeline, former)
             except PrivilegeError:
                 self.result.kept.append(
-                    "the event trigger: it takes event-trigger-sql --remove, and a superuser"
+                    "the event trigger: a superuser must run the SQL of `pgrepl event-trigger-sql --remove`"
                 )
                 return
         if was_there:
@@ -296,7 +297,7 @@ class _Teardown:
                 forget_tokens(self.source, name)
             self.store.remove_schema()
         if self._recorded is not None:
-            self._done(f"what was recorded of pipeline {self.pipeline.name}")
+            self._done(f"the records of pipeline {self.pipeline.name}")
 
     def _done(self, what: str) -> None:
         self.result.dropped.append(what)

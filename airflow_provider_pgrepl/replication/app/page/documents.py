@@ -32,14 +32,15 @@ _SAMPLED = timedelta(days=1)
 def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, is_named: bool = True) -> Document:
     """Return the document of all pipelines of a state database.
 
-    :param is_named: a person named this database as one with state. Otherwise a database without state has no
-        pipelines; with it, it raises StateError.
+    :param is_named: raise StateError if the database has no state, because the configuration names it.
+        Otherwise return no pipelines for such a database.
     """
     with OverviewRecords(dsn, limit_s) as records:
         if not records.is_set_up():
             if is_named:
                 raise StateError(
-                    "schema _pgrepl is not set up in this database", "correct [pgrepl] state_conn_ids"
+                    "schema _pgrepl does not exist in this database",
+                    "list only connections of state databases in [pgrepl] state_conn_ids",
                 )
             return {"pipelines": []}
         return {"pipelines": [pipeline_document(row) for row in records.read_pipelines()]}
@@ -52,7 +53,10 @@ def read_tables(dsn: str, pipeline: str, limit_s: float = PATIENT_S) -> Document
 
 
 def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = PATIENT_S) -> Document:
-    """Return the document of a table: its columns, its newest events, and its samples of a day."""
+    """Return the document of a table: its columns, its newest events, and its lag during the last day.
+
+    Events are newest first. `lags`: lags in seconds, oldest first.
+    """
     with OverviewRecords(dsn, limit_s) as records:
         relation = records.read_relation(pipeline, table)
         events = records.read_events(pipeline, table, limit=_EVENTS)

@@ -84,7 +84,7 @@ def _key_in_memory(key: str) -> Iterator[None]:
         yield
         return
     if not hasattr(os, "memfd_create"):
-        raise OSError(f"only on Linux can a key be used from {GOOGLE_KEY}: name its file by {_CREDENTIALS}")
+        raise OSError(f"{GOOGLE_KEY} is supported only on Linux: set {_CREDENTIALS} to the path of a key file")
     file = os.memfd_create("key")
     with _environment:
         before = os.environ.get(_CREDENTIALS)
