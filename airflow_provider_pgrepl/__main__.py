@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if spark and not command.is_application:
         parser.error("nothing of this command is for spark-submit: leave -- out, and what follows it")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(process_io.Printable("%(message)s"))
+    handler.setFormatter(process_io.SafeFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         with process.traces_of_threads():

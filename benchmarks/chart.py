@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-Points = Sequence[tuple[float, float]]
+ConsistentPoints = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 604, 84, 308
@@ -42,7 +42,7 @@ class Chart:
     title: str
     unit: str
     x_title: str
-    lines: Mapping[str, Points]
+    lines: Mapping[str, ConsistentPoints]
 
     def svg(self) -> str:
         """Return the SVG file."""

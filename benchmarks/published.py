@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.events.position import begin_after
@@ -50,7 +50,7 @@ def publish(pipeline: Pipeline, name: str, given: Mapping[str, Any], target: Tar
     record = publisher_log.take(PublisherRecord(begin_after(changelog, None)), "bench")
     started = time.perf_counter()
     told = settings(pipeline, name, given)
-    publisher = Publisher(pipeline, told, publisher_log, record, target, _wait, maker_of(told))
+    publisher = Publisher(pipeline, told, publisher_log, record, target, _wait, converter_factory(told))
     if not publisher.run(LSN(read_durable_lsn(changelog) - 1)):
         raise RuntimeError("not everything was published")
     return time.perf_counter() - started

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from benchmarks.source import Source
@@ -123,5 +123,5 @@ def wait_applied(app: App, pipeline: Pipeline, lsn: LSN, timeout_s: float = 120)
 
 def applied_lsn(pipeline: Pipeline) -> LSN:
     """Return the LSN of the lake's newest consistent point, or 0 if there is none."""
-    point = Points(pipeline.lake_root).latest()
+    point = ConsistentPoints(pipeline.lake_root).latest()
     return LSN(point.lsn) if point else LSN(0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.settings.lake import place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import store_location
 from benchmarks.figure import Figure, thousands
 from demo.versitygw import Gateway, environment_of
 
@@ -29,7 +29,7 @@ def lake_uri(folder: Path, name: str) -> str:
 
 def local_folder(uri: str) -> Path:
     """Return the folder with a lake's files. The store keeps objects as files with the times of their PUT."""
-    place = place_in_store(uri)
+    place = store_location(uri)
     return Path(uri) if place is None else _data[-1] / place.bucket / place.key
 
 

@@ -70,7 +70,7 @@ def run(folder: Path, scale: float) -> Figure:
             assert relation is not None
             pipeline = Pipeline(name="values", lake=str(folder), tables=(str(_TABLE),))
             for name, typed in zip(
-                _EXPRESSIONS, typed_columns(relation, pipeline.choices(relation.table)), strict=True
+                _EXPRESSIONS, typed_columns(relation, pipeline.options(relation.table)), strict=True
             ):
                 rates[name] = _rates(typed, _texts(connection, typed), peer)
     ratios = {name: ours / theirs for name, (ours, theirs) in rates.items()}

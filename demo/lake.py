@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import ArrowView, consistent_arrow
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -76,7 +76,7 @@ class Lake:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def _view(self) -> ArrowView | None:
-        point = Points(self._root).latest()
+        point = ConsistentPoints(self._root).latest()
         if point is None or not set(point.tables) >= set(_SUMS):
             return None
         return consistent_arrow(self._root, point.lsn, point.epoch)

@@ -1,7 +1,7 @@
 """The application that publishes a pipeline's changes to a broker.
 
 PGREPL_DSN=… PGREPL_TARGET_URI=… spark-submit publish.py --pipeline FILE.json --publisher NAME
-    [--until caught-up|X/X] [--after PLACE]
+    [--until caught-up|X/X] [--after POSITION]
 """
 
 from __future__ import annotations

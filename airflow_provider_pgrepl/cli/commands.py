@@ -56,13 +56,13 @@ LIMIT = Option(
     },
 )
 LSN = Option("--lsn", {"required": True, "metavar": "X/X", "help": "as the error names it"})
-UNTOUCHED = Option(
-    "--untouched",
+UNCHANGED_TABLES = Option(
+    "--unchanged-tables",
     {
         "nargs": "+",
         "default": [],
         "metavar": "TABLE",
-        "help": "tables that, as you know, it has not changed: they go on without a new copy",
+        "help": "tables that the transaction did not change; they continue without a resnapshot",
     },
 )
 DROP_TABLES = Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
@@ -72,7 +72,7 @@ GIVE_UP = Option(
     {"metavar": "NAME", "help": "the source, if it has another history than the lake; the error names it"},
 )
 SOURCE_NAME = Option("name", {"metavar": "NAME", "help": "the source's; the error for another one says it"})
-LOOK_ONLY = Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
+NO_MARK_ERRORED = Option("--no-mark-errored", {"action": "store_true", "help": "mark no table errored"})
 MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 
 ONE_TABLE = Option(
@@ -92,8 +92,8 @@ SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all, 
 AFTER = Option(
     "--after",
     {
-        "metavar": "PLACE",
-        "help": "a change's id, an LSN or a moment; else the oldest change that is kept",
+        "metavar": "POSITION",
+        "help": "a change's id, an LSN or a timestamp; else the oldest change that is kept",
     },
 )
 FOLLOW = Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
@@ -101,7 +101,7 @@ QUERY = Option(
     "query", {"metavar": "SQL", "help": "as 'select count(*) from public.orders', in DataFusion's SQL"}
 )
 AS_OF = Option(
-    "--as-of", {"metavar": "PLACE", "help": "an LSN or a moment; else the newest consistent point"}
+    "--as-of", {"metavar": "POSITION", "help": "an LSN or a timestamp; else the newest consistent point"}
 )
 FORMAT = Option(
     "--format", {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "of the rows"}
@@ -145,9 +145,9 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
 
     status = read_status(pipeline)
     if arguments.check:
-        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, judge_health
+        from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, find_health_problems
 
-        report = judge_health(status, HealthLimits())
+        report = find_health_problems(status, HealthLimits())
         _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
         return _PROBLEMS if report.has_failed else process.DONE
     return _say(to_json(status) if arguments.json else to_text(status))
@@ -282,7 +282,7 @@ def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
 
     access = Access.from_environment(pipeline)
-    skipped = skip_transaction(access, arguments.lsn, arguments.untouched, dry_run=not arguments.yes)
+    skipped = skip_transaction(access, arguments.lsn, arguments.unchanged_tables, dry_run=not arguments.yes)
     if arguments.yes:
         return _say(skipped.to_text())
     done = "nothing was skipped; the changelog has all transactions before this one now"
@@ -299,7 +299,7 @@ def _drift(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 
     access = Access.from_environment(pipeline)
-    return _report(check_drift(access, mark_errored=not arguments.look_only), arguments)
+    return _report(check_drift(access, mark_errored=not arguments.no_mark_errored), arguments)
 
 
 def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -485,7 +485,7 @@ COMMANDS: tuple[Command, ...] = (
         "skip",
         "go on without a transaction that the server cannot send",
         _skip,
-        (LSN, UNTOUCHED, YES),
+        (LSN, UNCHANGED_TABLES, YES),
     ),
     Command(
         "changes",
@@ -500,7 +500,7 @@ COMMANDS: tuple[Command, ...] = (
         (QUERY, AS_OF, FORMAT),
     ),
     Command("schema", "print the JSON Schema of pipeline files", _schema, has_pipeline=False),
-    Command("drift", "compare the tables with the catalog as it is now", _drift, (LOOK_ONLY, JSON)),
+    Command("drift", "compare the tables with the catalog as it is now", _drift, (NO_MARK_ERRORED, JSON)),
     Command(
         "check-migration",
         "say what SQL would do to a pipeline",

@@ -12,7 +12,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, store_location
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_CLIENT,
@@ -48,7 +48,7 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     is used then. Secrets are masked in logs from then on. Raises ConfigError for a connection of the wrong
     type, of another account, or with an unsupported or incomplete login.
     """
-    place = place_in_store(pipeline.lake_root)
+    place = store_location(pipeline.lake_root)
     if pipeline.lake_conn_id is None or place is None:
         return {}
     connection = BaseHook.get_connection(pipeline.lake_conn_id)

@@ -38,8 +38,8 @@ def target_uri(conn_id: str, target: TargetName) -> str:
     plain, secure = kind.schemes
     extra = connection.extra_dejson
     is_tls = connection.conn_type == secure or bool(extra.get("tls"))
-    login = connection.login or kind.anybody
-    given = connection.password or kind.anybody
+    login = connection.login or kind.default_login
+    given = connection.password or kind.default_login
     password = quote(given, safe="")
     user = quote(login, safe="") + (f":{password}" if password else "")
     port = f":{connection.port}" if connection.port else ""
@@ -51,7 +51,7 @@ def target_uri(conn_id: str, target: TargetName) -> str:
     uri = f"{secure if is_tls else plain}://{f'{user}@' if user else ''}{host}{port}{path}{query}"
     hidden = [value for name, value in properties.items() if any(word in name for word in _SECRET)]
     for secret in (connection.password, password, uri, *hidden):
-        if secret and secret != kind.anybody:
+        if secret and secret != kind.default_login:
             mask_secret(secret)
     return uri
 

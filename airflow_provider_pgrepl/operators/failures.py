@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgrepl.errors import PgReplError, Retry
-from airflow_provider_pgrepl.spark_driver.follow import End
+from airflow_provider_pgrepl.spark_driver.follow import AppEnd
 from airflow_provider_pgrepl.spark_driver.process import AppState
 
 FORSAKEN = "the process of Airflow that watches this task has died; the application runs on"
@@ -32,7 +32,7 @@ def translated() -> Iterator[None]:
         raise as_airflow(error) from error.__cause__
 
 
-def raise_unless_well(end: End, was_asked_to_stop: bool) -> None:
+def raise_unless_well(end: AppEnd, was_asked_to_stop: bool) -> None:
     """Raise an exception unless the application ended with exit code 0 and without a stop request."""
     if was_asked_to_stop:
         # If `execute` returns, Airflow marks the task as successful, so a requested stop must raise.

@@ -18,7 +18,8 @@ class PgSnapshotOperator(SparkAppOperator):
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
     :param give_up: with `new_epoch`, the names of the previous source or lake, if they are not the current
         ones. The error of a try without this parameter names them (templated)
-    :param take_over: begin at the position of this slot of another program. Has no effect after the pipeline
+    :param take_over_slot: begin at the position of this slot of another program. Has no effect after the
+    pipeline
         has begun (templated)
 
     Other parameters: see SparkAppOperator. A table that cannot be copied fails the task after the other
@@ -31,7 +32,7 @@ class PgSnapshotOperator(SparkAppOperator):
         "tables",
         "new_epoch",
         "give_up",
-        "take_over",
+        "take_over_slot",
     )
 
     def __init__(
@@ -40,14 +41,14 @@ class PgSnapshotOperator(SparkAppOperator):
         tables: Sequence[str] | str | None = None,
         new_epoch: bool | str = False,
         give_up: Sequence[str] | str = "",
-        take_over: str = "",
+        take_over_slot: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.tables = tables
         self.new_epoch = new_epoch
         self.give_up = give_up
-        self.take_over = take_over
+        self.take_over_slot = take_over_slot
 
     def app_arguments(self) -> list[str]:
         arguments = []
@@ -58,8 +59,8 @@ class PgSnapshotOperator(SparkAppOperator):
         if self.give_up:
             names = self.give_up if isinstance(self.give_up, str) else ",".join(self.give_up)
             arguments += ["--give-up", names]
-        if self.take_over:
-            arguments += ["--take-over", self.take_over]
+        if self.take_over_slot:
+            arguments += ["--take-over", self.take_over_slot]
         return arguments
 
     def check_start(self, access: Access) -> None:

@@ -50,11 +50,17 @@ from airflow_provider_pgrepl.replication.runtime.spark_submit import quiet_loggi
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import replaced_by
 from airflow_provider_pgrepl.replication.state.actor import STARTED_BY_VARIABLE
-from airflow_provider_pgrepl.spark_driver.claim import AppAttachment, Claim, Order, Pause, RunDirectory
+from airflow_provider_pgrepl.spark_driver.claim import (
+    AppAttachment,
+    AppReservation,
+    LaunchSpec,
+    Pause,
+    RunDirectory,
+)
 from airflow_provider_pgrepl.spark_driver.follow import (
     RESULT_FILE,
+    AppEnd,
     ApplicationFollower,
-    End,
     OrphanedTaskError,
     StoppedError,
 )
@@ -254,7 +260,7 @@ class SparkAppOperator(SparkSubmitOperator):
         self.stop_timeout_s = stop_timeout_s
         self.poll_interval_s = poll_interval_s
         self._following: ApplicationFollower | None = None
-        self._ended: End | None = None
+        self._ended: AppEnd | None = None
 
     @property
     def place_name(self) -> str:
@@ -334,7 +340,7 @@ class SparkAppOperator(SparkSubmitOperator):
             spark_submit.allow_open_files()
         refuse_of_no_use_on_worker(self)
         secrets = self.secrets()
-        order = Order(
+        order = LaunchSpec(
             self._resolved,
             self.application,
             [*self._own_args, *self._given_args],
@@ -382,7 +388,7 @@ class SparkAppOperator(SparkSubmitOperator):
                 access, self.lock_purpose, limit_s, lambda text: self._say(logging.INFO, text), pause
             )
 
-    def _launch(self, claim: Claim, secrets: dict[str, str], context: Any) -> LocalApp:
+    def _launch(self, claim: AppReservation, secrets: dict[str, str], context: Any) -> LocalApp:
         if self.preflight:
             self.check_start(access_with_lake(self._resolved))
         pipeline_file = claim.folder / _PIPELINE_FILE
@@ -411,7 +417,7 @@ class SparkAppOperator(SparkSubmitOperator):
         return app
 
     def _launch_without_spark(
-        self, claim: Claim, pipeline_file: Path, secrets: dict[str, str], context: Any
+        self, claim: AppReservation, pipeline_file: Path, secrets: dict[str, str], context: Any
     ) -> LocalApp:
         own = [*self._own_args, *self._given_args]
         command = spark_submit.without_spark(self.application, str(pipeline_file), own)
@@ -429,7 +435,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def _say(self, level: int, text: str) -> None:
         self.log.log(level, "%s", text)
 
-    def _conclude(self, end: End) -> Any:
+    def _conclude(self, end: AppEnd) -> Any:
         """Return the task's result after the end or hand-over of its application.
 
         Raises an exception for a failure and for a requested stop.

@@ -28,13 +28,13 @@ class PgTeardownOperator(BaseOperator):
     :param drop_lake: also drop its lake tables and changelog (templated; only `true` or `false`)
     :param give_up: the name of the source, if it has another history than the lake, as after a restore. The
         error of a try without this parameter names it (templated)
-    :param only_say: drop nothing, and report what would be dropped (templated; only `true` or `false`)
+    :param report_only: drop nothing, and report what would be dropped (templated; only `true` or `false`)
     :param timeout_s: seconds to wait for running applications
 
     XCom: `dropped` and `kept`, a phrase for each object.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "drop_lake", "give_up", "only_say")
+    template_fields: Sequence[str] = ("pipeline", "drop_lake", "give_up", "report_only")
     template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
     ui_color = "#d9e8f5"
 
@@ -44,7 +44,7 @@ class PgTeardownOperator(BaseOperator):
         pipeline: PipelineArgument,
         drop_lake: bool | str = False,
         give_up: str = "",
-        only_say: bool | str = False,
+        report_only: bool | str = False,
         timeout_s: float = 60.0,
         **kwargs: Any,
     ) -> None:
@@ -53,7 +53,7 @@ class PgTeardownOperator(BaseOperator):
         self.pipeline = pipeline
         self.drop_lake = drop_lake
         self.give_up = give_up
-        self.only_say = only_say
+        self.report_only = report_only
         self.timeout_s = timeout_s
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class PgTeardownOperator(BaseOperator):
                 access_with_lake(read_pipeline(self.pipeline), task_of(context)),
                 drop_lake=read_flag("drop_lake", self.drop_lake),
                 timeout_s=self.timeout_s,
-                dry_run=read_flag("only_say", self.only_say),
+                dry_run=read_flag("report_only", self.report_only),
                 give_up=[self.give_up] if self.give_up else (),
             )
         self.log.info("%s", result.to_text())

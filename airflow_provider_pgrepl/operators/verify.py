@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_verification
-from airflow_provider_pgrepl.spark_driver.follow import End
+from airflow_provider_pgrepl.spark_driver.follow import AppEnd
 
 _DIFFERENT = 1
 
@@ -77,7 +77,7 @@ class PgVerifyOperator(SparkAppOperator):
         self._context = context
         return super().execute(context)
 
-    def _conclude(self, end: End) -> Any:
+    def _conclude(self, end: AppEnd) -> Any:
         if end.exit_code and end.result:
             self._context["ti"].xcom_push(key="return_value", value=end.result)
             # Spark ends with the same code when it crashes, but leaves no result then.

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook, dsn_of
 from airflow_provider_pgrepl.replication.app.page import documents
-from airflow_provider_pgrepl.replication.app.page.databases import LIMIT_S, PATIENT_S, Databases
+from airflow_provider_pgrepl.replication.app.page.databases import DETAIL_TIMEOUT_S, LIMIT_S, Databases
 from airflow_provider_pgrepl.replication.app.page.documents import Document
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
@@ -66,15 +66,15 @@ def _add_questions(app: FastAPI, databases: Databases[Document]) -> None:
 
     @app.get("/api/pipelines")
     def list_pipelines(database: str) -> Document:
-        is_named = bool(_configured())
-        read = partial(documents.read_pipelines, is_named=is_named)
+        must_have_state = bool(_configured())
+        read = partial(documents.read_pipelines, must_have_state=must_have_state)
         return _asked(databases, database, "pipelines", read, LIMIT_S)
 
     @app.get("/api/tables")
     def list_tables(database: str, pipeline: str) -> Document:
         question = ("tables", pipeline)
         return _asked(
-            databases, database, question, lambda dsn: documents.read_tables(dsn, pipeline), PATIENT_S
+            databases, database, question, lambda dsn: documents.read_tables(dsn, pipeline), DETAIL_TIMEOUT_S
         )
 
     @app.get("/api/table")
@@ -82,7 +82,11 @@ def _add_questions(app: FastAPI, databases: Databases[Document]) -> None:
         table = TableName(schema, name)
         question = ("table", pipeline, table)
         return _asked(
-            databases, database, question, lambda dsn: documents.read_table(dsn, pipeline, table), PATIENT_S
+            databases,
+            database,
+            question,
+            lambda dsn: documents.read_table(dsn, pipeline, table),
+            DETAIL_TIMEOUT_S,
         )
 
 

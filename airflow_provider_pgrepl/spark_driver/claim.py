@@ -58,7 +58,7 @@ class AppRunningError(Exception):
 
 
 @dataclass(frozen=True)
-class Claim:
+class AppReservation:
     """The lock of an application directory, and the folder of the application to launch in it."""
 
     folder: Path
@@ -126,7 +126,7 @@ class RunDirectory:
         return [app for app in map(self.find, names) if app is not None]
 
     @contextmanager
-    def claim(self) -> Iterator[Claim]:
+    def claim(self) -> Iterator[AppReservation]:
         """Lock the directory and create a folder in it for a new application.
 
         The lock guarantees that no earlier application of this directory is running. If the block launches
@@ -138,7 +138,7 @@ class RunDirectory:
         try:
             folder = private_folder(self.folder / f"pgrepl-{secrets.token_hex(16)}")
             try:
-                yield Claim(folder, lock)
+                yield AppReservation(folder, lock)
             finally:
                 if LocalApp(folder).pid is None:
                     remove_private_folder(folder)
@@ -147,7 +147,7 @@ class RunDirectory:
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchSpec:
     """The parameters of an application: pipeline, arguments, Spark settings and environment variables.
 
     The values of environment variables are stored only as salted hashes.
@@ -208,7 +208,7 @@ def _digest(salt: str, value: str) -> str:
     return hashlib.sha256(f"{salt}{value}".encode()).hexdigest()
 
 
-Launch = Callable[[Claim], LocalApp]
+Launch = Callable[[AppReservation], LocalApp]
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class AppAttachment:
     """
 
     place: RunDirectory
-    order: Order
+    order: LaunchSpec
     may_replace: bool
     is_fresh: bool
     stop_timeout_s: float

@@ -29,7 +29,7 @@ class OrphanedTaskError(Exception):
 
 
 @dataclass(frozen=True)
-class End:
+class AppEnd:
     """The end of an application, or its hand-over to the next task run while it continues.
 
     :param why: the last error in its log, or its last lines if there is no error
@@ -93,7 +93,7 @@ class ApplicationFollower:
             return AppState.LOST
         return status
 
-    def follow(self, handle: object) -> End:
+    def follow(self, handle: object) -> AppEnd:
         """Forward the log and results of the application until it has ended or is handed over.
 
         Raises OrphanedTaskError. Raises BusyError if another task follows the application.
@@ -101,7 +101,7 @@ class ApplicationFollower:
         if self._found is None:
             app = self._adoption.place.find(handle)
             if app is None:
-                return End(AppState.LOST, None, "", None)
+                return AppEnd(AppState.LOST, None, "", None)
             self._found = self._adoption.take_known(app)
             self._pass_on_stop()
         end = self._follow(self._found.app)
@@ -147,7 +147,7 @@ class ApplicationFollower:
         found.charge.release()
         found.app.remove()
 
-    def _follow(self, app: LocalApp) -> End:
+    def _follow(self, app: LocalApp) -> AppEnd:
         log = app.log()
         hand_over_at = time.monotonic() + (self._hand_over_after_s or float("inf"))
         while True:
@@ -160,11 +160,11 @@ class ApplicationFollower:
             if self._is_orphaned:
                 raise OrphanedTaskError
             if time.monotonic() >= hand_over_at and not app.is_stopping:
-                return End(status, None, "", self._result, handed_over=True)
+                return AppEnd(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
 
-    def _concluded(self, app: LocalApp, status: AppState, log: LogTail) -> End:
-        end = End(status, app.exit_code(), log.why(), self._result)
+    def _concluded(self, app: LocalApp, status: AppState, log: LogTail) -> AppEnd:
+        end = AppEnd(status, app.exit_code(), log.why(), self._result)
         self._after_end()
         app.remove()
         return end

@@ -20,10 +20,10 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import process, supervisor
 from airflow_provider_pgrepl.spark_driver.claim import (
     AppAttachment,
+    AppReservation,
     AppRunningError,
     AttachedApp,
-    Claim,
-    Order,
+    LaunchSpec,
     RunDirectory,
 )
 from airflow_provider_pgrepl.spark_driver.follow import ApplicationFollower, StoppedError
@@ -54,7 +54,7 @@ class Launcher:
         self._arguments = arguments
         self._stop_timeout_s = stop_timeout_s
 
-    def __call__(self, claim: Claim) -> LocalApp:
+    def __call__(self, claim: AppReservation) -> LocalApp:
         file = claim.folder / "pipeline.json"
         file.write_text('{"name": "shop"}', encoding="utf-8")
         command = [sys.executable, STAND_IN, "--pipeline", str(file), "--journal", str(self._journal.path)]
@@ -273,12 +273,12 @@ class Task:
     """A task that wants an application; what it says is kept."""
 
     def __init__(
-        self, place: RunDirectory, launcher: Launcher, order: Order | None = None, **how: Any
+        self, place: RunDirectory, launcher: Launcher, order: LaunchSpec | None = None, **how: Any
     ) -> None:
         self.said: list[tuple[int, str]] = []
         self.adoption = AppAttachment(
             place=place,
-            order=order or Order(SHOP, STAND_IN),
+            order=order or LaunchSpec(SHOP, STAND_IN),
             may_replace=how.pop("may_replace", True),
             is_fresh=how.pop("is_fresh", False),
             stop_timeout_s=20,
@@ -322,7 +322,9 @@ def test_an_application_that_a_task_follows_is_not_taken_from_it(
     ended(first.app)
 
 
-CHANGED = Order(Pipeline(name="shop", lake="/lake", tables=("public.*",), flush_interval_s=9.0), STAND_IN)
+CHANGED = LaunchSpec(
+    Pipeline(name="shop", lake="/lake", tables=("public.*",), flush_interval_s=9.0), STAND_IN
+)
 
 
 def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
@@ -372,7 +374,7 @@ def test_copy_waits_for_the_end_of_a_copy_that_another_task_follows_and_names_it
         assert first.app.status() is AppState.RUNNING
         first.app.stop()
 
-    order = Order(SHOP, STAND_IN, arguments)
+    order = LaunchSpec(SHOP, STAND_IN, arguments)
     second = Task(place, Launcher(journal), order, may_replace=False, say=end_the_first).take()
     assert second.is_new
     assert said == [
@@ -402,7 +404,7 @@ def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alon
 ) -> None:
     first = Task(place, Launcher(journal), may_replace=False).take()
     waiting: list[ApplicationFollower] = []
-    order = Order(SHOP, STAND_IN, ["--tables", "public.a"])
+    order = LaunchSpec(SHOP, STAND_IN, ["--tables", "public.a"])
     say = lambda *_: waiting[0].stop()  # noqa: E731
     waiting.append(Task(place, Launcher(journal), order, may_replace=False, say=say).following)
     with pytest.raises(StoppedError):
@@ -435,9 +437,9 @@ def test_launch_difference_is_detected_without_storing_environment_values(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     fields: dict[str, Any] = {"pipeline": SHOP, "application": STAND_IN, "environment": {"PGREPL_DSN": "se"}}
-    Order(**fields).write(tmp_path)
-    assert Order(**fields).differences(tmp_path) == []
-    assert len(Order(**{**fields, **changed}).differences(tmp_path)) == 1
+    LaunchSpec(**fields).write(tmp_path)
+    assert LaunchSpec(**fields).differences(tmp_path) == []
+    assert len(LaunchSpec(**{**fields, **changed}).differences(tmp_path)) == 1
     assert "PGREPL_DSN" in (tmp_path / "order.json").read_text()
     assert '"se"' not in (tmp_path / "order.json").read_text()
 
@@ -502,7 +504,7 @@ def test_an_application_is_found_though_the_connection_has_another_name_now(
     journal.wait_for("started")
     renamed = replace(SHOP, conn_id="other")
     task = Task(
-        RunDirectory(tmp_path / "run", "replicate", renamed), Launcher(journal), Order(renamed, STAND_IN)
+        RunDirectory(tmp_path / "run", "replicate", renamed), Launcher(journal), LaunchSpec(renamed, STAND_IN)
     )
     second = task.take()
     assert second.is_new
@@ -512,9 +514,9 @@ def test_an_application_is_found_though_the_connection_has_another_name_now(
     ended(second.app)
 
 
-@pytest.mark.parametrize("order", [Order(SHOP, STAND_IN), CHANGED], ids=["adopted", "replaced"])
+@pytest.mark.parametrize("order", [LaunchSpec(SHOP, STAND_IN), CHANGED], ids=["adopted", "replaced"])
 def test_application_of_another_run_folder_is_found(
-    place: RunDirectory, journal: Journal, tmp_path: Path, order: Order
+    place: RunDirectory, journal: Journal, tmp_path: Path, order: LaunchSpec
 ) -> None:
     """Airflow may have been killed, and started with another `[pgrepl] run_folder`."""
     first = Task(place, Launcher(journal)).take()
@@ -546,7 +548,7 @@ def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
     place: RunDirectory, journal: Journal, tmp_path: Path, variable: str
 ) -> None:
     """Another Airflow of this user may have a pipeline of this name, with the same path at another store."""
-    here, there = (Order(SHOP, STAND_IN, environment={variable: value}) for value in ("here", "there"))
+    here, there = (LaunchSpec(SHOP, STAND_IN, environment={variable: value}) for value in ("here", "there"))
     first = Task(place, Launcher(journal), there).take()
     first.charge.release()
     journal.wait_for("started")

@@ -21,12 +21,12 @@ CLASSES = {
     "operators.resnapshot.PgResnapshotOperator": f"tables reason {_APPLICATION}",
     "operators.resnapshot.PgAddTablesOperator": f"tables {_APPLICATION}",
     "operators.verify.PgVerifyOperator": f"tables sample show_keys repair timeout_s {_APPLICATION}",
-    "operators.snapshot.PgSnapshotOperator": f"tables new_epoch give_up take_over {_APPLICATION}",
+    "operators.snapshot.PgSnapshotOperator": f"tables new_epoch give_up take_over_slot {_APPLICATION}",
     "operators.tables.PgPauseTablesOperator": "pipeline tables",
     "operators.tables.PgResumeTablesOperator": "pipeline tables",
     "operators.tables.PgRetryTablesOperator": "tables pipeline",
     "operators.tables.PgRemoveTablesOperator": "drop_lake_tables pipeline tables",
-    "operators.teardown.PgTeardownOperator": "pipeline drop_lake give_up only_say timeout_s",
+    "operators.teardown.PgTeardownOperator": "pipeline drop_lake give_up report_only timeout_s",
     "sensors.drift.PgSchemaDriftSensor": "pipeline fail_on mark_errored until_drift sql migration_file"
     " database_conn_id migration_timeout_s deferrable",
     "sensors.health.PgReplicationHealthSensor": "pipeline fail_on lag_s wal_warning wal_failure stalled_s"

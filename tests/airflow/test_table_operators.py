@@ -104,7 +104,7 @@ def test_a_pipeline_is_torn_down_when_it_is_meant(shop: Recorded, pg: Any) -> No
         operate("PgTeardownOperator", shop, "teardown")
     named = re.search(r"--give-up (\S+),", str(caught.value))
     assert named is not None
-    look = operate("PgTeardownOperator", shop, "teardown", only_say="True", give_up=named[1])
+    look = operate("PgTeardownOperator", shop, "teardown", report_only="True", give_up=named[1])
     result = operate("PgTeardownOperator", shop, "teardown", give_up=named[1])
     assert result == look
     assert any("publication pgrepl_shop" in what for what in result["dropped"])

@@ -120,7 +120,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "rows marked and not committed": lambda: in_workers(killed_before_its_log_entry),
     "rows marked and committed": lambda: in_workers(killed_after_its_log_entry),
     "one table applied": lambda: in_workers(killed_when_it_has_run),
-    "all tables applied": lambda: before(consistent_points.Points, "append"),
+    "all tables applied": lambda: before(consistent_points.ConsistentPoints, "append"),
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.targets.base import Sending
+from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents
 from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
@@ -243,11 +243,11 @@ def test_transaction_longer_than_brokers_wait_is_an_error_that_says_so(received,
     target = Kafka(f"{kafka.uri}?transaction.timeout.ms=1000", settings)
     target.connect()
     with closing(target):
-        sending = Sending([_event(1)], ends_transaction=False)
+        sending = PendingEvents([_event(1)], ends_transaction=False)
         target.send(sending)
 
         def has_failed() -> bool:
-            target.send(Sending([_event(2)], ends_transaction=False))
+            target.send(PendingEvents([_event(2)], ends_transaction=False))
             return sending.wait(1.0) and sending.error is not None
 
         wait_until(has_failed, what="the broker to abort the transaction")

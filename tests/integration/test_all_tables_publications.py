@@ -83,7 +83,7 @@ def test_event_trigger_is_refused_before_its_key_is_created(dsn, elsewhere, tmp_
 def test_publication_that_the_pipeline_alone_uses_is_no_harm(dsn, tmp_path):
     pipeline = new_pipeline(dsn, tmp_path, event_trigger=True, **USED)
     with opened(Access(pipeline.pipeline, dsn, dsn)) as run:
-        assert trigger.is_present(run.taking.source, pipeline.pipeline)
+        assert trigger.is_present(run.snapshotter.source, pipeline.pipeline)
 
 
 def test_used_publication_that_another_slot_may_read_is_refused(dsn, tmp_path, run):

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import find_re
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
-    Selected,
+    SelectedTables,
     resolve_tables,
     select_tables,
 )
@@ -63,7 +63,7 @@ def taken(kept: Kept, **options: Any) -> Kept:
     return kept
 
 
-def selected(kept: Kept) -> Selected:
+def selected(kept: Kept) -> SelectedTables:
     """Return the tables that a snapshot would choose."""
     with kept.access.store("test") as store, kept.source() as source:
         records = store.read_tables(kept.pipeline.name)

@@ -60,8 +60,8 @@ class Copier:
             ]
 
     def write(self, snapshot: str, part: CopyRange, relation: Relation) -> list[WrittenFile]:
-        choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
-        return write_range(self.dsn, snapshot, part, relation, choices, root, POSITION, EXPORTED_AT)
+        options, root = self.pipeline.options(relation.table), self.pipeline.lake_root
+        return write_range(self.dsn, snapshot, part, relation, options, root, POSITION, EXPORTED_AT)
 
     def read(self, files: list[WrittenFile]) -> pa.Table:
         return pa.concat_tables([pq.ParquetFile(self.root / file.path).read() for file in files])
@@ -201,7 +201,7 @@ def test_bytes_that_are_not_utf8_name_their_column_only(copier):
     relation = Relation(1, TABLE, (Column("id", 1, 23, -1, "integer"), Column("s", 2, 25, -1, "text")))
     stream = io.BytesIO(b"1,sesame\xff\n")
     with pytest.raises(ValueRangeError, match=r'column "s" of public\.t \(text\).*not UTF-8') as caught:
-        list(read_csv(stream, relation, copier.pipeline.choices(relation.table), as_text=True))
+        list(read_csv(stream, relation, copier.pipeline.options(relation.table), as_text=True))
     assert "sesame" not in "".join(traceback.format_exception(caught.value))
 
 

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import find_re
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import export_again
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder, keep
 from demo.postgres import Server
 from tests.conftest import running_server
 from tests.support.replicated import execute, wait_until
@@ -73,7 +73,7 @@ def wait_until_replayed(primary: Server, standby: Server) -> None:
 
 
 @contextmanager
-def keeping(dsn: str) -> Iterator[Keeper]:
+def keeping(dsn: str) -> Iterator[SnapshotHolder]:
     with closing(connect(dsn, "test")) as exporter:
         exporter.cursor().execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         relation = find_relation(exporter, TableName("public", "t"))

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
@@ -34,7 +34,7 @@ def kept(dsn, tmp_path):
 
 
 @pytest.fixture
-def taking(kept: Kept) -> Iterator[TableSnapshotter]:
+def snapshotter(kept: Kept) -> Iterator[TableSnapshotter]:
     def spark() -> Any:
         raise AssertionError("nothing is copied")
 
@@ -42,10 +42,10 @@ def taking(kept: Kept) -> Iterator[TableSnapshotter]:
         yield TableSnapshotter(kept.access, source, store, spark)
 
 
-def take(kept: Kept, taking: TableSnapshotter, *tables: str) -> PgReplError:
+def take(kept: Kept, snapshotter: TableSnapshotter, *tables: str) -> PgReplError:
     """The error by which a run on these tables ends."""
     with pytest.raises(PgReplError) as caught:
-        taking.take(
+        snapshotter.take(
             [TableName.parse(table) for table in tables],
             RequestedTables(),
             read_epoch(kept.changelog),
@@ -72,12 +72,12 @@ def failing(error: BaseException, after: int = 0) -> Callable[..., Any]:
     return exported
 
 
-def test_tables_are_errored_with_the_cause_when_a_later_export_fails(kept, taking, monkeypatch):
+def test_tables_are_errored_with_the_cause_when_a_later_export_fails(kept, snapshotter, monkeypatch):
     monkeypatch.setattr(snapshot_tables, "_PAUSES_S", (0.0,) * 4)
     monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT, after=1))
     lost = SnapshotError("the connection that kept the snapshot was lost")
-    monkeypatch.setattr(TableSnapshotter, "copy", lambda *_: Copied(lost=lost))
-    assert take(kept, taking, A, C) is NO_SLOT
+    monkeypatch.setattr(TableSnapshotter, "copy", lambda *_: CopyResult(lost=lost))
+    assert take(kept, snapshotter, A, C) is NO_SLOT
     assert kept.states() == {A: "errored", B: "streaming", C: "errored"}
     assert [(kept.record(table).error, kept.record(table).reason) for table in (A, C)] == [
         ("SnapshotError", "no slot is free")
@@ -86,23 +86,23 @@ def test_tables_are_errored_with_the_cause_when_a_later_export_fails(kept, takin
 
 
 @pytest.mark.parametrize("error", [SourceConnectionError("the source is away"), KeyboardInterrupt()])
-def test_tables_are_errored_when_the_copies_of_a_run_stop(kept, taking, monkeypatch, error):
+def test_tables_are_errored_when_the_copies_of_a_run_stop(kept, snapshotter, monkeypatch, error):
     def stops(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(TableSnapshotter, "copy", stops)
     with pytest.raises(type(error)):
-        taking.take([TableName.parse(A)], RequestedTables(), read_epoch(kept.changelog))
+        snapshotter.take([TableName.parse(A)], RequestedTables(), read_epoch(kept.changelog))
     assert kept.states()[A] == "errored"
     assert kept.record(A).hint
 
 
 def test_table_that_an_earlier_run_left_snapshotting_is_errored_when_no_snapshot_can_be_made(
-    kept, taking, monkeypatch
+    kept, snapshotter, monkeypatch
 ):
     kept.set_states(A, TableState.SNAPSHOTTING)
     monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
-    take(kept, taking, A)
+    take(kept, snapshotter, A)
     assert kept.record(A).reason == "no slot is free"
 
 
@@ -114,45 +114,51 @@ def unchanged(kept: Kept) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("error", [NO_SLOT, KeyboardInterrupt()])
-def test_new_and_removed_tables_are_as_before_when_no_snapshot_can_be_made(kept, taking, monkeypatch, error):
+def test_new_and_removed_tables_are_as_before_when_no_snapshot_can_be_made(
+    kept, snapshotter, monkeypatch, error
+):
     remove_tables(kept.access, [B])
     monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(error))
     with unchanged(kept), pytest.raises(type(error)):
-        taking.take([TableName.parse(B), TableName.parse(C)], RequestedTables(), read_epoch(kept.changelog))
+        snapshotter.take(
+            [TableName.parse(B), TableName.parse(C)], RequestedTables(), read_epoch(kept.changelog)
+        )
     assert kept.record(B).membership == "removed"
 
 
-def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(kept, taking, monkeypatch):
+def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(
+    kept, snapshotter, monkeypatch
+):
     def fails(*_: object) -> None:
         raise PrivilegeError("the role may not end sessions")
 
     monkeypatch.setattr(snapshot_tables, "renew_walsender", fails)
     with unchanged(kept):
-        take(kept, taking, C)
+        take(kept, snapshotter, C)
 
 
-def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, taking, monkeypatch):
+def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, snapshotter, monkeypatch):
     kept.set_states(A, TableState.PAUSED)
-    set_state = type(taking.store).set_state
+    set_state = type(snapshotter.store).set_state
 
     def fails(store: Any, name: str, table: TableName, state: TableState, **more: Any) -> None:
         if state is TableState.SNAPSHOTTING:
             raise SourceConnectionError("the state database is away")
         set_state(store, name, table, state, **more)
 
-    monkeypatch.setattr(type(taking.store), "set_state", fails)
+    monkeypatch.setattr(type(snapshotter.store), "set_state", fails)
     for table in (A, C):
         with unchanged(kept):
-            take(kept, taking, table)
+            take(kept, snapshotter, table)
 
 
-def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, taking, monkeypatch):
+def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, snapshotter, monkeypatch):
     """The run may have been killed between publishing the table and renewing the walsender."""
     execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
     renewed = list[str]()
     monkeypatch.setattr(snapshot_tables, "renew_walsender", lambda _, slot: renewed.append(slot))
     monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
-    take(kept, taking, A)
+    take(kept, snapshotter, A)
     assert renewed == []
-    take(kept, taking, C)
+    take(kept, snapshotter, C)
     assert renewed == [kept.pipeline.slot]

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.creek.copy_database import CopyDatabase, KeptStream, TableFailedError
+from airflow_provider_pgrepl.replication.creek.copy_database import (
+    AppliedStreamPosition,
+    CopyDatabase,
+    TableFailedError,
+)
 from airflow_provider_pgrepl.replication.creek.table_shape import ShapeColumn, TableShape
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.conftest import closing_connection
@@ -25,7 +29,7 @@ def take(dsn: str, consumer: str, source: TableName, *ids: int) -> None:
     """Take a table whole, as a consumer does at its first start."""
     with closing(CopyDatabase(dsn, consumer, "shop")) as copy:
         copy.read()
-        stream = KeptStream(datetime.now(UTC).isoformat(), 5)
+        stream = AppliedStreamPosition(datetime.now(UTC).isoformat(), 5)
         with copy.loading(source, TARGET, SHAPE, stream) as loading:
             loading.add([{"id": number, "v": f"of {consumer}"} for number in ids])
             header: Any = SimpleNamespace(lsn=100, position="1:0/1:0")

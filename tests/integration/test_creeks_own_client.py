@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.creek.messages import (
 from airflow_provider_pgrepl.replication.creek.wire import unframed
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from tests.conftest import closing_connection
 from tests.support.histories import Known
 from tests.support.jetstream import CreekStream, running_nats
@@ -230,7 +230,7 @@ def test_encoded_events_match_recorded_creek_payloads_byte_for_byte(name, has_la
         def find(self, _: int) -> RelationRecord:
             return record
 
-    events = CreekEvents("shop", has_last, False, Same(), lambda _: TableChoices(), TableSelection())
+    events = CreekEvents("shop", has_last, False, Same(), lambda _: TableOptions(), TableSelection())
     made = events.of(pa.Table.from_pylist(rows, schema))
     for event, payload in zip(made, payloads(transcript, "changes"), strict=True):
         sent = row_of(payload[10:], schema_of(transcript))

@@ -23,7 +23,11 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import find_re
 from airflow_provider_pgrepl.replication.source.connection import abandon, connect
 from airflow_provider_pgrepl.replication.source.copy import imported_snapshot, lock_watch
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, TableKeeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import (
+    SnapshotHolder,
+    TableSnapshotHolder,
+    keep,
+)
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.support.application import HANGS_S, Application, waits
 from tests.support.replicated import wait_until
@@ -47,7 +51,7 @@ def tables(run: object) -> None:
 
 
 @contextmanager
-def keeping(dsn: str, pg: psycopg2.extensions.connection, *names: str) -> Iterator[Keeper]:
+def keeping(dsn: str, pg: psycopg2.extensions.connection, *names: str) -> Iterator[SnapshotHolder]:
     relations: list[Relation] = [find_relation(pg, TableName("public", name), "p") for name in names]  # type: ignore[misc]
     with (
         export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as exported,
@@ -166,7 +170,7 @@ def test_transaction_that_locks_partitions_one_by_one_is_never_a_deadlocks_victi
     with keeping(dsn, pg, "part") as keeper, closing(psycopg2.connect(dsn)) as migration:
         cursor = migration.cursor()
         cursor.execute("set statement_timeout = '60s'; lock table part_2 in access exclusive mode")
-        held = list[TableKeeper]()
+        held = list[TableSnapshotHolder]()
         holding = threading.Thread(target=lambda: held.append(keeper.hold(keeper.relations[0])), daemon=True)
         holding.start()
         wait_until(lambda: sessions(pg, "pgrepl keeper") >= 2)

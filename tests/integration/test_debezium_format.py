@@ -11,7 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import TransformError, ValueRangeError
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
@@ -149,7 +149,7 @@ class Compared(Received):
             "schemas": True,
         }
         settings = parse_publisher("shop", "p", {**said, **given})
-        reader = OrderedReader(self.pipeline, make=maker_of(settings))
+        reader = OrderedReader(self.pipeline, make=converter_factory(settings))
         return [event for batch in reader.read() for event in batch]
 
 

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnaps
 from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from demo.nats import NatsServer
 from tests.conftest import fresh_database
@@ -370,10 +370,10 @@ def test_a_lake_that_took_no_point_is_left_by_the_next_snapshot(dsn, tmp_path, b
         raise LakeUnavailableError("the store is busy")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Points, "append", refuse)
+        patched.setattr(ConsistentPoints, "append", refuse)
         assert events.run_here("snapshot") == process.RETRY_MAY_HELP
     events.take()
-    assert Points(kept.pipeline.lake_root).latest().tables == {}
+    assert ConsistentPoints(kept.pipeline.lake_root).latest().tables == {}
 
 
 def test_a_lake_is_left_and_taken_again_only_by_a_snapshot(dsn, tmp_path, jetstream, begin, capsys):
@@ -385,7 +385,7 @@ def test_a_lake_is_left_and_taken_again_only_by_a_snapshot(dsn, tmp_path, jetstr
     assert main(["status", str(events.file)]) == process.DONE
     assert "which would not be kept" in " ".join(capsys.readouterr().out.split())
     events.take()
-    assert Points(kept.pipeline.lake_root).latest().tables == {}
+    assert ConsistentPoints(kept.pipeline.lake_root).latest().tables == {}
     execute(dsn, "insert into a values (1)")
     events.catch_up()
     assert events.seen() == [("a", "c", 1)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import GapError
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.changes import Change, TypedChanges
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -194,7 +194,7 @@ def test_every_format_has_it(received, dsn):
         settings = parse_publisher("shop", "events", given)
         found = {}
         for unchanged in ("mark", settings.unchanged):
-            reader = OrderedReader(received.pipeline, make=maker_of(settings), unchanged=unchanged)
+            reader = OrderedReader(received.pipeline, make=converter_factory(settings), unchanged=unchanged)
             events = [event for events in reader.read() for event in events]
             found[unchanged] = len(_body(events[-1]))
         assert found["fill"] > 3_200 > found["mark"], given

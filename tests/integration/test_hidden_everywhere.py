@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.avro.codec import long
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
@@ -68,7 +68,7 @@ BEHIND = {
 def sent(received: Received, given: dict[str, Any]) -> Iterator[bytes]:
     """All bytes of all events, of each table until it stops."""
     settings = parse_publisher("p", "events", given)
-    make = maker_of(settings, b"salt")
+    make = converter_factory(settings, b"salt")
     reader = OrderedReader(received.pipeline, TableSelection.parse(None), make=make)
     while True:
         try:

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app.operations.acceptance import accept
 from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
-from airflow_provider_pgrepl.replication.app.snapshot_tables import Outcome
+from airflow_provider_pgrepl.replication.app.snapshot_tables import SnapshotResult
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
@@ -114,9 +114,9 @@ def test_epoch_that_is_given_up_takes_its_lost_points_with_it(
     shutil.rmtree(points_uri(lake))
     left = []
 
-    def begin(*_: object, **__: object) -> Outcome:
+    def begin(*_: object, **__: object) -> SnapshotResult:
         left.extend(own_tables.find_missing(lake))
-        return Outcome()
+        return SnapshotResult()
 
     monkeypatch.setattr(snapshot, "begin_epoch", begin)
     if names:

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import server_warnings
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
@@ -53,11 +53,11 @@ def test_slot_is_kept_in_use_while_tables_are_copied(
             cursor.execute(STANDING)
             return cursor.fetchone()
 
-        def copy(_: object) -> Copied:
+        def copy(_: object) -> CopyResult:
             _, began, confirmed = slot_state()
             wait_until(lambda: slot_state()[1] > began + 3, what="three times the timeout to pass")
             assert slot_state()[0::2] == (False, confirmed)
-            return Copied()
+            return CopyResult()
 
         monkeypatch.setattr(SnapshotCopy, "__init__", lambda *_: None)
         monkeypatch.setattr(SnapshotCopy, "run", copy)
@@ -66,7 +66,7 @@ def test_slot_is_kept_in_use_while_tables_are_copied(
         unused: Any = None
         taking = TableSnapshotter(access, unused, unused, lambda: unused)
         keeper: Any = SimpleNamespace(relations=())
-        assert taking.copy(keeper, unused, unused, unused) == Copied()
+        assert taking.copy(keeper, unused, unused, unused) == CopyResult()
 
 
 def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_PARTS, TOO_LARGE, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
+from airflow_provider_pgrepl.replication.source.catalog.types import TypePartBudget, Types
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger as event_trigger_of
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.values import lake_schema
@@ -87,7 +87,7 @@ def test_a_table_of_such_a_type_is_refused_by_name(pg, dsn, run, steps, statemen
     assert len(relation.to_json()) < 5000
     assert Relation.from_json(relation.to_json()) == relation
     kept = pipeline(text_columns=("public.t.c",), exclude_columns=("public.t.d",))
-    assert [field.type for field in lake_schema(relation, kept.choices(relation.table))][1] == "string"
+    assert [field.type for field in lake_schema(relation, kept.options(relation.table))][1] == "string"
     check_source(dsn, kept)
 
 
@@ -111,7 +111,7 @@ def test_a_type_that_is_its_own_part_has_no_end():
     """No catalog has such a type, but a message could describe one."""
     types = Types({99: ("v", "c", ",", 0, False, 0, -1, 0, "")}, {99: [("a", 99, -1)]})
     types._measure(99)
-    assert types.find(99, -1, Room()).kind == TOO_LARGE
+    assert types.find(99, -1, TypePartBudget()).kind == TOO_LARGE
     assert types.with_rows() == [99]
 
 

@@ -12,7 +12,11 @@ import pytest
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableError, TableSnapshotError
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, TableKeeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import (
+    SnapshotHolder,
+    TableSnapshotHolder,
+    keep,
+)
 from airflow_provider_pgrepl.replication.source.publication import add_tables
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.integration.test_publication import relation
@@ -42,7 +46,7 @@ def owner(pg, run) -> Iterator[str]:
 
 
 @contextmanager
-def copying(dsn, pg) -> Iterator[tuple[TableKeeper, CopyRange]]:
+def copying(dsn, pg) -> Iterator[tuple[TableSnapshotHolder, CopyRange]]:
     """A table that is cut in ranges, and locked against its owner; and a range that is all of it."""
     with keeping(dsn, pg) as keeper, keeper.hold(keeper.relations[0]) as held:
         (whole,) = held.plan(held.relation, WHOLE)
@@ -51,7 +55,7 @@ def copying(dsn, pg) -> Iterator[tuple[TableKeeper, CopyRange]]:
 
 
 @contextmanager
-def keeping(dsn, pg, table="t") -> Iterator[Keeper]:
+def keeping(dsn, pg, table="t") -> Iterator[SnapshotHolder]:
     with (
         export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as exported,
         keep(dsn, exported.snapshot, [relation(pg, table)], "p", 60.0) as keeper,
@@ -60,7 +64,7 @@ def keeping(dsn, pg, table="t") -> Iterator[Keeper]:
         yield keeper
 
 
-def read(dsn: str, held: TableKeeper, part: CopyRange) -> int:
+def read(dsn: str, held: TableSnapshotHolder, part: CopyRange) -> int:
     """The number of rows in a range."""
     with open_copy(dsn, held.snapshot, part) as stream:
         return len(stream.read().splitlines())

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import needed_changes
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
-from airflow_provider_pgrepl.replication.app.operations.maintain import Maintained, maintain
+from airflow_provider_pgrepl.replication.app.operations.maintain import MaintenanceReport, maintain
 from airflow_provider_pgrepl.replication.changelog import maintenance as retention
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -68,7 +68,9 @@ def two_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "now", lambda store: real(store) + LATER)
 
 
-def run(kept: Kept, *tables: str, wait: Callable[[float], bool] = lambda _: False, **how: Any) -> Maintained:
+def run(
+    kept: Kept, *tables: str, wait: Callable[[float], bool] = lambda _: False, **how: Any
+) -> MaintenanceReport:
     return maintain(kept.access, tables, wait=wait, **how)
 
 
@@ -160,7 +162,11 @@ def test_an_app_may_start_meanwhile(kept: Kept) -> None:
 
 def old_hours(kept: Kept) -> Kept:
     """The same pipeline, which keeps changes for no time at all."""
-    settings = {"changelog_retention_h": 0.001, "points_keep_h": 0.001, "points_keep_all_h": 0.0005}
+    settings = {
+        "changelog_retention_h": 0.001,
+        "consistent_point_retention_h": 0.001,
+        "consistent_point_keep_all_h": 0.0005,
+    }
     kept.pipeline = replace(kept.pipeline, **settings)
     return kept
 

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.own_tables import check_not_n
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.delta.log import put_commit
 from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit, read_parquet
 from tests.support.changelogs import Written, epoch_record
@@ -111,13 +111,13 @@ def rows_of(uri: str) -> list[int]:
 
 @pytest.mark.parametrize("fault", ["throttled", "cut", "answer lost"])
 def test_a_point_whose_put_fails_once_is_written_once(fault, faulty, s3_lake):
-    points = Points(s3_lake)
+    points = ConsistentPoints(s3_lake)
     first, second = (ConsistentPoint(Epoch(1), LSN(lsn), None, {"public.t": lsn}) for lsn in (1, 2))
     points.append(first)
     faulty.next(fault, when=lambda asked: asked.is_commit)
     points.append(second)
     assert faulty.faults == {fault: 1}
-    assert Points(s3_lake).latest() == second
+    assert ConsistentPoints(s3_lake).latest() == second
 
 
 def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty, s3_lake):
@@ -128,7 +128,7 @@ def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty,
     """
     uri = changelog_uri(s3_lake)
     create_changelog(uri, epoch_record())
-    written, points, asked = Written(uri), Points(s3_lake), []
+    written, points, asked = Written(uri), ConsistentPoints(s3_lake), []
     for lsn in range(100, 2600, 100):
         faulty.asked.clear()
         written.transaction(lsn, r7=1)

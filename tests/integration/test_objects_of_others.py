@@ -107,10 +107,10 @@ def test_slot_of_an_epoch_whose_beginning_failed_is_noted_as_gone(kept, monkeypa
     with Store(kept.dsn, "test") as store, kept.source() as source:
         ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
-        with pytest.raises(KeyboardInterrupt), ownership.slot_noted():
+        with pytest.raises(KeyboardInterrupt), ownership.record_slot_loss():
             raise KeyboardInterrupt
         assert store.read_pipeline(kept.pipeline.name).slot_owned, "it is there"
-        with pytest.raises(KeyboardInterrupt), ownership.slot_noted():
+        with pytest.raises(KeyboardInterrupt), ownership.record_slot_loss():
             drop_slot(source, kept.pipeline.slot)
             raise KeyboardInterrupt
         assert not store.read_pipeline(kept.pipeline.name).slot_owned

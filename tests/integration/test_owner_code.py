@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import find_re
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.conftest import closing_connection
@@ -149,7 +149,7 @@ def pipeline(**options: Any) -> Pipeline:
     return Pipeline(name="p", lake="/nowhere", tables=("app.t",), **given)
 
 
-def keeper_of(house: House, **options: Any) -> TableKeeper:
+def keeper_of(house: House, **options: Any) -> TableSnapshotHolder:
     with house.connect() as source:
         relation = find_relation(source, TABLE, "p")
     source.close()
@@ -161,7 +161,7 @@ def keeper_of(house: House, **options: Any) -> TableKeeper:
         return keeper.hold(*keeper.relations)
 
 
-def copied(house: House, keeper: TableKeeper, ranges: list[CopyRange]) -> list[int]:
+def copied(house: House, keeper: TableSnapshotHolder, ranges: list[CopyRange]) -> list[int]:
     found: list[int] = []
     for part in ranges:
         with open_copy(house.reader_dsn, keeper.snapshot, part) as stream:

@@ -51,7 +51,7 @@ def test_table_that_has_not_moved_for_a_day_has_no_time_of_change(dsn, pg, run):
 
 
 def test_database_without_state_is_an_error_only_if_it_was_named(dsn):
-    assert read_pipelines(dsn, is_named=False) == {"pipelines": []}
+    assert read_pipelines(dsn, must_have_state=False) == {"pipelines": []}
     with pytest.raises(StateError, match="not set up"):
         read_pipelines(dsn)
 

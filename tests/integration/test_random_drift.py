@@ -25,9 +25,9 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import compare_catalog
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext, bring_forward
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_range
@@ -99,18 +99,18 @@ class Drifting(Received):
             ranges = plan_ranges(keeper, relation, 1 << 40)
             now = self._now(cursor)
             self._partition(relation)
-            choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
+            options, root = self.pipeline.options(relation.table), self.pipeline.lake_root
             files = [
                 file
                 for part in ranges
-                for file in write_range(self.dsn, snapshot, part, relation, choices, root, position, now)
+                for file in write_range(self.dsn, snapshot, part, relation, options, root, position, now)
             ]
         record = RelationRecord.of_catalog(relation)
         place = None if watching is None else EffectiveFrom(position, watching)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record, place)
         commit_snapshot(
             self.lake_path(table.sql),
-            lake_schema(relation, choices),
+            lake_schema(relation, options),
             files,
             position,
             self.pipeline.name,
@@ -131,8 +131,8 @@ class Drifting(Received):
 
     def _is_refused(self, relation: Relation, by: str) -> bool:
         try:
-            choices = replace(self.pipeline, per_table={str(relation.table): {"partition_by": by}})
-            partitioning(relation, choices.choices(relation.table))
+            options = replace(self.pipeline, per_table={str(relation.table): {"partition_by": by}})
+            partitioning(relation, options.options(relation.table))
         except (ConfigError, TableError):
             return True
         return False
@@ -149,9 +149,9 @@ class Drifting(Received):
             if table.name in self.errors:
                 continue
             relation, pipeline = self.copied[table.name], self.pipeline
-            work = TableWork(
+            work = TableContext(
                 relation,
-                pipeline.choices(relation.table),
+                pipeline.options(relation.table),
                 app_id(pipeline.name, Epoch(1)),
                 pipeline.lake_root,
                 pipeline.slice_bytes,
@@ -175,7 +175,7 @@ class Drifting(Received):
                 assert record.catalog is not None
                 recorded = record.catalog
                 current = read_relation(source, recorded.oid, self.pipeline.publication)
-                verdict = judge_catalog(recorded, current, self.pipeline.choices(recorded.table))
+                verdict = compare_catalog(recorded, current, self.pipeline.options(recorded.table))
                 if verdict.kind is DriftKind.UNSAFE:
                     assert verdict.hint
                     self._stop(table, verdict.reason)
@@ -201,7 +201,7 @@ class Drifting(Received):
         version = lake.transaction_version(RELATION_APP)
         record = RelationIndex(relations_uri(self.pipeline.lake_root)).find_version(version)
         relation = record.catalog
-        check_partitions(self.lake_path(table.sql), relation, self.pipeline.choices(relation.table))
+        check_partitions(self.lake_path(table.sql), relation, self.pipeline.options(relation.table))
 
     def resnapshot_stopped_tables(self) -> None:
         stopped = [table for table in self.tables if table.name in self.errors]

@@ -35,7 +35,7 @@ from tests.support.replicated import OWN_COLUMNS
 
 pytestmark = pytest.mark.slow
 
-Moment = tuple[LSN, list[str], Counter[tuple[Any, ...]]]
+PointInTime = tuple[LSN, list[str], Counter[tuple[Any, ...]]]
 
 T = "public.t"
 CREATE = "create table t (id int primary key, v varchar(9), n int)"
@@ -65,7 +65,7 @@ class Watched:
     def __init__(self, landed: Landed, connection: Connection) -> None:
         self.landed = landed
         self.pg = connection
-        self.seen: list[Moment] = []
+        self.seen: list[PointInTime] = []
 
     def run(self, *statements: str) -> None:
         with self.landed.receiving() as receiver:

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -85,7 +85,7 @@ class Source:
         other, place = self.random.randint(1, 12), self.random.choice(["'a'", "'b'", "'é\"x'"])
         key = '"item.no"'
         long = "repeat(md5(random()::text), 100)"
-        choices = {
+        options = {
             "doc": [
                 f"insert into doc values ({number}, 't{other}', {long})",
                 f"insert into doc values ({number}, null, {long}) on conflict (id) do update set title = 'c'",
@@ -112,7 +112,7 @@ class Source:
         table = self.random.choice([name.removeprefix("public.") for name in self.tables])
         if chance < 0.03:
             return f"truncate {table}"
-        return self.random.choice(choices[table])
+        return self.random.choice(options[table])
 
 
 def plain(rows: Rows) -> Counter[str]:
@@ -251,7 +251,7 @@ def test_truncate_that_stops_the_table_stops_its_reading(dsn: str, pg: Connectio
 
 
 def test_a_table_that_the_nearest_point_does_not_name_is_refused(landed: Landed) -> None:
-    points = Points(landed.pipeline.lake_root)
+    points = ConsistentPoints(landed.pipeline.lake_root)
     points.append(ConsistentPoint(1, LSN(landed.durable_lsn - 1), None, {"public.other": 0}))
     with pytest.raises(LakeError, match=r"the lake does not hold public\.t as of"):
         ids(landed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
@@ -79,7 +79,7 @@ def events(received: Received, target: str = "rabbitmq", **more: Any) -> list[Ev
     reader = OrderedReader(
         received.pipeline,
         TableSelection.parse(TABLES[:3]),
-        make=maker_of(settings),
+        make=converter_factory(settings),
         unchanged="mark" if target == "rabbitmq" else "fill",
     )
     return [event for batch in reader.read() for event in batch]
@@ -149,7 +149,7 @@ def test_a_table_whose_updates_do_not_say_what_was_stops_at_the_first(received):
     )
     received.receive()
     settings = parse_publisher("shop", "events", {"target": "rabbitmq", "row_filter": FILTER})
-    reader = OrderedReader(received.pipeline, ["public.short"], make=maker_of(settings))
+    reader = OrderedReader(received.pipeline, ["public.short"], make=converter_factory(settings))
     found: list[int] = []
     with pytest.raises(DriftError, match="do not say what a row had before in v") as caught:
         for batch in reader.read():

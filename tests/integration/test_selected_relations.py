@@ -16,10 +16,10 @@ from airflow_provider_pgrepl.replication.app import snapshot_tables as epoch_beg
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, resnapshot, take_tables
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.support.kept import Kept
@@ -186,9 +186,9 @@ def test_table_altered_between_selection_and_snapshot_is_selected_again(
     """The checks at a table's selection hold for the table that is copied."""
     copied: list[list[str]] = []
 
-    def copy(_: TableSnapshotter, keeper: Keeper, *__: object, **___: object) -> Copied:
+    def copy(_: TableSnapshotter, keeper: SnapshotHolder, *__: object, **___: object) -> CopyResult:
         copied.extend([column.name for column in relation.columns] for relation in keeper.relations)
-        return Copied(done=dict.fromkeys([E], 1))
+        return CopyResult(done=dict.fromkeys([E], 1))
 
     before(
         monkeypatch, epoch_beginning, "create_slot", lambda: execute(kept.dsn, "alter table e add more int")

@@ -278,7 +278,7 @@ def test_the_command_says_what_it_costs_and_does_so_with_yes(
     poison(kept)
     lsn = str(kept.unsendable())
     monkeypatch.setenv("PGREPL_DSN", kept.dsn)
-    command = ["skip", str(kept.file), "--lsn", lsn, "--untouched", U]
+    command = ["skip", str(kept.file), "--lsn", lsn, "--unchanged-tables", U]
     assert main(command) == 78
     said = capsys.readouterr().err
     assert f"the transaction at {lsn} " in said
@@ -286,7 +286,7 @@ def test_the_command_says_what_it_costs_and_does_so_with_yes(
         f"marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES): {T}\n"
         in said
     )
-    assert f"unchanged according to --untouched: {U}\n" in said
+    assert f"unchanged according to --unchanged-tables: {U}\n" in said
     assert "nothing was changed" not in said, "what was due before it is received"
     assert "nothing was skipped; the changelog has all transactions before this one now" in said
     assert kept.states() == {T: "streaming", U: "streaming"}

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy, plan_ranges
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import PublishedTables
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder, keep
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.support.replicated import wait_until
@@ -244,7 +244,7 @@ def test_limits_of_role_and_database_leave_fewer_sessions(pg, dsn, run, free, ex
     role = f"r_{uuid.uuid4().hex[:8]}"
     run(f"create role {role} login")
     with closing(connect(dsn.replace("user=postgres", f"user={role}"), "keeper")) as connection:
-        keeper = Keeper(dsn, connection, "", [], PublishedTables(None, {}, {}), 1)
+        keeper = SnapshotHolder(dsn, connection, "", [], PublishedTables(None, {}, {}), 1)
         ((in_use,),) = run("select count(*) from pg_stat_activity where datname = current_database()")
         for limited, taken in ((f"role {role}", 1), (f"database {pg.info.dbname}", in_use)):
             run(f"alter {limited} connection limit {free + taken}")

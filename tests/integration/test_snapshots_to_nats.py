@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row, WalChange
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import LakeSnapshots, SnapshotRequests
-from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace, place_of
+from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPosition, place_of
 from airflow_provider_pgrepl.replication.creek.wire import Version, Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
@@ -384,7 +384,7 @@ def test_a_snapshot_finds_its_place_while_others_go_on(published):
     (before, *_, last) = published.changes("other")
     after_first = EventPosition.parse(before.id)
 
-    async def places(creek: CreekClient) -> list[StreamPlace]:
+    async def places(creek: CreekClient) -> list[StreamPosition]:
         wire = Wire("CREEK", published.pipeline.name)
         return [
             await place_of(creek._jetstream, wire, table, position, record.saved_at)

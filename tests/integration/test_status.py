@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import (
     create_changelog,
     mark_torn_down,
 )
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -104,7 +104,7 @@ class Shop:
         version = self.write_table("orders", at)
         self.write_table("broken", at)
         moment = datetime.now(UTC) - timedelta(minutes=3)
-        Points(lake).append(ConsistentPoint(EPOCH, LSN(at - 1), moment, {"public.orders": version}))
+        ConsistentPoints(lake).append(ConsistentPoint(EPOCH, LSN(at - 1), moment, {"public.orders": version}))
         return at
 
     def epoch_record(self, at: LSN) -> EpochRecord:
@@ -210,7 +210,7 @@ def test_a_quiet_table_is_as_far_as_the_consistent_point_that_holds_it(shop: Sho
     shop.set_up()
     before = {table["table"]: table["lag_bytes"] for table in shop.json()["tables"]}
     end = wal_lsn(shop.pg)
-    Points(shop.pipeline.lake_root).append(ConsistentPoint(EPOCH, end, None, {"public.orders": 0}))
+    ConsistentPoints(shop.pipeline.lake_root).append(ConsistentPoint(EPOCH, end, None, {"public.orders": 0}))
     status = shop.json()
     after = {table["table"]: table["lag_bytes"] for table in status["tables"]}
     assert after["public.orders"] == status["steps"]["applied"]["lag_bytes"]

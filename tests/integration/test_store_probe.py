@@ -11,7 +11,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.delta.table import append_delta
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
-from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, files_of_others
+from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, foreign_files
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import objects, open_storage, probe
@@ -115,7 +115,7 @@ def test_objects_of_others_in_the_place_of_a_table_stay(s3_lake):
     commit_snapshot(f"{s3_lake}/public/t", pa.schema([("a", pa.int64())]), [], LSN(9), "p", Epoch(1))
     objects.put(filesystem, report, b"mine")
     check_droppable(s3_lake, [TableName("public", "t")], "p")
-    assert files_of_others(s3_lake, [TableName("public", "t")]) == [f"{s3_lake}/public/t/report-2019.csv"]
+    assert foreign_files(s3_lake, [TableName("public", "t")]) == [f"{s3_lake}/public/t/report-2019.csv"]
     drop_lake_tables(s3_lake, [TableName("public", "t")])
     left = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
     assert [info.path for info in left if info.is_file] == [report]

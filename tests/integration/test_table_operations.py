@@ -276,10 +276,10 @@ def test_a_value_that_did_not_fit_does_under_another_choice_without_a_new_copy(k
         {"history": True},
     ],
 )
-def test_choices_that_want_another_lake_table_do_not_hold_before_a_new_copy(kept, choices):
+def test_choices_that_want_another_lake_table_do_not_hold_before_a_new_copy(kept, options):
     kept.fail(B)
     before = kept.record(B).config
-    kept.configure(**choices)
+    kept.configure(**options)
     retry_tables(kept.access, [B])
     assert (kept.states()[B], kept.record(B).config) == ("catching_up", before)
 

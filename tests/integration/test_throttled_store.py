@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -37,7 +37,7 @@ class Places:
         self.handed, self.relation = handed, relation
         self.log = PublisherLog(handed.pipeline.lake_root, "events")
         self.record = self.log.take(PublisherRecord(EventPosition(Epoch(1), LSN(1), 0)), "test")
-        self.points = Points(handed.pipeline.lake_root)
+        self.points = ConsistentPoints(handed.pipeline.lake_root)
         self.lsn = 100
 
     def receiver(self) -> None:

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
@@ -50,7 +50,7 @@ def torn(dsn, tmp_path, monkeypatch) -> Received:
     """A pipeline whose last changelog commit and point are half there; neither was confirmed to the slot."""
     execute(dsn, "create table t (id int primary key)")
     one = begun(dsn, tmp_path)
-    points = Points(one.pipeline.lake_root)
+    points = ConsistentPoints(one.pipeline.lake_root)
     for lsn in (1, 2):
         points.append(ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": 0}))
     execute(dsn, "insert into t values (1)")
@@ -88,7 +88,7 @@ def is_torn(one: Received) -> bool:
 def test_torn_unconfirmed_commit_is_set_aside_and_received_again(torn: Received, caplog) -> None:
     settle(torn)
     assert "set aside 1 unconfirmed commits" in caplog.text
-    assert [point.lsn for point in Points(torn.pipeline.lake_root).all()] == [1]
+    assert [point.lsn for point in ConsistentPoints(torn.pipeline.lake_root).all()] == [1]
     torn.receive()
     assert [row["new"] for row in torn.changelog_rows("I")] == [["1"]]
 
@@ -212,7 +212,9 @@ def test_points_and_relations_stay_where_they_are_though_a_file_is_out_of_sight(
     confirmed: Received, tmp_path: Path, table: str
 ) -> None:
     """Points were reported to readers, and what a relation was called decides which columns are hidden."""
-    Points(confirmed.pipeline.lake_root).append(ConsistentPoint(1, 1, datetime.now(UTC), {"public.t": 0}))
+    ConsistentPoints(confirmed.pipeline.lake_root).append(
+        ConsistentPoint(1, 1, datetime.now(UTC), {"public.t": 0})
+    )
     folder = Path(confirmed.pipeline.lake_root) / "_pgrepl" / table
     file = max(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (folder / "_delta_log").iterdir())

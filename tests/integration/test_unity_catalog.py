@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.catalogs import unity as unity_catalog
 from airflow_provider_pgrepl.replication.catalogs.unity import changes, register_in_unity
 from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityServer
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.landed import Landed
@@ -50,7 +50,7 @@ def made(lake: Path, *tables: str, schema: pa.Schema | None = None, **options: A
     for table in tables:
         create_delta(f"{pipeline.lake_root}/{table.replace('.', '/')}", schema or pa.schema([KEY]), {})
     point = ConsistentPoint(Epoch(1), LSN(1), datetime.now(UTC), dict.fromkeys(tables, 0))
-    Points(pipeline.lake_root).append(point)
+    ConsistentPoints(pipeline.lake_root).append(point)
     return pipeline
 
 
@@ -171,7 +171,7 @@ def test_comments_and_partitions_are_the_tables_and_a_readers_comment_stays(unit
     uri = f"{pipeline.lake_root}/public/items"
     create_delta(uri, schema, {}, partition_by=["state"], description="What is sold")
     both = dict.fromkeys((TABLE, "public.items"), 0)
-    Points(pipeline.lake_root).append(ConsistentPoint(Epoch(1), LSN(2), datetime.now(UTC), both))
+    ConsistentPoints(pipeline.lake_root).append(ConsistentPoint(Epoch(1), LSN(2), datetime.now(UTC), both))
     unity.ask("POST", "schemas", {"name": "shop", "catalog_name": unity.catalog})
     plain = {"name": "id", "type_name": "LONG", "type_text": "BIGINT", "nullable": False, "position": 0}
     plain["type_json"] = json.dumps({"name": "id", "type": "long", "nullable": False, "metadata": {}})
@@ -241,7 +241,7 @@ def test_a_folder_that_no_url_can_spell_is_registered_and_known_again(unity, tmp
 def test_a_table_that_was_dropped_since_the_point_stops_no_other(unity, tmp_path):
     pipeline = made(tmp_path / "lake", TABLE, "public.zebras")
     point = ConsistentPoint(Epoch(1), LSN(2), datetime.now(UTC), {TABLE: 0, "public.gone": 0})
-    Points(pipeline.lake_root).append(point)
+    ConsistentPoints(pipeline.lake_root).append(point)
     with pytest.raises(LakeError, match="public_gone: there is no lake table any more"):
         register(unity, pipeline)
     assert unity.tables("shop") == {"public_orders"}

@@ -86,14 +86,14 @@ def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
         per_table = {"public.t": {"partition_by": by}}
         pipeline = Pipeline(name="p", lake=folder, tables=("public.t",), per_table=per_table)
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
-        commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(uri, lake_schema(of, pipeline.options(of.table)), [], LSN(1), "p", Epoch(1))
         first = [Change("I", new=row, commit_lsn=2) for row in snapshot]
-        apply_changes(open_table(uri), table_of(first), of, pipeline.choices(of.table), app, slice_bytes + 1)
+        apply_changes(open_table(uri), table_of(first), of, pipeline.options(of.table), app, slice_bytes + 1)
         for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
             again = [change for change in changes if change.commit_lsn <= cut]
             table = open_table(uri)
-            choices = replace(pipeline, merge=merge).choices(of.table)
-            applied = apply_changes(table, table_of(again), of, choices, app, slice_bytes + 1)
+            options = replace(pipeline, merge=merge).options(of.table)
+            applied = apply_changes(table, table_of(again), of, options, app, slice_bytes + 1)
             assert applied.position == max((c.commit_lsn for c in again), default=2 if snapshot else 1)
-        check_partitions(uri, of, pipeline.choices(of.table))
+        check_partitions(uri, of, pipeline.options(of.table))
         assert sorted(lake_rows(open_table(uri)), key=repr) == sorted(model.rows.values(), key=repr)

@@ -62,7 +62,7 @@ class Lake:
         self.uri, self.history = f"{folder}/{of.table.path}", history_uri(folder, of.table)
         prepare_history(of, pipeline, LSN(1), Epoch(1), EXPORTED)
         commit_snapshot(
-            self.uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1), EXPORTED
+            self.uri, lake_schema(of, pipeline.options(of.table)), [], LSN(1), "p", Epoch(1), EXPORTED
         )
         self.apply([Change("I", new=row, commit_lsn=2) for row in rows], 1 << 20)
 
@@ -86,7 +86,7 @@ class Lake:
                     open_table(self.history),
                     table_of(changes),
                     self.of,
-                    self.pipeline(slice_bytes).choices(self.of.table),
+                    self.pipeline(slice_bytes).options(self.of.table),
                     APP,
                     self.folder,
                     slice_bytes,

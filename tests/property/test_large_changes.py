@@ -73,18 +73,18 @@ def test_rows_equal_the_model_however_large_changes_are_parted(
     changes, cuts, of = history
     assume(changes)
     pipeline = pipeline_of("/lake", *policy)
-    schema = lake_schema(of, pipeline.choices(of.table))
+    schema = lake_schema(of, pipeline.options(of.table))
     with tempfile.TemporaryDirectory() as folder:
         uri = f"{folder}/t"
         commit_snapshot(uri, schema, [], LSN(1), "p", Epoch(1))
         for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
             large = write_changelog(folder, changes, ends, of)
             large = replace(large, before=LSN(cut + 1))
-            choices = replace(pipeline, merge=merge).choices(of.table)
+            options = replace(pipeline, merge=merge).options(of.table)
             told = sum(change.commit_lsn <= cut for change in changes)
             outline = large.outline()
             assert sum(outline[large_transactions.ROWS].to_pylist()) == told
-            apply_changes(open_table(uri), outline, of, choices, APP, slice_bytes + 1, large)
+            apply_changes(open_table(uri), outline, of, options, APP, slice_bytes + 1, large)
         names = ", ".join(f'"{name}"' for name in schema.names)
         found = QueryBuilder().register("t", open_table(uri)).execute(f"select {names} from t").read_all()
     model = expected(changes, of, *policy)
@@ -95,8 +95,8 @@ def test_rows_equal_the_model_however_large_changes_are_parted(
 @pytest.mark.parametrize("merge", ["rewrite", "merge_on_read"])
 def test_one_transaction_is_one_commit_of_many_parts(tmp_path: Path, merge: str) -> None:
     pipeline = replace(pipeline_of(str(tmp_path), "hard", "apply"), merge=merge)
-    choices, uri = pipeline.choices(NUMBERS.table), f"{tmp_path}/t"
-    commit_snapshot(uri, lake_schema(NUMBERS, choices), [], LSN(1), "p", Epoch(1))
+    options, uri = pipeline.options(NUMBERS.table), f"{tmp_path}/t"
+    commit_snapshot(uri, lake_schema(NUMBERS, options), [], LSN(1), "p", Epoch(1))
     inserts = [Change("I", new=(str(number), "a"), commit_lsn=10) for number in range(200)]
     updates = [Change("U", new=(str(number), "b"), commit_lsn=20) for number in range(0, 200, 2)]
     deletes = [Change("D", old=(str(number), None), commit_lsn=20) for number in range(50)]
@@ -106,7 +106,7 @@ def test_one_transaction_is_one_commit_of_many_parts(tmp_path: Path, merge: str)
     assert len(outline) < 20
     parts = list(large.parts(LSN(20), -1, large_transactions.weight(outline), NUMBERS))
     assert len([part for part in parts if len(part)]) > 5
-    applied = apply_changes(open_table(uri), outline, NUMBERS, choices, APP, 100, large)
+    applied = apply_changes(open_table(uri), outline, NUMBERS, options, APP, 100, large)
     assert (applied.changes, applied.commits) == (350, 2)
     # A commit that declares the bounds of columns may come before.
     assert applied.version - before <= 4
@@ -135,14 +135,14 @@ def test_keys_of_several_texts_that_are_one_in_the_lake_go_whole(tmp_path: Path)
         types={"public.t.k": "decimal(20,4)"},
         merge="merge_on_read",
     )
-    choices, uri = pipeline.choices(of.table), f"{tmp_path}/t"
-    commit_snapshot(uri, lake_schema(of, choices), [], LSN(1), "p", Epoch(1))
+    options, uri = pipeline.options(of.table), f"{tmp_path}/t"
+    commit_snapshot(uri, lake_schema(of, options), [], LSN(1), "p", Epoch(1))
     one = [Change("I", new=("1.0", "a"), commit_lsn=10)]
-    apply_changes(open_table(uri), table_of(one), of, choices, APP, 1 << 20)
+    apply_changes(open_table(uri), table_of(one), of, options, APP, 1 << 20)
     many = [Change("I", new=(str(number), "b" * 20), commit_lsn=20) for number in range(100, 110)]
     other = [Change("D", old=("1.0", None), commit_lsn=20), Change("I", new=("1.00", "c"), commit_lsn=20)]
     large = write_changelog(str(tmp_path), [*other, *many], [], of)
-    apply_changes(open_table(uri), large.outline(), of, choices, APP, 10, large)
+    apply_changes(open_table(uri), large.outline(), of, options, APP, 10, large)
     rows = QueryBuilder().register("t", open_table(uri)).execute("select v from t where k = 1").read_all()
     assert pa.table(rows)["v"].to_pylist() == ["c"]
 

@@ -79,12 +79,12 @@ def insert(source: Any, rows: Sequence[Sequence[str]]) -> None:
 
 def by_parse(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:
     """Return the source's rows as the stream types them."""
-    typed = values.typed_columns(relation, pipeline.choices(relation.table))
+    typed = values.typed_columns(relation, pipeline.options(relation.table))
     arrays = {
         column.name: column.parse(pa.array(source_texts(source, column.column), pa.large_string()))
         for column in typed
     }
-    return pa.table(arrays).cast(values.lake_schema(relation, pipeline.choices(relation.table)))
+    return pa.table(arrays).cast(values.lake_schema(relation, pipeline.options(relation.table)))
 
 
 def by_csv(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:
@@ -94,8 +94,8 @@ def by_csv(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa
     with source.cursor() as cursor:
         cursor.copy_expert(f"copy (select {names} from s.t order by id) to stdout (format csv)", stream)
     stream.seek(0)
-    batches = list(read_csv(stream, relation, pipeline.choices(relation.table), as_text=True))
-    return pa.Table.from_batches(batches, values.lake_schema(relation, pipeline.choices(relation.table)))
+    batches = list(read_csv(stream, relation, pipeline.options(relation.table), as_text=True))
+    return pa.Table.from_batches(batches, values.lake_schema(relation, pipeline.options(relation.table)))
 
 
 def check(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:

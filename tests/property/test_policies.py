@@ -144,9 +144,9 @@ def put(lake: Held, batch: list[Change], of: Relation, policy: tuple[str, str]) 
 
 
 def without_key(changes: list[Change], cuts: list[int], of: Relation, pipeline: Pipeline) -> pa.Table:
-    lake = lake_schema(of, pipeline.choices(of.table)).empty_table()
+    lake = lake_schema(of, pipeline.options(of.table)).empty_table()
     for batch in batches(changes, cuts):
-        net = net_rows(table_of(batch), of, pipeline.choices(of.table))
+        net = net_rows(table_of(batch), of, pipeline.options(of.table))
         lake = pa.concat_tables([net.remaining(lake), net.gained])
     return lake
 
@@ -163,16 +163,16 @@ def merged(
     with tempfile.TemporaryDirectory() as folder:
         pipeline = pipeline_of(folder, *policy, per_table={"public.t": {"partition_by": by}})
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
-        commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(uri, lake_schema(of, pipeline.options(of.table)), [], LSN(1), "p", Epoch(1))
         for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
             again = [change for change in changes if change.commit_lsn <= cut]
-            choices = replace(pipeline, merge=merge).choices(of.table)
+            options = replace(pipeline, merge=merge).options(of.table)
             table = open_table(uri)
-            apply_changes(table, table_of(again), of, choices, app, slice_bytes + 1)
+            apply_changes(table, table_of(again), of, options, app, slice_bytes + 1)
             if by is not None:
                 compact(table, app, ("b",), at_least=2, gone_share=0.0)
-        check_partitions(uri, of, pipeline.choices(of.table))
-        held = (name for name in lake_schema(of, pipeline.choices(of.table)).names if name != PARTITION)
+        check_partitions(uri, of, pipeline.options(of.table))
+        held = (name for name in lake_schema(of, pipeline.options(of.table)).names if name != PARTITION)
         names = ", ".join(f'"{name}"' for name in held)
         query = f"select {names} from t"
         return pa.table(QueryBuilder().register("t", open_table(uri)).execute(query).read_all())

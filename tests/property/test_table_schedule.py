@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, CaughtUpTable, TableSchedule
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 from tests.support.examples import examples
 
 TABLES = (7, 8, 9)
-AT_ONCE = Cadence(0, 60, 20, 2)
+AT_ONCE = MergePolicy(0, 60, 20, 2)
 SNAPSHOT = LSN(5)
 
 steps = st.lists(

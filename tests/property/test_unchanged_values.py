@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
+from airflow_provider_pgrepl.replication.events.changelog_rows import RowBatch
 from airflow_provider_pgrepl.replication.events.unchanged_toast import LookUp, UnchangedValues, with_values
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
@@ -317,5 +317,5 @@ def test_a_value_of_many_rows_is_not_held_for_all_of_them_at_once():
     assert len(pieces) > 20
     assert max(piece.nbytes for piece in pieces) < 200_000
     check_true(source, pa.concat_tables(pieces).to_pylist(), 2)
-    stretches = list(values.filled(iter([Stretch(rows, False)])))
+    stretches = list(values.filled(iter([RowBatch(rows, False)])))
     assert [one.ends_transaction for one in stretches] == [False]

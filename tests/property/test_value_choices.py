@@ -63,8 +63,8 @@ BUILT_IN_SCALARS = """
 """
 
 
-def pipeline(**choices):
-    return Pipeline(name="p", lake="/lake", tables=("public.t",), **choices)
+def pipeline(**options):
+    return Pipeline(name="p", lake="/lake", tables=("public.t",), **options)
 
 
 @st.composite
@@ -104,7 +104,7 @@ def test_a_number_is_the_same_in_the_lake_or_refused(lake_type, texts, is_declar
     typmod = ((precision << 16) | scale) + 4 if is_declared else -1
     types = {} if is_declared else {"public.t.c": f"decimal({precision},{scale})"}
     typed = typed_column(
-        Column("c", 1, NUMERIC, typmod, "numeric"), TABLE, pipeline(types=types).choices(TABLE)
+        Column("c", 1, NUMERIC, typmod, "numeric"), TABLE, pipeline(types=types).options(TABLE)
     )
     array = pa.array(texts, pa.large_string() if is_large else pa.string())
     if all(text is None or fits(text, precision, scale) for text in texts):
@@ -123,11 +123,11 @@ def test_a_copy_takes_the_numbers_that_the_stream_takes(scale, texts):
     relation = Relation(1, TABLE, (Column("c", 1, NUMERIC, -1, "numeric"),))
     copied = io.BytesIO("".join(f"{text}\n" for text in texts).encode())
     if all(fits(text, 38, scale) for text in texts):
-        (batch,) = read_csv(copied, relation, chosen.choices(relation.table))
+        (batch,) = read_csv(copied, relation, chosen.options(relation.table))
         assert batch.column(0).to_pylist() == [exact(text) for text in texts]
     else:
         with pytest.raises(ValueRangeError):
-            list(read_csv(copied, relation, chosen.choices(relation.table)))
+            list(read_csv(copied, relation, chosen.options(relation.table)))
 
 
 @examples(100)
@@ -135,7 +135,7 @@ def test_a_copy_takes_the_numbers_that_the_stream_takes(scale, texts):
 def test_money_is_the_same_in_another_decimal_or_refused(lake_type, hundredths):
     precision, scale = lake_type
     types = {"public.t.c": f"decimal({precision},{scale})"}
-    typed = typed_column(Column("c", 1, MONEY, -1, "money"), TABLE, pipeline(types=types).choices(TABLE))
+    typed = typed_column(Column("c", 1, MONEY, -1, "money"), TABLE, pipeline(types=types).options(TABLE))
     amount = Decimal(hundredths) / 100
     text = pa.array([f"{'-' if amount < 0 else ''}${abs(amount):,.2f}"])
     if fits(f"{amount:.2f}", precision, scale):

@@ -40,7 +40,7 @@ def _check(
         for index, case in enumerate(cases):
             assert (
                 table.column(index).type
-                == values.typed_columns(relation, PIPELINE.choices(relation.table))[index].lake_type
+                == values.typed_columns(relation, PIPELINE.options(relation.table))[index].lake_type
             )
             expected = [row[index] for row in texts]
             assert shown(source, case, table.column(index)) == expected

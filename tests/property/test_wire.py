@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.pgoutput import messages
-from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, Split, Splitter
+from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, SplitChunk, Splitter
 from tests.support import wire_bytes as wire
 from tests.support.examples import examples
 
@@ -101,7 +101,7 @@ def split_all(chunks: Sequence[Sequence[bytes]]) -> tuple[list[Any], list[Any], 
     )
 
 
-def rows_of(split: Split) -> list[tuple[Any, ...]]:
+def rows_of(split: SplitChunk) -> list[tuple[Any, ...]]:
     split.rows.validate(full=True)
     names = ("commit_lsn", "commit_ts", "xid", "ordinal", "relation_id", "op", "new", "old", "unchanged")
     columns = {name: split.rows[name] for name in names}

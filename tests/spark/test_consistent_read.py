@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -27,7 +27,7 @@ def move(lake: Path, lsn: int, amount: int) -> None:
         uri = f"{lake}/{TableName.parse(table).path}"
         write_deltalake(uri, pa.table({"amount": pa.array([value], pa.int64())}), mode="append")
         versions[table] = DeltaTable(uri).version()
-    Points(str(lake)).append(ConsistentPoint(1, LSN(lsn), datetime.now(UTC), versions))
+    ConsistentPoints(str(lake)).append(ConsistentPoint(1, LSN(lsn), datetime.now(UTC), versions))
 
 
 def test_both_sides_of_a_transaction_or_none_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -56,6 +56,6 @@ def test_a_version_that_is_gone_raises_instead_of_reading_another(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     move(tmp_path, 10, 5)
-    Points(str(tmp_path)).append(ConsistentPoint(1, LSN(20), None, {"public.debit": 99}))
+    ConsistentPoints(str(tmp_path)).append(ConsistentPoint(1, LSN(20), None, {"public.debit": 99}))
     with pytest.raises(LakeError, match=r"version 99 of public\.debit"):
         consistent_read(spark, str(tmp_path)).table("public.debit")

@@ -112,7 +112,7 @@ def test_ddl_between_export_and_copy_takes_another_snapshot(spark, dsn, tmp_path
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
     keep, kept = snapshot_holder.keep, []
 
-    def keep_after_ddl(*arguments: object, **named: object) -> snapshot_holder.Keeper:
+    def keep_after_ddl(*arguments: object, **named: object) -> snapshot_holder.SnapshotHolder:
         kept.append(arguments)
         if len(kept) == 1:
             execute(dsn, ddl)

@@ -12,8 +12,8 @@ from deltalake import DeltaTable, QueryBuilder
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.table import history_uri
@@ -94,9 +94,9 @@ class Watched:
         pipeline, changelog = self.replicated.pipeline, reader.open_changelog(self.replicated.changelog)
         record = reader.read_epoch(self.replicated.changelog)
         relation = self.replicated.states()[str(T)].relation
-        work = TableWork(
+        work = TableContext(
             relation,
-            pipeline.choices(relation.table),
+            pipeline.options(relation.table),
             app_id(pipeline.name, record.epoch),
             pipeline.lake_root,
             pipeline.slice_bytes,
@@ -142,7 +142,7 @@ def test_history_and_table_show_every_moment_of_the_source_though_a_writer_died(
     watched.execute("update t set v = 'after the death'")
     watched.replicated.catch_up()
     watched.assert_right_at_every_moment()
-    point = Points(watched.replicated.pipeline.lake_root).latest()
+    point = ConsistentPoints(watched.replicated.pipeline.lake_root).latest()
     assert point.tables["public.t~history"] == watched.history.version()
 
 

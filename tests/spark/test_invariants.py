@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from demo.postgres import Server
 from tests.conftest import closing_connection
@@ -26,7 +26,7 @@ BRANCHES, TELLERS, ACCOUNTS, HISTORY = TPC_B = tuple(
 
 def points_of(replicated: InProcess, tables: Iterable[str]) -> Iterator[tuple[ConsistentPoint, ArrowView]]:
     """Every recorded point that names these tables, with a view of the lake there."""
-    for point in Points(replicated.pipeline.lake_root).all():
+    for point in ConsistentPoints(replicated.pipeline.lake_root).all():
         if set(tables) <= set(point.tables):
             yield point, ArrowView(point, replicated.pipeline.lake_root)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.maintain import Maintained, maintain
+from airflow_provider_pgrepl.replication.app.operations.maintain import MaintenanceReport, maintain
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
 
@@ -23,14 +23,14 @@ def test_a_lake_is_maintained_while_it_is_written(spark, dsn: str, tmp_path: Pat
             f"create table {table}(id int primary key, v text)",
             f"insert into {table} select g, 'old' from generate_series(1, 200) g",
         )
-    choices = {
+    options = {
         "public.rewritten": {"merge": "rewrite"},
         "public.marked": {"merge": "merge_on_read"},
         "public.kept": {"merge": "merge_on_read", "history": True},
     }
-    replicated = InProcess(spark, dsn, tmp_path, TABLES, per_table=choices)
+    replicated = InProcess(spark, dsn, tmp_path, TABLES, per_table=options)
     replicated.snapshot()
-    ended, done = threading.Event(), list[Maintained]()
+    ended, done = threading.Event(), list[MaintenanceReport]()
 
     def again_and_again() -> None:
         access = Access(replicated.pipeline, dsn, dsn)

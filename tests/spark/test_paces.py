@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.lake.apply import merge_task, scheduler
 from airflow_provider_pgrepl.replication.lake.apply import scheduler as catch_up_planner
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
@@ -33,7 +33,7 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
             f"create table {name}(id int primary key, v int)",
             f"insert into {name} values (1, 100), (2, 0)",
         )
-    replicated = InProcess(spark, dsn, tmp_path, TABLES, points_every_s=1.0)
+    replicated = InProcess(spark, dsn, tmp_path, TABLES, consistent_point_interval_s=1.0)
     replicated.snapshot()
     return replicated
 
@@ -133,13 +133,13 @@ def test_points_show_whole_transactions_though_one_table_is_slow(replicated, gat
     replicated.assert_equal(*TABLES)
     totals = [row["total"] for row in replicated.at_every_point(SUM, *TABLES)]
     assert set(totals) == {200}
-    lsns = [point.lsn for point in Points(replicated.pipeline.lake_root).all()]
+    lsns = [point.lsn for point in ConsistentPoints(replicated.pipeline.lake_root).all()]
     assert len(lsns) >= 4, "there are points while the slow table is merged again and again"
 
 
 def test_a_table_over_its_budget_waits_and_the_points_bring_it_along(replicated):
-    never = {"freshness_s": NEVER_S, "max_staleness_s": NEVER_S}
-    replicated.configure(per_table={SLOW: never}, points_every_s=2.0)
+    never = {"merge_interval_s": NEVER_S, "max_staleness_s": NEVER_S}
+    replicated.configure(per_table={SLOW: never}, consistent_point_interval_s=2.0)
     with replicated.replicating() as running:
         running.wait_for(replicated.source_lsn())
         move(replicated, 1)

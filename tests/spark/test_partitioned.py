@@ -89,8 +89,8 @@ def check(replicated: InProcess, dsn: str) -> None:
         found, source = rows(replicated, name, dsn)
         assert found == source, name
         record = states[f"public.{name}"]
-        choices = replicated.pipeline.choices(record.table)
-        assert len(check_partitions(replicated.lake_path(f"public.{name}"), record.relation, choices)) > 3
+        options = replicated.pipeline.options(record.table)
+        assert len(check_partitions(replicated.lake_path(f"public.{name}"), record.relation, options)) > 3
 
 
 @pytest.mark.thorough("unit/test_partitioned_tables, and the next test")
@@ -145,8 +145,8 @@ def test_another_choice_takes_effect_with_a_resnapshot_and_a_lost_column_stops_i
     assert counted(by_arrow.select(["id", "p", "q"])) == counted(by_spark.select(["id", "p", "q"]))
     assert sorted(by_arrow["p"].to_pylist()) == ["a", "b"]
     one = replicated.states()["public.one"]
-    choices = replicated.pipeline.choices(one.table)
-    assert check_partitions(replicated.lake_path("public.one"), one.relation, choices) == {"a": 1, "c": 1}
+    options = replicated.pipeline.options(one.table)
+    assert check_partitions(replicated.lake_path("public.one"), one.relation, options) == {"a": 1, "c": 1}
     execute(
         dsn,
         "alter table one drop p",
@@ -166,6 +166,6 @@ def test_another_choice_takes_effect_with_a_resnapshot_and_a_lost_column_stops_i
     replicated.catch_up()
     one = replicated.states()["public.one"]
     found = check_partitions(
-        replicated.lake_path("public.one"), one.relation, replicated.pipeline.choices(one.table)
+        replicated.lake_path("public.one"), one.relation, replicated.pipeline.options(one.table)
     )
     assert found == {"z": 1, "y": 1, "w": 1}

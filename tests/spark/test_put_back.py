@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.apply import applier, scheduler
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.history.table import history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -111,7 +111,7 @@ def newest_commit(path: str, back: int = 0) -> Path:
 def assert_whole(replicated: InProcess, *tables: str) -> None:
     """Check that the lake equals the source, and that what consistent points name exists and matches."""
     replicated.assert_equal(*tables)
-    for point in Points(replicated.pipeline.lake_root).all():
+    for point in ConsistentPoints(replicated.pipeline.lake_root).all():
         for table in set(tables) & point.tables.keys():
             version = DeltaTable(replicated.lake_path(table), version=point.tables[table])
             app = f"{replicated.pipeline.name}:{point.epoch}"
@@ -248,7 +248,7 @@ def test_a_folder_older_than_the_kept_changes_stops_the_table(replicated):
 
 
 def drop_all_hours(replicated: InProcess) -> None:
-    applied = Points(replicated.pipeline.lake_root).latest().lsn
+    applied = ConsistentPoints(replicated.pipeline.lake_root).latest().lsn
     later = datetime.now(UTC) + timedelta(days=2)
     assert drop_expired(replicated.pipeline.lake_root, 1, {1: applied}, later).files
 

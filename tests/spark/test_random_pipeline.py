@@ -20,7 +20,7 @@ import pytest
 from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
 from tests.support.in_process import InProcess, Running
 from tests.support.partitioned import check_partitions
@@ -112,7 +112,7 @@ class Ordeal:
 
     def _phase(self) -> None:
         ends: list[Callable[[], None]] = [self._stop, self._lose_the_source, self._stop_amid_a_batch]
-        for owner, name in ((ChangelogWriter, "append"), (Points, "append")):
+        for owner, name in ((ChangelogWriter, "append"), (ConsistentPoints, "append")):
             for after in (False, True):
                 ends.append(lambda owner=owner, name=name, after=after: self._break(owner, name, after=after))
         self.chance.choice(ends)()
@@ -173,8 +173,8 @@ class Ordeal:
 
     def assert_partitioned(self) -> None:
         for name, record in self.replicated.states().items():
-            choices = self.replicated.pipeline.choices(record.table)
-            check_partitions(self.replicated.lake_path(name), record.relation, choices)
+            options = self.replicated.pipeline.options(record.table)
+            check_partitions(self.replicated.lake_path(name), record.relation, options)
 
     def assert_past_can_be_read(self, most: int = 8) -> None:
         """Compare the lake with what the source showed at up to `most` recorded LSNs.
@@ -182,7 +182,7 @@ class Ordeal:
         Each table is compared from the first point that names it.
         """
         first: dict[str, int] = {}
-        for point in Points(self.replicated.pipeline.lake_root).all():
+        for point in ConsistentPoints(self.replicated.pipeline.lake_root).all():
             first = dict.fromkeys(point.tables, point.lsn) | first
         # An LSN includes what committed at or before it. A commit record may begin right at a recorded LSN.
         moments = [moment for moment in self.workload.moments if moment.lsn > min(first.values())]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of, as_of
 from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
@@ -168,7 +168,7 @@ def test_a_moment_between_the_copy_and_the_first_batch_can_be_read_for_as_long_a
     pg.cursor().execute("insert into t values (1, 'a')")
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",), history=True)
     assert replicated.run("snapshot") == 0, replicated.log_tail()
-    (beginning,) = Points(replicated.pipeline.lake_root).all()
+    (beginning,) = ConsistentPoints(replicated.pipeline.lake_root).all()
     assert consistent_arrow(replicated.pipeline, beginning.lsn).table("public.t")["v"].to_pylist() == ["a"]
     pg.cursor().execute("update t set v = 'b'")
     between = wal_lsn(pg)

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess, Running
@@ -36,7 +36,7 @@ def access(replicated: InProcess) -> Access:
 
 
 def latest(replicated: InProcess) -> set[str]:
-    point = Points(replicated.pipeline.lake_root).latest()
+    point = ConsistentPoints(replicated.pipeline.lake_root).latest()
     assert point is not None
     return set(point.tables)
 

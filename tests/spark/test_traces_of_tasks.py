@@ -61,8 +61,8 @@ def test_error_of_an_rdd_names_classes_and_frames(spark, caplog):
 def test_copy_that_raises_in_a_task_leaves_its_trace(spark, caplog):
     caplog.set_level(logging.INFO)
     work = work_of(7)
-    choices: Any = Odd()
-    job = CopyJob("", "", work.relation, choices, "/lake", LSN(5), datetime.now(UTC))
+    options: Any = Odd()
+    job = CopyJob("", "", work.relation, options, "/lake", LSN(5), datetime.now(UTC))
     keeper: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(TableError, match="unexpected KeyError") as found:
         RangeCopies(spark, job, keeper, 1).run([SimpleNamespace()])

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import TABLE_SCHEMA
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from tests.support.model import Change, Model, Row
 
 TYPES = {
@@ -64,10 +64,10 @@ def column(name: str, type_name: str = "text", *, key: bool = False) -> Column:
     return Column(name, 1, oid, typmod, type_name, is_key=key, not_null=key)
 
 
-def work_of(oid: int) -> TableWork:
+def work_of(oid: int) -> TableContext:
     """The work of a table with this relation id."""
     of = relation(column("id", "bigint", key=True))
-    return TableWork(replace(of, oid=oid), TableChoices(), "p:1", "/lake", 1)
+    return TableContext(replace(of, oid=oid), TableOptions(), "p:1", "/lake", 1)
 
 
 def relation(*columns: Column, identity: str = "d") -> Relation:

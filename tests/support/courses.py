@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, compare_catalog
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -63,7 +63,7 @@ class Courses(Handed):
         relation = self.relations[course]
         with self.source() as source:
             current = read_relation(source, relation.oid, self.pipeline.publication, had_rows=had_rows)
-        return judge_catalog(relation, current, self.pipeline.choices(relation.table))
+        return compare_catalog(relation, current, self.pipeline.options(relation.table))
 
     def bring_all(self) -> dict[Any, TableResult]:
         """Apply the received changes to every table."""

@@ -11,7 +11,11 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
+    TableContext,
+    TableResult,
+    bring_forward,
+)
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
@@ -45,21 +49,21 @@ class Handed(Received):
             relation = find_relation(keeper, TableName.parse(table), self.pipeline.publication)
             assert relation is not None
             relation = without_excluded_defaults(relation, self.pipeline)
-            choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
+            options, root = self.pipeline.options(relation.table), self.pipeline.lake_root
             files = [
                 file
-                for part in plan_ranges(keeper, copied_part(relation, choices), 1 << 40)
+                for part in plan_ranges(keeper, copied_part(relation, options), 1 << 40)
                 for file in write_range(
-                    self.dsn, snapshot, part, relation, choices, root, position, datetime.now(UTC)
+                    self.dsn, snapshot, part, relation, options, root, position, datetime.now(UTC)
                 )
             ]
-        schema, now = lake_schema(relation, choices), datetime.now(UTC)
+        schema, now = lake_schema(relation, options), datetime.now(UTC)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(
             Epoch(1),
             RelationRecord.of_catalog(relation),
             None if watching is None else EffectiveFrom(position, watching),
         )
-        if choices.policy.history:
+        if options.policy.history:
             prepare_history(relation, self.pipeline, position, Epoch(1), now)
         commit_snapshot(
             self.lake_path(table),
@@ -78,9 +82,9 @@ class Handed(Received):
         return self.hand(relation)
 
     def hand(self, relation: Relation) -> TableResult:
-        work = TableWork(
+        work = TableContext(
             relation,
-            self.pipeline.choices(relation.table),
+            self.pipeline.options(relation.table),
             app_id(self.pipeline.name, Epoch(1)),
             self.pipeline.lake_root,
             self.pipeline.slice_bytes,

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, LakeType, TableOptions
 from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text
 
 Texts = st.SearchStrategy[str]
@@ -87,7 +87,7 @@ class Type:
 
     of: PgType
     texts: Texts
-    choices: tuple[ColumnChoice, ...] = ()
+    options: tuple[ColumnOptions, ...] = ()
     faulty: tuple[str, ...] = ()
 
 
@@ -99,8 +99,8 @@ def numeric(precision: int, scale: int) -> Type:
 def moments(oid: int, name: str, zone: str) -> Type:
     texts = MICROSECONDS.map(lambda count: moment_text(count, DAY_US, zone))
     faulty = (f"10000-01-01 00:00:00{zone}", f"0001-12-31 23:59:59.999999{zone} BC", "infinity")
-    choices = (ColumnChoice(infinity="null"), ColumnChoice(infinity="sentinel"))
-    return Type(PgType(oid, -1, name), texts, choices, faulty)
+    options = (ColumnOptions(infinity="null"), ColumnOptions(infinity="sentinel"))
+    return Type(PgType(oid, -1, name), texts, options, faulty)
 
 
 INTEGER, TEXT, JSONB = PgType(23, name="int4"), PgType(25, name="text"), PgType(3802, name="jsonb")
@@ -112,7 +112,7 @@ JSON_TEXTS = st.builds(
     st.booleans(),
     st.sampled_from([None, "\r\n", "\n", "\r"]),
 )
-AS_TEXT = ColumnChoice(lake_type=LakeType("string"))
+AS_TEXT = ColumnOptions(lake_type=LakeType("string"))
 TYPES = (
     Type(PgType(16, name="bool"), st.sampled_from(["t", "f"])),
     Type(PgType(21, name="int2"), whole(16), (AS_TEXT,)),
@@ -133,12 +133,12 @@ TYPES = (
     Type(
         ANY_NUMBER,
         decimals(30, 9) | st.sampled_from(["NaN", "Infinity", "0", "0.00000000", "1" + "0" * 50]),
-        (ColumnChoice(numeric_nan="null"),),
+        (ColumnOptions(numeric_nan="null"),),
     ),
     Type(
         ANY_NUMBER,
         decimals(15, 9),
-        (ColumnChoice(unconstrained_numeric=LakeType("decimal", 38, 12)),),
+        (ColumnOptions(unconstrained_numeric=LakeType("decimal", 38, 12)),),
     ),
     Type(
         PgType(1082, name="date"), DAYS.map(lambda day: moment_text(day, 1)), (), ("10000-01-01", "infinity")
@@ -177,7 +177,7 @@ class Table:
 
     record: RelationRecord
     texts: list[Texts]
-    choices: TableChoices
+    options: TableOptions
 
 
 class Known(KnownRelations):
@@ -195,19 +195,19 @@ def tables(draw: st.DrawFn, number: int, is_faulty: bool) -> Table:
     types = draw(st.lists(st.sampled_from(TYPES), max_size=6))
     names = draw(st.lists(TEXTS, min_size=len(types), max_size=len(types), unique=True))
     keys = draw(st.lists(st.booleans(), min_size=len(types), max_size=len(types)))
-    columns, choices, texts = [], {}, []
+    columns, options, texts = [], {}, []
     for place, (name, one, is_key) in enumerate(zip(names, types, keys, strict=True)):
         of = one.of
         columns.append(Column(name, place + 1, of.oid, of.typmod, of.name, of.kind, is_key=is_key, type=of))
-        choices[name] = draw(st.sampled_from([ColumnChoice(), *one.choices]))
+        options[name] = draw(st.sampled_from([ColumnOptions(), *one.options]))
         if draw(st.integers(0, 9)) == 0:
-            choices[name] = replace(choices[name], excluded=True)
+            options[name] = replace(options[name], excluded=True)
         texts.append(one.texts | st.sampled_from(one.faulty) if is_faulty and one.faulty else one.texts)
     name = TableName(draw(TEXTS.filter(bool)), draw(TEXTS.filter(bool)))
     relation = Relation(16_400 + number, name, tuple(columns), draw(st.sampled_from("dfi")))
     hidden = tuple(place for place in range(len(columns)) if draw(st.integers(0, 9)) == 0)
     record = replace(RelationRecord.of_catalog(relation), hidden=hidden)
-    return Table(record, texts, TableChoices(columns=choices))
+    return Table(record, texts, TableOptions(columns=options))
 
 
 @st.composite

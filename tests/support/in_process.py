@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -99,7 +99,7 @@ class InProcess(Received):
         **options: Any,
     ) -> None:
         # Tables are merged as soon as they change, and meet at a point each second: no test waits for that.
-        defaults = {"flush_interval_s": 0.05, "freshness_s": 0.1, "points_every_s": 1.0}
+        defaults = {"flush_interval_s": 0.05, "merge_interval_s": 0.1, "consistent_point_interval_s": 1.0}
         options = {**defaults, **options}
         super().__init__(dsn, folder, tables, **options)
         self.spark = Borrowed(spark)
@@ -168,7 +168,7 @@ class InProcess(Received):
         def look() -> int:
             seen.update(
                 point.order
-                for point in Points(self.pipeline.lake_root).all()
+                for point in ConsistentPoints(self.pipeline.lake_root).all()
                 if set(tables) <= set(point.tables)
             )
             return len(seen)
@@ -185,6 +185,6 @@ def at_every_point(lake_root: str, sql: str, *tables: str) -> list[dict[str, Any
     """The one row that a query gives at each recorded consistent point of these tables, oldest first."""
     return [
         ArrowView(point, lake_root).sql(sql).to_pylist()[0]
-        for point in Points(lake_root).all()
+        for point in ConsistentPoints(lake_root).all()
         if set(tables) <= set(point.tables)
     ]

@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -99,16 +99,16 @@ class Kept(Handed):
 
     def write_point(self, lsn: LSN, *tables: str) -> None:
         versions = {table: open_table(self.lake_path(table)).version() for table in tables}
-        Points(self.pipeline.lake_root).append(ConsistentPoint(1, lsn, None, versions))
+        ConsistentPoints(self.pipeline.lake_root).append(ConsistentPoint(1, lsn, None, versions))
 
 
 TABLES = ("create table a (id int primary key)", "create table b (id int primary key)")
 A, B = "public.a", "public.b"
 
 
-def kept_tables(dsn: str, folder: Path, **choices: Any) -> Kept:
+def kept_tables(dsn: str, folder: Path, **options: Any) -> Kept:
     """A pipeline of all tables of a schema, with A and B streaming."""
     execute(dsn, *TABLES)
-    found = Kept(dsn, folder, ("public.*",), **choices)
+    found = Kept(dsn, folder, ("public.*",), **options)
     found.take(A, B)
     return found

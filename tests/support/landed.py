@@ -7,8 +7,12 @@ from datetime import UTC, datetime
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
+    TableContext,
+    TableResult,
+    bring_forward,
+)
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import history_key, prepare_history
@@ -39,11 +43,11 @@ class Landed(Received):
         record = RelationRecord.of_catalog(relation)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(epoch, record)
         now, position = datetime.now(UTC), LSN(consistent_point - 1)
-        if self.pipeline.choices(relation.table).policy.history:
+        if self.pipeline.options(relation.table).policy.history:
             prepare_history(relation, self.pipeline, position, epoch, now)
         commit_snapshot(
             self.lake_path(str(relation.table)),
-            lake_schema(relation, self.pipeline.choices(relation.table)),
+            lake_schema(relation, self.pipeline.options(relation.table)),
             [],
             position,
             self.pipeline.name,
@@ -58,9 +62,9 @@ class Landed(Received):
         paths = [file.path for file in live_files(changelog, record.epoch, LSN(0))]
         durable, app = self.durable_lsn, app_id(self.pipeline.name, record.epoch)
         works = [
-            TableWork(
+            TableContext(
                 relation,
-                self.pipeline.choices(relation.table),
+                self.pipeline.options(relation.table),
                 app,
                 self.pipeline.lake_root,
                 self.pipeline.slice_bytes,
@@ -79,5 +83,5 @@ class Landed(Received):
             if result.history_version is not None
         }
         point = ConsistentPoint(record.epoch, LSN(durable - 1), datetime.now(UTC), versions)
-        Points(self.pipeline.lake_root).append(point)
+        ConsistentPoints(self.pipeline.lake_root).append(point)
         return results

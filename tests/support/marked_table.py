@@ -41,10 +41,10 @@ class MarkedTable:
 
     def __init__(self, folder: Path) -> None:
         self.uri = str(folder / "t")
-        choices = Pipeline(name="p", lake=str(folder), tables=("public.t",), merge="merge_on_read").choices(
+        options = Pipeline(name="p", lake=str(folder), tables=("public.t",), merge="merge_on_read").options(
             OF.table
         )
-        schema = lake_schema(OF, choices)
+        schema = lake_schema(OF, options)
         count = FILES * ROW_GROUPS * ROWS
         self.rows = {number: number % GROUPS for number in range(count)}
         files = [self._file(folder, schema, start) for start in range(0, count, count // FILES)]
@@ -56,7 +56,7 @@ class MarkedTable:
         for number in (number for number in updated if number in self.rows):
             changes.append(Change("U", new=(str(number), str(GROUPS), "new"), commit_lsn=20))
             self.rows[number] = GROUPS
-        apply_changes(open_table(self.uri), table_of(changes), OF, choices, app_id("p", Epoch(1)), 1 << 26)
+        apply_changes(open_table(self.uri), table_of(changes), OF, options, app_id("p", Epoch(1)), 1 << 26)
 
     def _file(self, folder: Path, schema: pa.Schema, start: int) -> WrittenFile:
         with ParquetFiles(str(folder), "t", schema) as files:

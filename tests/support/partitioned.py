@@ -9,17 +9,17 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions
 from airflow_provider_pgrepl.replication.values import partitioning
 
 
-def check_partitions(uri: str, of: Relation, choices: TableChoices) -> dict[str | None, int]:
+def check_partitions(uri: str, of: Relation, options: TableOptions) -> dict[str | None, int]:
     """Check that each file's rows belong to the partition that the log names for it, by their values.
 
     Returns the number of rows by partition."""
     table = open_table(uri)
-    partitions = partitioning(of, choices)
+    partitions = partitioning(of, options)
     if partitions is None:
         assert table.metadata().partition_columns == []
         return {}

@@ -58,11 +58,11 @@ def by_csv(source: Any, relation: Relation, pipeline: Pipeline, *, as_text: bool
         )
     stream.seek(0)
     return pa.Table.from_batches(
-        list(read_csv(stream, relation, pipeline.choices(relation.table), as_text=as_text)),
+        list(read_csv(stream, relation, pipeline.options(relation.table), as_text=as_text)),
         pa.schema(
             [
                 (typed.name, typed.lake_type)
-                for typed in values.typed_columns(relation, pipeline.choices(relation.table))
+                for typed in values.typed_columns(relation, pipeline.options(relation.table))
             ]
         ),
     )
@@ -72,7 +72,7 @@ def by_parse(relation: Relation, pipeline: Pipeline, texts: Sequence[Sequence[st
     """Return the rows as the stream types them."""
     arrays = [
         typed.parse(pa.array([row[index] for row in texts], pa.large_string()))
-        for index, typed in enumerate(values.typed_columns(relation, pipeline.choices(relation.table)))
+        for index, typed in enumerate(values.typed_columns(relation, pipeline.options(relation.table)))
     ]
     return pa.table(arrays, names=[column.name for column in relation.columns])
 

@@ -203,7 +203,7 @@ class ModelLake:
 
     def follow(self, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> bool:
         """Apply an announced record. Returns False if the table cannot continue with it."""
-        verdict = judge(self.relation, record, pipeline.choices(self.relation.table))
+        verdict = judge(self.relation, record, pipeline.options(self.relation.table))
         if verdict.kind is DriftKind.UNSAFE or verdict.relation is None:
             self.reason = verdict.reason
             return False

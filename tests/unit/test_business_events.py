@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, TransformError
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent, transform_of
@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.business_events import Outbox
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from tests.support.histories import Known
 
 Row = Mapping[str, Any]
@@ -81,7 +81,9 @@ def made(
 ) -> list[Event]:
     settings = settings_of(target, **given)
     wanted = selection or TableSelection.parse(settings.tables, settings.messages)
-    found = maker_of(settings)(Known(OUTBOX, ORDERS, *known), lambda _: TableChoices(), wanted).of(rows)
+    found = converter_factory(settings)(Known(OUTBOX, ORDERS, *known), lambda _: TableOptions(), wanted).of(
+        rows
+    )
     assert all(isinstance(event, Event) for event in found)
     return found
 
@@ -342,7 +344,7 @@ def test_creeks_wire_has_no_business_events():
 )
 def test_a_function_that_is_not_there_is_said_at_the_start(place, says):
     with pytest.raises(ConfigError, match=says):
-        maker_of(settings_of(transform={"a.b": place}))
+        converter_factory(settings_of(transform={"a.b": place}))
 
 
 def test_event_with_too_long_type_or_routing_key_is_reported_as_unsendable():

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.catalogs.spark_catalog import catalog_entries, catalog_sql
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
@@ -20,7 +20,7 @@ HISTORY_AND_TABLE = ("public.orders~history", "public.orders_history")
 def pipeline(lake: Path, *tables: str, **options: Any) -> Pipeline:
     found = Pipeline(name="shop", lake=str(lake), tables=("public.*",), **options)
     if tables:
-        Points(found.lake_root).append(
+        ConsistentPoints(found.lake_root).append(
             ConsistentPoint(Epoch(1), LSN(1), datetime.now(UTC), dict.fromkeys(tables, 0))
         )
     return found

@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.replication.changelog import maintenance
 from airflow_provider_pgrepl.replication.changelog import writer as parts
 from airflow_provider_pgrepl.replication.changelog.layout import RECEIVER_APP, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.maintenance import (
-    Dropped,
-    Joined,
+    CompactedFiles,
+    DroppedHours,
     compact_closed_hours,
     drop_expired,
 )
@@ -58,9 +58,9 @@ def test_an_hour_that_is_over_becomes_one_file_in_one_commit(lake: str) -> None:
         writer.land((7, lsn, 0), (8, lsn, 1), (7, lsn, 2))
     writer.land((7, 300, 0), hour=1)
     before = [read(lake, relation, above) for relation in (7, 8) for above in (0, 135, 190)]
-    assert compact_closed_hours(lake, after_hour(0) - timedelta(seconds=1)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0) - timedelta(seconds=1)) == CompactedFiles()
     version = open_changelog(changelog_uri(lake)).version()
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(10, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(10, 1)
     assert held(lake) == {"04T00": [(100, 190)], "04T01": [(300, 300)]}
     assert open_changelog(changelog_uri(lake)).version() == version + 1
     assert [read(lake, relation, above) for relation in (7, 8) for above in (0, 135, 190)] == before
@@ -70,11 +70,11 @@ def test_compacted_hour_is_not_compacted_again_until_files_are_added(lake: str) 
     writer = writer_of(lake)
     for lsn in range(100, 200, 10):
         writer.land((7, lsn, 0))
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(10, 1)
-    assert compact_closed_hours(lake, after_hour(9)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(10, 1)
+    assert compact_closed_hours(lake, after_hour(9)) == CompactedFiles()
     # Parts of a long transaction are written in an hour that is over when it ends.
     writer.land((7, 200, 0), hour=0)
-    assert compact_closed_hours(lake, after_hour(9)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(9)) == CompactedFiles(2, 1)
 
 
 def test_a_joined_file_is_as_the_receiver_writes_them(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_files_that_overlap_are_joined_together_or_not_at_all(
     writer.land((7, 150, 0))
     before = read(lake, 7)
     monkeypatch.setattr(maintenance, "_JOINED_BYTES", 3 * size)
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(2, 1)
     assert held(lake) == {"04T00": [(100, 100), (110, 130), (120, 120), (120, 120), (140, 150)]}
-    assert compact_closed_hours(lake, after_hour(0)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles()
     monkeypatch.setattr(maintenance, "_JOINED_BYTES", 1 << 20)
     compact_closed_hours(lake, after_hour(0))
     assert held(lake) == {"04T00": [(100, 150)]}
@@ -149,7 +149,7 @@ def test_a_joined_file_spans_no_file_of_another_hour(lake: str) -> None:
     writer.land((7, 170, 1), hour=3)
     writer.land((7, 180, 0), hour=3)
     before = read(lake, 7)
-    assert compact_closed_hours(lake, after_hour(3)) == Joined(6, 3)
+    assert compact_closed_hours(lake, after_hour(3)) == CompactedFiles(6, 3)
     assert held(lake) == {
         "04T00": [(100, 110), (130, 140)],
         "04T01": [(120, 120)],
@@ -167,7 +167,7 @@ def test_epochs_never_share_a_file(lake: str) -> None:
     writer = writer_of(lake)
     writer.land((7, 100, 0), epoch=2)
     writer.land((7, 150, 0), epoch=2)
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(4, 2)
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(4, 2)
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 200]
     assert read(lake, 7, epoch=2)["commit_lsn"].to_pylist() == [100, 150]
 
@@ -190,7 +190,7 @@ def test_files_that_are_large_enough_stay(lake: str, monkeypatch: pytest.MonkeyP
         at = LSN(100 + 10 * place)
         rows = rows.set_column(1, "commit_lsn", pa.array([at], pa.int64()))
         writer.append([writer.write_part(rows)], durable_lsn=at, first_lsn=at, last_lsn=at, last_commit_us=0)
-    assert compact_closed_hours(lake, after_hour(0)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles()
 
 
 def test_a_run_ends_when_it_has_joined_so_much_and_the_next_goes_on(
@@ -204,15 +204,15 @@ def test_a_run_ends_when_it_has_joined_so_much_and_the_next_goes_on(
     size = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))[0].value_bytes
     monkeypatch.setattr(maintenance, "_JOINED_BYTES", 3 * size)
     a_file = maintenance._LEAST_BYTES
-    assert compact_closed_hours(lake, after_hour(2), most_bytes=1) == Joined(3, 1)
-    assert compact_closed_hours(lake, after_hour(2), most_bytes=4 * a_file) == Joined(6, 2)
+    assert compact_closed_hours(lake, after_hour(2), most_bytes=1) == CompactedFiles(3, 1)
+    assert compact_closed_hours(lake, after_hour(2), most_bytes=4 * a_file) == CompactedFiles(6, 2)
     assert list(held(lake).values()) == [
         [(1_100, 1_120), (1_130, 1_150)],
         [(2_100, 2_120), *singles(2_130)],
         singles(3_100, 6),
     ]
-    assert compact_closed_hours(lake, after_hour(2)) == Joined(9, 3)
-    assert compact_closed_hours(lake, after_hour(2)) == Joined()
+    assert compact_closed_hours(lake, after_hour(2)) == CompactedFiles(9, 3)
+    assert compact_closed_hours(lake, after_hour(2)) == CompactedFiles()
     assert read(lake, 7) == before
 
 
@@ -228,9 +228,9 @@ def test_a_receiver_writes_on_and_is_fenced_as_before(lake: str) -> None:
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
     part = writer.write_part(rows_at((7, 120, 0)))
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(2, 1)
     writer.append([part], durable_lsn=LSN(121), first_lsn=LSN(120), last_lsn=LSN(120), last_commit_us=0)
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(2, 1)
     writer.record_keepalive(LSN(130))
     assert open_changelog(changelog_uri(lake)).transaction_version(RECEIVER_APP) == writer.sequence
     assert ChangelogWriter(changelog_uri(lake), after=writer.sequence).durable_lsn == 130
@@ -255,7 +255,7 @@ def test_a_receiver_may_commit_while_files_are_joined(lake: str, monkeypatch: py
     for lsn in (100, 110):
         writer.land((7, lsn, 0))
     before_its_commit(monkeypatch, lambda: writer.land((7, 120, 0)))
-    assert compact_closed_hours(lake, after_hour(0)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles(2, 1)
     writer.land((7, 130, 0))
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110, 120, 130]
 
@@ -271,7 +271,7 @@ def test_concurrent_compaction_with_same_files_is_rejected(
     with pytest.raises(ChangelogError, match="being changed by another process"):
         compact_closed_hours(lake, after_hour(0))
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110]
-    assert compact_closed_hours(lake, after_hour(0)) == Joined()
+    assert compact_closed_hours(lake, after_hour(0)) == CompactedFiles()
 
 
 def test_hours_that_are_dropped_meanwhile_do_not_come_back(
@@ -301,7 +301,7 @@ def test_a_run_ends_when_another_has_changed_the_list(lake: str, monkeypatch: py
         return replaced and False
 
     monkeypatch.setattr(maintenance, "replace_files", commit)
-    assert compact_closed_hours(lake, after_hour(1)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(1)) == CompactedFiles(2, 1)
     assert held(lake) == {"04T00": [(100, 110)], "04T01": [(1_100, 1_110)]}
 
 
@@ -314,7 +314,7 @@ def test_joined_hours_are_dropped_as_others_are(lake: str) -> None:
         for lsn in (100, 110):
             writer.land((7, 1_000 * hour + lsn, 0), hour=hour)
     compact_closed_hours(lake, after_hour(1))
-    assert drop_expired(lake, 1, {1: 109}, after_hour(5)) == Dropped()
+    assert drop_expired(lake, 1, {1: 109}, after_hour(5)) == DroppedHours()
     assert drop_expired(lake, 1, {1: 1_100}, after_hour(5)).hours == ("2026-05-04T00",)
     assert read_floor_lsn(open_changelog(changelog_uri(lake)), Epoch(1)) == 110
     assert read(lake, 7)["commit_lsn"].to_pylist() == [1_100, 1_110]
@@ -391,7 +391,7 @@ def test_a_lost_file_keeps_no_other_from_being_joined(lake: str, caplog: pytest.
     files = live_files(open_changelog(changelog_uri(lake)), Epoch(1), LSN(0))
     Path(changelog_uri(lake), files[0].path).unlink()
     Path(changelog_uri(lake), files[3].path).write_bytes(b"PAR1 not")
-    assert compact_closed_hours(lake, after_hour(2)) == Joined(2, 1)
+    assert compact_closed_hours(lake, after_hour(2)) == CompactedFiles(2, 1)
     assert [len(found) for found in held(lake).values()] == [2, 2, 1]
     assert "2 files of 2026-05-04T00 in the changelog stay" in caplog.text
 
@@ -407,9 +407,9 @@ def test_files_of_a_stranger_fail_it_alone(lake: str) -> None:
 
 
 def test_a_lake_without_a_changelog_is_nothing_to_do(tmp_path: Path) -> None:
-    assert compact_closed_hours(str(tmp_path), BEGAN) == Joined()
+    assert compact_closed_hours(str(tmp_path), BEGAN) == CompactedFiles()
     new_lake(tmp_path)
-    assert compact_closed_hours(str(tmp_path), BEGAN) == Joined()
+    assert compact_closed_hours(str(tmp_path), BEGAN) == CompactedFiles()
 
 
 def test_changelog_rows_survive_power_cut_before_and_after_compaction_commit(

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import LakeType
-from airflow_provider_pgrepl.replication.values import choice_problems
+from airflow_provider_pgrepl.replication.values import option_problems
 from tests.support.changes import column, relation
 
 LEAST: dict[str, Any] = {"name": "shop", "lake": "/data/lake", "tables": ["public.*"]}
@@ -68,7 +68,7 @@ def test_all_columns_with_a_type_that_does_not_fit_are_named_with_the_way_out() 
     pipeline = made(
         types={"public.t.a": "decimal(10,2)", "public.t.b": "array(2)", "public.t.c": "string"},
     )
-    first, second = choice_problems(table, pipeline.choices(table.table))
+    first, second = option_problems(table, pipeline.options(table.table))
     assert first.startswith("types: column a of type integer cannot be decimal(10,2), only numeric and money")
     assert "use string" in first
     assert second.startswith("types: column b of type text cannot be array(2), only arrays can; leave")
@@ -77,7 +77,7 @@ def test_all_columns_with_a_type_that_does_not_fit_are_named_with_the_way_out() 
 def test_a_table_of_which_nothing_is_left_is_refused() -> None:
     table = relation(column("a"), column("b"), identity="f")
     pipeline = made(exclude_columns=["public.t.a", "public.t.b"])
-    (problem,) = choice_problems(table, pipeline.choices(table.table))
+    (problem,) = option_problems(table, pipeline.options(table.table))
     assert "leaves it no column" in problem
 
 
@@ -90,13 +90,13 @@ def test_a_key_whose_texts_are_one_value_in_the_lake_is_refused_where_rows_that_
 ) -> None:
     of = relation(column("id", "numeric", key=True), column("v"))
     settings: dict[str, Any] = {"name": "p", "lake": "/lake", "tables": ("public.t",)}
-    (problem,) = choice_problems(of, Pipeline(**settings, **chosen, **policy).choices(of.table))
+    (problem,) = option_problems(of, Pipeline(**settings, **chosen, **policy).options(of.table))
     assert "column id of its key" in problem
-    assert not list(choice_problems(of, Pipeline(**settings, **policy).choices(of.table)))
-    assert not list(choice_problems(of, Pipeline(**settings, **chosen).choices(of.table)))
+    assert not list(option_problems(of, Pipeline(**settings, **policy).options(of.table)))
+    assert not list(option_problems(of, Pipeline(**settings, **chosen).options(of.table)))
     exact = relation(column("id", "numeric(12,2)", key=True), column("v", "numeric"))
     assert not list(
-        choice_problems(
-            exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)").choices(exact.table)
+        option_problems(
+            exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)").options(exact.table)
         )
     )

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.merge.collapse import Collapsed, collapse
+from airflow_provider_pgrepl.replication.lake.merge.collapse import NetChanges, collapse
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change
@@ -33,7 +33,7 @@ def outcome(of: Relation, *changes: Change) -> list[tuple[str | None, str | None
     return described(collapse(table_of(changes), of))
 
 
-def described(collapsed: Collapsed) -> list[tuple[str | None, str | None, str | None]]:
+def described(collapsed: NetChanges) -> list[tuple[str | None, str | None, str | None]]:
     rows = []
     for n in range(len(collapsed)):
         origin = collapsed.key_texts(0, collapsed.origin[n : n + 1])[0].as_py()

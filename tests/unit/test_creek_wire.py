@@ -18,14 +18,14 @@ from airflow_provider_pgrepl.replication.avro.codec import crc64, fingerprint_te
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names
 from airflow_provider_pgrepl.replication.creek.messages import change_of, parsed_schema, row_of
 from airflow_provider_pgrepl.replication.creek.snapshot import SnapshotRows
-from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, EncodedChange, code_of
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.formats.avro import avro_column
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, LakeType, TableOptions
 from tests.support.histories import Known
 
 OTHER, WIDE = TableName("public", "other"), TableName("public", "ty")
@@ -37,10 +37,10 @@ POSITION = EventPosition.after_transaction(Epoch(1), STAMP)
 def column(name: str, oid: int, *, key: bool = False, typmod: int = -1, **named: Any) -> CreekColumn:
     kind = named.pop("type", None)
     found = Column(name, 1, oid, typmod, "any", is_key=key, type=kind)
-    choice = named.pop("choice", ColumnChoice())
-    choices = TableChoices(columns={name: choice})
+    choice = named.pop("choice", ColumnOptions())
+    options = TableOptions(columns={name: choice})
     return avro_column(
-        PublishedColumn(found, name), named.pop("table", OTHER), choices, "d", is_of_identity=key
+        PublishedColumn(found, name), named.pop("table", OTHER), options, "d", is_of_identity=key
     )
 
 
@@ -73,7 +73,7 @@ def message(
     rows += b"\x00" if after is None else row(list(envelope.columns), *after)
     head = envelope.head(microseconds(TX_AT), 745)
     sent = long(microseconds(TX_AT + timedelta(seconds=1)))
-    return Unstamped(head, code_of(op, has_old=False), rows).stamped(STAMP, sent)
+    return EncodedChange(head, code_of(op, has_old=False), rows).stamped(STAMP, sent)
 
 
 def decoded(envelope: CreekEnvelope, body: bytes) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def test_a_wide_row_is_creeks_and_another_decoder_reads_it():
             ["infinity", datetime(2024, 1, 1, tzinfo=UTC)],
         ),
         (array_column("v", 1700, typmod=((6 << 16) | 2) + 4), "{1.25,0.00}", [Decimal("1.25"), Decimal(0)]),
-        (column("v", 23, choice=ColumnChoice(lake_type=LakeType("string"))), "12", "12"),
+        (column("v", 23, choice=ColumnOptions(lake_type=LakeType("string"))), "12", "12"),
         (column("Straße 1", 25), "x", "x"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_column_has_one_name_before_a_change_and_after_it():
 
 def test_a_key_of_a_table_that_is_not_identified_by_it_may_be_null():
     published = PublishedColumn(Column("id", 1, 23, -1, "integer"), "id")
-    made = avro_column(published, OTHER, TableChoices(), "i", is_of_identity=True)
+    made = avro_column(published, OTHER, TableOptions(), "i", is_of_identity=True)
     assert made.field("id", "x") == {"name": "id", "type": ["null", "int"], "pgKey": True, "pgType": "int4"}
 
 
@@ -289,7 +289,7 @@ def relation_of(table: TableName, *columns: Column) -> Relation:
 
 
 def snapshot_of(relation: Relation) -> SnapshotRows:
-    return SnapshotRows(relation, TableChoices(), PublishedColumns(Known()))
+    return SnapshotRows(relation, TableOptions(), PublishedColumns(Known()))
 
 
 def test_a_snapshots_header_is_creeks():

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.events.targets.kafka import messages_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
@@ -32,9 +32,9 @@ _MANY = 1 << 30
 
 
 def made(tables: list[Table], rows: pa.Table, few: int, *, with_schemas: bool) -> Any:
-    known, choices = Known(*(one.record for one in tables)), {one.record.name: one.choices for one in tables}
+    known, options = Known(*(one.record for one in tables)), {one.record.name: one.options for one in tables}
     enveloped = DebeziumFormat("shop", 'the "db"', with_schemas=with_schemas)
-    events = KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), few=few, enveloped=enveloped)
+    events = KeyedEvents(known, options.__getitem__, TableSelection.parse(None), few=few, enveloped=enveloped)
     try:
         return [said(event) for event in events.of(rows)]
     except PgReplError as error:
@@ -67,7 +67,7 @@ def test_value_that_an_update_did_not_send_is_unavailable_and_not_null(few: int)
     row = {"epoch": 1, "commit_lsn": 9, "xid": 3, "commit_ts": 0, "ordinal": 0, "relation_id": 7, "op": "U"}
     row |= {"relation_version": record.version, "new": ["1", None, None], "unchanged": [1]}
     rows = pa.Table.from_pylist([row], schema=ROW_SCHEMA)
-    ((_, _, _, (body,)),) = made([Table(record, [], TableChoices())], rows, few, with_schemas=False)
+    ((_, _, _, (body,)),) = made([Table(record, [], TableOptions())], rows, few, with_schemas=False)
     assert body["after"] == {"id": 1, "tx": "__debezium_unavailable_value", "note": None}
 
 
@@ -80,9 +80,9 @@ def test_messages_of_a_key_that_changes_name_each_others_key(schemas: bool):
     row |= {"relation_version": record.version, "new": ["2", "b"]}
     moved, same = row | {"old": ["1", None]}, row | {"ordinal": 1}
     rows = pa.Table.from_pylist([moved, same], schema=ROW_SCHEMA)
-    known, choices = Known(record), {record.name: TableChoices()}
+    known, options = Known(record), {record.name: TableOptions()}
     enveloped = DebeziumFormat("shop", "db", with_schemas=schemas)
-    made = KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), enveloped=enveloped).of(rows)
+    made = KeyedEvents(known, options.__getitem__, TableSelection.parse(None), enveloped=enveloped).of(rows)
     given: dict[str, Any] = {"target": "kafka", "format": "debezium", "database": "db"}
     given |= {"schemas": schemas, "tombstones": True, "topic": "{schema}.{table}"}
     settings = parse_publisher("shop", "events", given)

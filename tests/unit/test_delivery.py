@@ -13,11 +13,11 @@ from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.publisher import Delivery
-from airflow_provider_pgrepl.replication.events.targets.base import Sending
+from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.examples import examples
 
-Sent = tuple[int, int, int]
+PublishedCounts = tuple[int, int, int]
 """Generation, number, key."""
 
 
@@ -29,9 +29,9 @@ class OutOfOrder:
 
     def __init__(self, taken: list[set[int]]) -> None:
         self._taken = [*taken]
-        self._under_way: list[Sending] = []
+        self._under_way: list[PendingEvents] = []
         self._expected = 2
-        self.sent: list[Sent] = []
+        self.sent: list[PublishedCounts] = []
 
     def connect(self) -> None:
         # Batches whose events have all been settled before are not sent again.
@@ -42,7 +42,7 @@ class OutOfOrder:
         """Two batches are expected now."""
         self._expected = 2
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         self._under_way.append(sending)
         if not self._taken:
             self._take(sending, {event.position.ordinal for event in sending.events})
@@ -58,7 +58,7 @@ class OutOfOrder:
             self._take(sending, taken)
             sending.fail(TargetUnavailableError("lost"))
 
-    def _take(self, sending: Sending, taken: set[int]) -> None:
+    def _take(self, sending: PendingEvents, taken: set[int]) -> None:
         for index, event in enumerate(sending.events):
             if event.position.ordinal in taken:
                 self.sent.append((event.generation, event.position.ordinal, int(event.body)))
@@ -109,7 +109,7 @@ class Holding(OutOfOrder):
     def __init__(self) -> None:
         super().__init__([])
 
-    def _take(self, sending: Sending, taken: set[int]) -> None:
+    def _take(self, sending: PendingEvents, taken: set[int]) -> None:
         """Do nothing: the test settles the events."""
 
 

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake import consistent_points
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.state.tables import TableState, may_follow
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, typed_column
 from airflow_provider_pgrepl.replication.values.registry import _BUILT_IN as FAMILIES
@@ -144,7 +144,7 @@ def test_every_type_of_the_registry_is_in_the_list_of_types_and_looks_as_it_says
         if oid is None:
             continue
         column = Column("c", 1, oid, typmod(type_name), type_name)
-        assert str(typed_column(column, TableName("public", "t"), TableChoices()).lake_type) == shown, (
+        assert str(typed_column(column, TableName("public", "t"), TableOptions()).lake_type) == shown, (
             type_name
         )
         listed.add(oid)

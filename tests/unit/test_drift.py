@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import NO_IDENTITY, judge, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import NO_IDENTITY, compare_catalog, judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -40,7 +40,7 @@ PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 
 def find_drift(recorded: Relation, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> str | None:
     """Return why the table cannot continue, or None if it can. Asserts that a reason comes with a hint."""
-    verdict = judge(recorded, record, pipeline.choices(recorded.table))
+    verdict = judge(recorded, record, pipeline.options(recorded.table))
     if verdict.kind is not DriftKind.UNSAFE:
         assert verdict.relation is not None
         return None
@@ -118,7 +118,7 @@ def test_each_change_is_said_in_a_sentence(current: Relation, says: str) -> None
 
 def test_a_table_that_is_gone_is_drift() -> None:
     assert find_drift(RECORDED, replace(announced(RECORDED), catalog=None)) == "the table was dropped"
-    verdict = judge_catalog(RECORDED, None, PIPELINE.choices(RECORDED.table))
+    verdict = compare_catalog(RECORDED, None, PIPELINE.options(RECORDED.table))
     assert (verdict.kind, verdict.reason) == (DriftKind.UNSAFE, "the table was dropped")
     assert "remove the table from the pipeline" in verdict.hint
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, compare_catalog, judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 ID = Column("id", 1, 23, -1, "integer", is_key=True, not_null=True, xmin=10)
@@ -39,7 +39,7 @@ def now(*columns: Column, natts: int = 3, **other: object) -> Relation:
 
 
 def judged(relation: Relation, pipeline: Pipeline = PIPELINE, before: Relation = BEFORE) -> DriftResult:
-    return judge(before, RelationRecord.of_catalog(relation), pipeline.choices(before.table))
+    return judge(before, RelationRecord.of_catalog(relation), pipeline.options(before.table))
 
 
 def with_policy(on_drift: str) -> Pipeline:
@@ -259,7 +259,7 @@ def test_using_is_known_where_the_event_trigger_tells() -> None:
     relation = now(replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE, relfilenode=71)
     record = replace(RelationRecord.of_catalog(relation), using=True)
     reason = "the type of column id changed from integer to bigint by an expression of its own (USING)"
-    assert judge(BEFORE, record, PIPELINE.choices(BEFORE.table)).reason == reason
+    assert judge(BEFORE, record, PIPELINE.options(BEFORE.table)).reason == reason
 
 
 MOOD = PgType(9000, name="mood", kind="e", labels=((1, "sad"), (2, "ok")))
@@ -272,7 +272,7 @@ def test_labels_of_enums_may_come_but_not_change() -> None:
     more = of(replace(MOOD, labels=(*MOOD.labels, (3, "happy"))))
     assert judged(more, before=of(MOOD)) == DriftResult(DriftKind.UNCHANGED, relation=more)
     renamed = of(replace(MOOD, labels=((1, "sad"), (2, "fine"))))
-    verdict = judge_catalog(of(MOOD), renamed, TableChoices())
+    verdict = compare_catalog(of(MOOD), renamed, TableOptions())
     assert verdict.reason == "an enum label of column mood (public.mood) was renamed"
     assert verdict.hint.startswith("set it back at the source, then retry the table")
     assert judged(renamed, before=of(replace(MOOD, labels=()))).kind is DriftKind.UNCHANGED
@@ -359,7 +359,7 @@ def read_late(catalog: Relation, *columns: Column) -> RelationRecord:
 def test_catalog_change_not_yet_in_stream_is_deferred() -> None:
     wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
     catalog = now(wider, NAME, replace(PRICE, xmin=20), replace(SINCE, missing="x"))
-    verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE.choices(BEFORE.table))
+    verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE.options(BEFORE.table))
     seen = replace(BEFORE, columns=(ID, NAME, replace(PRICE, xmin=20)))
     assert verdict == DriftResult(DriftKind.UNCHANGED, relation=seen)
 
@@ -367,11 +367,11 @@ def test_catalog_change_not_yet_in_stream_is_deferred() -> None:
 def test_partially_streamed_ddl_is_followed_step_by_step() -> None:
     wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
     catalog = now(wider, PRICE, SINCE, relfilenode=71)
-    verdict = judge(BEFORE, read_late(now(wider, PRICE), wider, NAME, PRICE), TableChoices())
+    verdict = judge(BEFORE, read_late(now(wider, PRICE), wider, NAME, PRICE), TableOptions())
     assert verdict.relation is not None
     assert verdict.relation.columns == (wider, NAME, PRICE)
     last = judge(
-        verdict.relation, RelationRecord.of_catalog(replace(catalog, relfilenode=70)), TableChoices()
+        verdict.relation, RelationRecord.of_catalog(replace(catalog, relfilenode=70)), TableOptions()
     )
     assert last.kind is DriftKind.SAFE
     assert last.changes == ("column name was dropped", "column since was added")
@@ -380,13 +380,13 @@ def test_partially_streamed_ddl_is_followed_step_by_step() -> None:
 def test_ambiguous_column_history_is_unsafe() -> None:
     """`name` dropped and `nick` added later, or before, as `name`, and renamed since."""
     catalog = now(ID, PRICE, replace(NAME, name="nick", attnum=4))
-    verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE.choices(BEFORE.table))
+    verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE.options(BEFORE.table))
     assert verdict.kind is DriftKind.UNSAFE
     before = now(ID, NAME)
     late = read_late(now(ID, replace(NAME, name="nick", attnum=4)), ID, NAME)
     assert (
         "it cannot be determined which of them name was then"
-        in judge(before, late, PIPELINE.choices(before.table)).reason
+        in judge(before, late, PIPELINE.options(before.table)).reason
     )
 
 
@@ -401,7 +401,9 @@ def test_choices_that_name_a_dropped_column_stand() -> None:
 
 def test_a_way_back_is_offered_only_while_no_row_was_sent() -> None:
     renamed = now(ID, replace(NAME, name="nick"), PRICE)
-    assert "set it back at the source" in judge_catalog(BEFORE, renamed, PIPELINE.choices(BEFORE.table)).hint
+    assert (
+        "set it back at the source" in compare_catalog(BEFORE, renamed, PIPELINE.options(BEFORE.table)).hint
+    )
     assert judged(renamed).hint.startswith("resnapshot it")
 
 
@@ -414,7 +416,7 @@ def test_a_renamed_table_is_taken_under_its_new_name() -> None:
         """ 'sales."Orders"', or PgAddTablesOperator; but if the two changed places, resnapshot both:"""
         """ --tables 'public.goods,sales."Orders"'"""
     )
-    verdict = judge_catalog(BEFORE, moved, PIPELINE.choices(BEFORE.table))
+    verdict = compare_catalog(BEFORE, moved, PIPELINE.options(BEFORE.table))
     assert verdict.hint == f"name it back, then retry the table; or {added}"
     assert judged(moved).hint == added
 

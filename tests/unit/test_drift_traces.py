@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
-CHOICES = Pipeline(name="p", lake="/lake", tables=("public.*",)).choices(TableName("public", "goods"))
+CHOICES = Pipeline(name="p", lake="/lake", tables=("public.*",)).options(TableName("public", "goods"))
 BEFORE = Relation(
     oid=7,
     table=TableName("public", "goods"),

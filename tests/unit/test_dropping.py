@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, files_of_others
+from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, foreign_files
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import delete_files
@@ -95,7 +95,7 @@ def test_folder_that_is_not_shown_to_be_ours_is_named_and_not_dropped(
 def test_table_of_the_pipeline_goes_whole(tmp_path: Path, make: Make) -> None:
     make(tmp_path / "public" / "t")
     check_droppable(str(tmp_path), [T], "shop")
-    assert files_of_others(str(tmp_path), [T]) == []
+    assert foreign_files(str(tmp_path), [T]) == []
     drop_lake_tables(str(tmp_path), [T])
     assert list(tmp_path.iterdir()) == []
 
@@ -110,7 +110,7 @@ def test_files_links_and_tables_of_others_in_its_folder_stay(tmp_path: Path) -> 
     (table / f"part-{uuid.uuid4()}.zstd.parquet").symlink_to(tmp_path / "archive" / "y.parquet")
     (table / "orders-2019.parquet").write_bytes(b"mine")
     others = tree(table / "sales")
-    kept = files_of_others(str(tmp_path), [T])
+    kept = foreign_files(str(tmp_path), [T])
     assert len([path for path in kept if "/sales/" in path]) == len(others)
     assert len(kept) == len(others) + 3
     check_droppable(str(tmp_path), [T], "shop")

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import live_files
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
@@ -237,14 +237,14 @@ def test_checkpoints_are_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None
 
 
 def test_points_are_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None:
-    points = Points(str(disk.folder))
+    points = ConsistentPoints(str(disk.folder))
     made = [ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": lsn}) for lsn in (1, 2, 3)]
     for number, point in enumerate(made):
         points.append(point)
-        left = Points(str(disk.cut_to(tmp_path / str(number))))
+        left = ConsistentPoints(str(disk.cut_to(tmp_path / str(number))))
         assert list(left.all()) == made[: number + 1]
     assert points.thin(datetime.now(UTC) + timedelta(hours=2), 1, 100, 10) == 2
-    assert Points(str(disk.cut_to(tmp_path / "thinned"))).all() == (made[2],)
+    assert ConsistentPoints(str(disk.cut_to(tmp_path / "thinned"))).all() == (made[2],)
 
 
 def test_maintenance_deletes_nothing_that_the_disk_still_needs(disk: RecordedDisk, tmp_path: Path) -> None:

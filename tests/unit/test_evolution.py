@@ -81,8 +81,8 @@ def test_lake_rows_get_the_default_and_wider_types_and_keep_what_was_dropped():
             "_pgrepl_commit_ts": pa.array([0, 1], pa.timestamp("us", "UTC")),
         }
     )
-    found = evolved(rows, BEFORE, AFTER, PIPELINE.choices(AFTER.table))
-    assert found.schema == lake_schema(AFTER, PIPELINE.choices(AFTER.table))
+    found = evolved(rows, BEFORE, AFTER, PIPELINE.options(AFTER.table))
+    assert found.schema == lake_schema(AFTER, PIPELINE.options(AFTER.table))
     assert found.drop_columns(["_pgrepl_commit_ts"]).to_pylist() == [
         {"id": 1, "gone": "x", "r": 1.100000023841858, "added": 7, "_pgrepl_commit_lsn": 5},
         {"id": 2, "gone": None, "r": None, "added": 7, "_pgrepl_commit_lsn": 6},
@@ -91,12 +91,12 @@ def test_lake_rows_get_the_default_and_wider_types_and_keep_what_was_dropped():
 
 def test_evolved_table_says_in_which_relation_the_changes_above_its_position_begin(tmp_path: Path):
     """DDL may come in the middle of the next transaction, and the process may end before that is applied."""
-    choices = PIPELINE.choices(BEFORE.table)
+    options = PIPELINE.options(BEFORE.table)
     uri, app = f"{tmp_path}/public/t", app_id("p", Epoch(1))
-    schema = lake_schema(BEFORE, choices)
+    schema = lake_schema(BEFORE, options)
     commit_snapshot(uri, schema, [], LSN(10), "p", Epoch(1), relation_version=BEFORE.version)
     table = open_table(uri)
     assert read_relations(table) == (BEFORE.version, BEFORE.version)
-    Evolution(BEFORE, AFTER, choices, str(tmp_path), app).evolve(table, None)
+    Evolution(BEFORE, AFTER, options, str(tmp_path), app).evolve(table, None)
     assert read_relations(open_table(uri)) == (AFTER.version, BEFORE.version)
     assert read_position(open_table(uri), app) == 10

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.errors import LakeError, Retry, SourceConnectionError, ToolError
 from airflow_provider_pgrepl.replication.spark import executors
 from airflow_provider_pgrepl.replication.spark.failures import spark_error
-from airflow_provider_pgrepl.replication.storage.probe import SharedPlace
+from airflow_provider_pgrepl.replication.storage.probe import SharedDirectory
 
 WANTED = {"ours": "1.0", "pyarrow": "26.0.1", "numba": ""}
 
@@ -69,10 +69,10 @@ def test_version_probe_runs_in_python_without_this_package() -> None:
 
 
 def test_a_directory_is_known_by_what_the_driver_put_there(tmp_path: Path) -> None:
-    with SharedPlace(str(tmp_path / "lake")) as place:
-        sent: SharedPlace = pickle.loads(pickle.dumps(place))
+    with SharedDirectory(str(tmp_path / "lake")) as place:
+        sent: SharedDirectory = pickle.loads(pickle.dumps(place))
         sent.check()
-        other = SharedPlace(str(tmp_path / "other"), place.name)
+        other = SharedDirectory(str(tmp_path / "other"), place.name)
         with pytest.raises(LakeError, match="is not the directory that the driver has there"):
             other.check()
     assert list((tmp_path / "lake").iterdir()) == []
@@ -105,7 +105,7 @@ def test_executor_failure_keeps_error_class_and_hint(tmp_path: Path, monkeypatch
         asked.append(1)
         raise SourceConnectionError("too many clients already", "wait")
 
-    place = SharedPlace(str(tmp_path / "lake"))
+    place = SharedDirectory(str(tmp_path / "lake"))
     with place:
         failure = executors._reach(place, reach)
         assert failure is not None
@@ -131,7 +131,7 @@ def test_tasks_that_come_together_reach_once(tmp_path: Path, monkeypatch: Any) -
 
     monkeypatch.setattr(executors, "fcntl", SimpleNamespace(flock=lock, LOCK_EX=fcntl.LOCK_EX))
 
-    with SharedPlace(str(tmp_path / "lake")) as place, ThreadPoolExecutor(3) as threads:
+    with SharedDirectory(str(tmp_path / "lake")) as place, ThreadPoolExecutor(3) as threads:
         assert list(threads.map(lambda _: executors._reach(place, reach), range(3))) == [None] * 3
     assert asked == [1]
 
@@ -158,7 +158,7 @@ def raise_it() -> bool:
 def test_a_lake_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    place = SharedPlace(str(tmp_path / "file" / "lake"))
+    place = SharedDirectory(str(tmp_path / "file" / "lake"))
     failure = executors._reach(place, None)
     assert failure is not None
     assert failure.kind == "LakeError"

@@ -63,7 +63,7 @@ def test_table_whose_commits_are_gone_too_names_the_property(lake: Lake) -> None
 
 
 def test_writer_of_an_earlier_epoch_stays_fenced(lake: Lake) -> None:
-    commit_snapshot(lake.uri, lake_schema(OF, lake.choices), [], LSN(40), "p", Epoch(2))
+    commit_snapshot(lake.uri, lake_schema(OF, lake.options), [], LSN(40), "p", Epoch(2))
     checkpoint(lake)
     with pytest.raises(FencedError):
         read_position(open_table(lake.uri), APP)

@@ -12,12 +12,12 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.app.source_ownership import Beginning, find_beginning
+from airflow_provider_pgrepl.replication.app.source_ownership import NextEpoch, find_next_epoch
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -30,12 +30,12 @@ def record(epoch: int) -> EpochRecord:
     return EpochRecord("shop", Epoch(epoch), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))
 
 
-def beginning(lake: str, lake_of_state: str = "", last: EpochRecord | None = None) -> Beginning:
+def beginning(lake: str, lake_of_state: str = "", last: EpochRecord | None = None) -> NextEpoch:
     recorded = SimpleNamespace(lake=lake, lake_id=lake_of_state)
     table = SimpleNamespace(position_lsn=LSN(5))
     store = SimpleNamespace(read_pipeline=lambda _: recorded, read_tables=lambda _: {T: table})
     pipeline = cast(Pipeline, SimpleNamespace(name="shop", lake_root=lake))
-    return find_beginning(cast(Store, store), pipeline, [T], last)
+    return find_next_epoch(cast(Store, store), pipeline, [T], last)
 
 
 def point(epoch: int) -> ConsistentPoint:
@@ -44,8 +44,8 @@ def point(epoch: int) -> ConsistentPoint:
 
 def test_no_epoch_has_the_number_of_one_that_is_still_believed_in_the_lake(tmp_path: Path) -> None:
     lake = str(tmp_path)
-    assert beginning(lake) == Beginning(Epoch(1))
-    Points(lake).append(point(2))
+    assert beginning(lake) == NextEpoch(Epoch(1))
+    ConsistentPoints(lake).append(point(2))
     assert beginning(lake).epoch == 3
     RelationIndex(relations_uri(lake)).begin_source(Epoch(4))
     assert beginning(lake).epoch == 5
@@ -60,9 +60,9 @@ def test_points_of_another_lake_do_not_stand_beside_a_new_changelog(tmp_path: Pa
     lake = str(tmp_path)
     create_changelog(changelog_uri(lake), record(1))
     known = lake_id(open_changelog(changelog_uri(lake)))
-    Points(lake).append(point(1))
+    ConsistentPoints(lake).append(point(1))
     shutil.rmtree(changelog_uri(lake))
-    assert beginning(lake, known) == Beginning(Epoch(2), known)
+    assert beginning(lake, known) == NextEpoch(Epoch(2), known)
     with pytest.raises(LakeError, match=r"consistent_points .* of another lake") as caught:
         beginning(lake, "another")
     assert "move" in caught.value.hint

@@ -16,12 +16,17 @@ from airflow_provider_pgrepl.errors import LakeUnavailableError, Retry
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch, create_changelog, mark
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, read_position
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage.errors import delta_errors, is_full, is_refusal, refusal
+from airflow_provider_pgrepl.replication.storage.errors import (
+    delta_errors,
+    is_full,
+    is_storage_error,
+    refusal,
+)
 from tests.support.announced import relation
 from tests.support.changelogs import Written, epoch_record, new_changelog
 from tests.support.loop_disk import Disk, disk
@@ -91,13 +96,13 @@ def test_first_writes_fail_on_full_storage_and_succeed_after_space_is_freed(driv
     drive.fill()
     refused(lambda: create_changelog(f"{drive.folder}/changelog", epoch_record()))
     refused(lambda: commit_snapshot(f"{drive.folder}/public/t", TEXTS, [], LSN(9), "p", Epoch(1)))
-    refused(lambda: Points(str(drive.folder)).append(ConsistentPoint(1, 5, datetime.now(UTC), {})))
+    refused(lambda: ConsistentPoints(str(drive.folder)).append(ConsistentPoint(1, 5, datetime.now(UTC), {})))
     record = RelationRecord.of_catalog(relation(7, "k", "v"))
     refused(lambda: RelationIndex(relations_uri(str(drive.folder))).add(Epoch(1), record))
     drive.free()
     create_changelog(f"{drive.folder}/changelog", epoch_record())
     commit_snapshot(f"{drive.folder}/public/t", TEXTS, [], LSN(9), "p", Epoch(1))
-    Points(str(drive.folder)).append(ConsistentPoint(1, 5, datetime.now(UTC), {}))
+    ConsistentPoints(str(drive.folder)).append(ConsistentPoint(1, 5, datetime.now(UTC), {}))
     RelationIndex(relations_uri(str(drive.folder))).add(Epoch(1), record)
 
 
@@ -115,13 +120,13 @@ def test_a_lake_table_stays_where_it_is(drive: Disk) -> None:
 
 
 def test_maintenance_makes_space_where_there_is_none(drive: Disk) -> None:
-    points = Points(str(drive.folder))
+    points = ConsistentPoints(str(drive.folder))
     for value in range(5):
         ago = datetime.now(UTC) - timedelta(hours=3, minutes=-value)
         overwrite(drive.folder, value)
         points.append(ConsistentPoint(1, value, ago, {"public.b": value}))
     drive.fill()
-    done = eager(drive.folder, points_keep_all_h=0.5, points_thin_min=1e9).run(soon())
+    done = eager(drive.folder, consistent_point_keep_all_h=0.5, consistent_point_thinning_min=1e9).run(soon())
     assert done.files >= 4
 
 
@@ -130,13 +135,13 @@ def test_full_is_told_from_away(number: int) -> None:
     words = f"Generic LocalFileSystem error: Unable to copy data to file: some words (os error {number})"
     for error in (OSError(number, "words"), DeltaError(words)):
         assert is_full(error)
-        assert is_refusal(error)
+        assert is_storage_error(error)
         assert refusal("it cannot be written", error).message == "it cannot be written: the storage is full"
     for error in (OSError(errno.EIO, "Input/output error"), DeltaError(words.replace(str(number), "5"))):
-        assert is_refusal(error)
+        assert is_storage_error(error)
         assert not is_full(error)
     assert "words" not in refusal("it cannot be written", DeltaError(words.replace(str(number), "5"))).message
-    assert not is_refusal(DeltaError("Generic DeltaTable error: a value of a row"))
+    assert not is_storage_error(DeltaError("Generic DeltaTable error: a value of a row"))
 
 
 def test_delta_error_unrelated_to_storage_is_raised_unchanged() -> None:

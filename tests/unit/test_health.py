@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app.status.health import (
     HealthReport,
     ProblemKind,
     Severity,
-    judge_health,
+    find_health_problems,
 )
 from airflow_provider_pgrepl.replication.app.status.status import (
     AppStatus,
@@ -49,7 +49,7 @@ def table(state: TableState, age_s: float = 0.0, **changed: Any) -> TableStatus:
 
 
 def kinds(status: PipelineStatus, **limits: Any) -> list[tuple[str, str]]:
-    report = judge_health(status, HealthLimits(**limits), NOW)
+    report = find_health_problems(status, HealthLimits(**limits), NOW)
     return [(str(problem.severity), str(problem.kind)) for problem in report.problems]
 
 
@@ -119,7 +119,7 @@ def test_failures_precede_warnings_and_each_names_its_object_and_hint() -> None:
         warnings=("the pattern leaves out t",),
         tables=(table(TableState.ERRORED, error="DriftError", reason="dropped", hint="undo it"),),
     )
-    report = judge_health(status, HealthLimits(), NOW)
+    report = find_health_problems(status, HealthLimits(), NOW)
     first, second = report.problems
     assert (first.severity, first.kind) == (Severity.FAILURE, ProblemKind.TABLE_ERRORED)
     assert (first.object, first.hint) == ("public.orders", "undo it")

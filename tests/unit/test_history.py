@@ -29,8 +29,8 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices, TablePolicy
-from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions, TablePolicy
+from airflow_provider_pgrepl.replication.values import lake_schema, option_problems
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change
 
@@ -61,11 +61,11 @@ class Lake:
         end_all_versions(*moment)
         if dies:
             return
-        schema = lake_schema(of, self.pipeline.choices(of.table))
+        schema = lake_schema(of, self.pipeline.options(of.table))
         typed = pa.schema([schema.field(name) for name in rows[0]])
         batches = pa.Table.from_pylist(list(rows), typed).to_batches()
         files = write_files(
-            iter(batches), of, self.pipeline.choices(of.table), self.pipeline.lake_root, LSN(lsn), EXPORTED
+            iter(batches), of, self.pipeline.options(of.table), self.pipeline.lake_root, LSN(lsn), EXPORTED
         )
         commit_snapshot(self.uri, schema, files, LSN(lsn), "p", Epoch(epoch), EXPORTED)
 
@@ -78,7 +78,7 @@ class Lake:
             *handles,
             table_of(changes),
             OF,
-            self.pipeline.choices(OF.table),
+            self.pipeline.options(OF.table),
             app_id("p", Epoch(1)),
             self.pipeline.lake_root,
             self.pipeline.slice_bytes,
@@ -208,7 +208,7 @@ def test_a_history_that_was_off_meanwhile_is_noticed(lake: Lake) -> None:
         open_table(lake.uri),
         changes,
         OF,
-        lake.pipeline.choices(OF.table),
+        lake.pipeline.options(OF.table),
         app_id("p", Epoch(1)),
         lake.pipeline.slice_bytes,
     )
@@ -289,9 +289,9 @@ def test_history_needs_the_bookkeeping_columns() -> None:
 
 
 def test_history_needs_a_key_and_names_of_its_own() -> None:
-    choices = TableChoices(TablePolicy(history=True))
-    assert not list(choice_problems(OF, choices))
-    (problem,) = choice_problems(relation(column("v"), identity="f"), choices)
+    options = TableOptions(TablePolicy(history=True))
+    assert not list(option_problems(OF, options))
+    (problem,) = option_problems(relation(column("v"), identity="f"), options)
     assert "needs a key" in problem
-    (problem,) = choice_problems(relation(*OF.columns, column("_pgrepl_to_op")), choices)
+    (problem,) = option_problems(relation(*OF.columns, column("_pgrepl_to_op")), options)
     assert "_pgrepl_to_op" in problem

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.avro.codec import decimals
 from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload, unframed
-from airflow_provider_pgrepl.replication.events.event import RESERVE, Stamps, above_all
+from airflow_provider_pgrepl.replication.events.event import RESERVE, EventNumbers, above_all
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from airflow_provider_pgrepl.replication.events.targets.nats import JetStreamReasons
@@ -64,7 +64,7 @@ def test_nats_login_error_omits_token_from_server_url():
 
 
 def test_stamps_grow_within_a_run_and_over_runs():
-    stamps = Stamps()
+    stamps = EventNumbers()
     places = [LSN(one) for one in (100, 100, 100, 101, 90, 500)]
     given = [stamps.next(place) for place in places]
     assert given == [100, 101, 102, 103, 104, 500]

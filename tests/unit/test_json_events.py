@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.events.formats.json_text import json_te
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, TableOptions
 from airflow_provider_pgrepl.replication.values.text_output import DAY_US
 from tests.support.examples import examples
 from tests.support.histories import FIRST_DAY, JSONB, LAST_DAY, TEXT, TYPES, Known, Table, histories
@@ -41,8 +41,8 @@ def made(make: Callable[[], list[Event]]) -> Any:
 def both(tables: list[Table], rows: pa.Table) -> tuple[Any, Any]:
     """Return the events made from columns, and those made from Python's objects."""
     known = Known(*(table.record for table in tables))
-    choices = {table.record.name: table.choices for table in tables}
-    given = (known, choices.__getitem__, TableSelection.parse(None))
+    options = {table.record.name: table.options for table in tables}
+    given = (known, options.__getitem__, TableSelection.parse(None))
     return (
         made(lambda: JsonEvents(*given, few=0).of(rows)),
         made(lambda: JsonEvents(*given, few=1 << 30).of(rows)),
@@ -84,10 +84,10 @@ def test_each_character_alone_is_written_as_python_writes_it(of: PgType):
         assert found == expected, hex(number)
 
 
-def table_of(of: PgType, choice: ColumnChoice | None = None) -> Table:
+def table_of(of: PgType, choice: ColumnOptions | None = None) -> Table:
     column = Column("c", 1, of.oid, of.typmod, of.name, of.kind, type=of)
     record = RelationRecord.of_catalog(Relation(16_400, TableName("public", "t"), (column,)))
-    return Table(record, [], TableChoices(columns={"c": choice or ColumnChoice()}))
+    return Table(record, [], TableOptions(columns={"c": choice or ColumnOptions()}))
 
 
 def rows_of(table: Table, *texts: str | None) -> pa.Table:
@@ -138,7 +138,7 @@ def test_few_changes_and_many_are_the_same_events():
     table = table_of(TEXT)
     rows = rows_of(table, *(f'"{number}' for number in range(100)))
     known = Known(table.record)
-    events = JsonEvents(known, lambda _: table.choices, TableSelection.parse(None))
+    events = JsonEvents(known, lambda _: table.options, TableSelection.parse(None))
     split = [event for start in range(0, 100, 10) for event in events.of(rows.slice(start, 10))]
     assert events.of(rows) == split
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.changelog.reader import FileCache, KeptFile
+from airflow_provider_pgrepl.replication.changelog.reader import CachedFile, FileCache
 from tests.support.examples import examples
 
 
@@ -17,7 +17,7 @@ def rows(relations: list[int]) -> pa.Table:
 @examples(100)
 @given(st.lists(st.integers(0, 4)), st.integers(0, 4))
 def test_a_relation_finds_its_rows_in_their_order(relations: list[int], wanted: int) -> None:
-    found = KeptFile.of(rows(relations)).rows_of(wanted)
+    found = CachedFile.of(rows(relations)).rows_of(wanted)
     assert found["at"].to_pylist() == [at for at, relation in enumerate(relations) if relation == wanted]
 
 

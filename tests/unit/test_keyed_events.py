@@ -19,9 +19,9 @@ _MANY = 1 << 30
 
 def made(tables: list[Table], rows: pa.Table, few: int) -> list[Event] | type[PgReplError]:
     known = Known(*(table.record for table in tables))
-    choices = {table.record.name: table.choices for table in tables}
+    options = {table.record.name: table.options for table in tables}
     try:
-        return KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), few=few).of(rows)
+        return KeyedEvents(known, options.__getitem__, TableSelection.parse(None), few=few).of(rows)
     except PgReplError as error:
         return type(error)
 

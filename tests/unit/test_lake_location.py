@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.settings.lake import (
     fault_of_uri,
     hadoop_uri,
     is_object_store,
-    place_in_store,
+    store_location,
 )
 
 
@@ -40,7 +40,7 @@ def test_a_bucket_has_one_name_here_and_another_in_hadoop(lake):
 def test_other_stores_have_their_names(lake, kept, place):
     assert fault_of_uri(lake) == ""
     assert canonical(lake) == hadoop_uri(kept) == kept
-    assert place_in_store(lake) == place_in_store(kept) == place
+    assert store_location(lake) == store_location(kept) == place
 
 
 def test_a_directory_stays_what_it_is():

@@ -20,7 +20,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -33,8 +33,10 @@ NOBODY = 65534
 
 def pipeline(lake: Path, **settings: float) -> Pipeline:
     """Return a pipeline whose lake has at least one point: without any, maintenance keeps everything."""
-    if not Points(str(lake)).all():
-        Points(str(lake)).append(ConsistentPoint(0, LSN(0), datetime.now(UTC), {"public.of_another_time": 0}))
+    if not ConsistentPoints(str(lake)).all():
+        ConsistentPoints(str(lake)).append(
+            ConsistentPoint(0, LSN(0), datetime.now(UTC), {"public.of_another_time": 0})
+        )
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
 
 
@@ -69,7 +71,7 @@ def soon() -> datetime:
     return datetime.now(UTC) + timedelta(seconds=5)
 
 
-def pin(points: Points, lsn: int, version: int, ago: timedelta = NOTHING) -> None:
+def pin(points: ConsistentPoints, lsn: int, version: int, ago: timedelta = NOTHING) -> None:
     points.append(ConsistentPoint(1, LSN(lsn), datetime.now(UTC) - ago, {"public.a": version}))
 
 
@@ -89,7 +91,7 @@ def eager(lake: Path, **settings: float) -> Maintenance:
 
 
 def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     versions = [overwrite(tmp_path, value) for value in range(8)]
     for lsn in (2, 5):
         pin(points, lsn, versions[lsn])
@@ -105,7 +107,7 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
 
 @pytest.mark.parametrize("hidden", ["consistent_points", "consistent_points/_delta_log"])
 def test_nothing_of_a_table_is_deleted_while_the_points_are_out_of_sight(tmp_path: Path, hidden: str) -> None:
-    lake, points = tmp_path / "lake", Points(f"{tmp_path}/lake")
+    lake, points = tmp_path / "lake", ConsistentPoints(f"{tmp_path}/lake")
     versions = [overwrite(lake, value) for value in range(4)]
     pin(points, 1, versions[1])
     maintenance, folder = eager(lake), lake / "_pgrepl" / hidden
@@ -162,10 +164,12 @@ def as_somebody_who_may_not_enter(lake: Path, closed: Path) -> Iterator[None]:
 
 
 def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     for lsn in range(1, 7):
         pin(points, lsn, overwrite(tmp_path, lsn), ago=timedelta(minutes=59, seconds=-lsn))
-    maintenance = eager(tmp_path, points_keep_all_h=0.5, points_thin_min=60 * 24 * 365 * 100)
+    maintenance = eager(
+        tmp_path, consistent_point_keep_all_h=0.5, consistent_point_thinning_min=60 * 24 * 365 * 100
+    )
     done = maintenance.run(soon())
     assert done.points == 5
     assert done.files == 5 + 6, "five of the table, six of the points' own"
@@ -208,7 +212,7 @@ def test_a_run_writes_no_commit_to_a_table(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     maintenance = eager(tmp_path)
     pin(points, 1, overwrite(tmp_path, 1))
     overwrite(tmp_path, 2)
@@ -243,7 +247,7 @@ def test_files_that_count_again_since_the_folder_was_put_back_stay(tmp_path: Pat
 def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_built_from(
     tmp_path: Path,
 ) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     versions = overwrite_each(tmp_path, *range(350))
     for value in (250, 340):
         pin(points, value, versions[value])
@@ -296,7 +300,7 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
     record = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 16_400, LSN(0))
     create_changelog(changelog_uri(str(tmp_path)), record)
     # It writes a point, of which the changelog gets a mark.
-    maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
+    maintenance = eager(tmp_path, changelog_retention_h=1, consistent_point_retention_h=1)
     writer = ChangelogWriter(changelog_uri(str(tmp_path)))
     change = {"epoch": 1, "commit_lsn": 10, "ordinal": 0, "relation_id": 7, "op": "I", "new": ["x"]}
     part = writer.write_part(pa.Table.from_pylist([change], ROW_SCHEMA))
@@ -318,7 +322,7 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
 def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int) -> None:
     """Random appends, overwrites, deletes, compactions, checkpoints, restarts and runs against a model."""
     chance = random.Random(seed)
-    uri, points = f"{tmp_path}/public/a", Points(str(tmp_path))
+    uri, points = f"{tmp_path}/public/a", ConsistentPoints(str(tmp_path))
     maintenance = eager(tmp_path)
     expected: dict[int, list[int]] = {}
     state = [0]
@@ -341,7 +345,7 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
                 points.thin(soon(), 0.000001, 0.001, 1)
                 maintenance.run(soon())
             case 5:
-                points = Points(str(tmp_path))
+                points = ConsistentPoints(str(tmp_path))
                 maintenance = eager(tmp_path)
             case _:
                 write_deltalake(uri, data, mode="append")
@@ -350,7 +354,7 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
             expected[lsn] = sorted(state)
             pin(points, lsn, DeltaTable(uri).version())
     maintenance.run(soon())
-    for point in [point for point in Points(str(tmp_path)).all() if point.epoch]:
+    for point in [point for point in ConsistentPoints(str(tmp_path)).all() if point.epoch]:
         found = consistent_arrow(str(tmp_path), point.lsn).table("public.a")["n"].to_pylist()
         assert sorted(found) == expected[point.lsn]
     assert sorted(DeltaTable(uri).to_pandas()["n"].tolist()) == sorted(state)
@@ -456,7 +460,7 @@ def test_tables_of_others_are_left_alone_and_named(
 
 def test_version_whose_point_another_process_deleted_is_held_for_readers(tmp_path: Path) -> None:
     """`pgrepl maintain` a second after the application: a query may read at that point."""
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     for value in range(4):
         pin(points, value, overwrite(tmp_path, value), ago=timedelta(hours=9 - value))
     reader = DeltaTable(f"{tmp_path}/public/a", version=1)
@@ -464,7 +468,9 @@ def test_version_whose_point_another_process_deleted_is_held_for_readers(tmp_pat
 
     def maintained(now: datetime) -> MaintenanceResult:
         return Maintenance(
-            pipeline(tmp_path, points_keep_h=6.5, points_keep_all_h=0.1), grace=NOTHING, hold=hold
+            pipeline(tmp_path, consistent_point_retention_h=6.5, consistent_point_keep_all_h=0.1),
+            grace=NOTHING,
+            hold=hold,
         ).run(now)
 
     assert maintained(soon()).points == 3

@@ -46,14 +46,14 @@ class Lake:
         self.of = of
         self.uri = str(root / "t")
         self.pipeline = Pipeline(name="p", lake=str(root), tables=("public.t",), merge=self.merge, **settings)
-        commit_snapshot(self.uri, lake_schema(of, self.pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(self.uri, lake_schema(of, self.pipeline.options(of.table)), [], LSN(1), "p", Epoch(1))
 
     def apply(self, *changes: Change, through: DeltaTable | None = None) -> Applied:
         return apply_changes(
             through or open_table(self.uri),
             table_of(changes),
             self.of,
-            self.pipeline.choices(self.of.table),
+            self.pipeline.options(self.of.table),
             APP,
             self.pipeline.slice_bytes,
         )
@@ -173,7 +173,7 @@ def test_stale_writer_is_refused(lake: Lake, before: str) -> None:
 
 def test_a_writer_of_an_earlier_epoch_is_refused(lake: Lake) -> None:
     stale = open_table(lake.uri)
-    commit_snapshot(lake.uri, lake_schema(OF, lake.pipeline.choices(OF.table)), [], LSN(5), "p", Epoch(2))
+    commit_snapshot(lake.uri, lake_schema(OF, lake.pipeline.options(OF.table)), [], LSN(5), "p", Epoch(2))
     for table in (stale, open_table(lake.uri)):
         with pytest.raises(FencedError):
             lake.apply(insert(10, "1", "a"), through=table)
@@ -186,7 +186,7 @@ def test_an_epoch_without_snapshot_is_refused(lake: Lake) -> None:
             open_table(lake.uri),
             table_of([insert(9, "1", "a")]),
             OF,
-            lake.pipeline.choices(OF.table),
+            lake.pipeline.options(OF.table),
             "p:2",
             lake.pipeline.slice_bytes,
         )
@@ -463,7 +463,7 @@ def test_files_without_statistics_are_not_skipped(tmp_path: Path) -> None:
         of = relation(column("id", "bigint", key=identity == "d"), column("v"), identity=identity)
         lake = Lake(tmp_path / identity, of)
         plain = tmp_path / identity / "t" / "plain.parquet"
-        schema = lake_schema(of, lake.pipeline.choices(of.table))
+        schema = lake_schema(of, lake.pipeline.options(of.table))
         rows = pa.Table.from_pylist([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}], schema=schema)
         pq.write_table(rows, plain, write_statistics=False)
         table = open_table(lake.uri)
@@ -514,7 +514,7 @@ def test_a_lake_table_with_other_columns_is_refused(lake: Lake) -> None:
             open_table(lake.uri),
             table_of([insert(9, "1", "a", "b")]),
             of,
-            lake.pipeline.choices(of.table),
+            lake.pipeline.options(of.table),
             APP,
             lake.pipeline.slice_bytes,
         )

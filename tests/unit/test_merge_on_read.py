@@ -47,15 +47,15 @@ class Lake:
     def __init__(self, folder: Path, rows: int = 100) -> None:
         self.uri = str(folder / "t")
         pipeline = Pipeline(name="p", lake=str(folder), tables=("public.t",), merge="merge_on_read")
-        self.choices = pipeline.choices(OF.table)
+        self.options = pipeline.options(OF.table)
         self.lsn = 1
         self.expected = dict.fromkeys(range(rows), "old")
-        commit_snapshot(self.uri, lake_schema(OF, self.choices), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(self.uri, lake_schema(OF, self.options), [], LSN(1), "p", Epoch(1))
         self.apply(*(Change("I", new=(str(number), "old"), commit_lsn=10) for number in range(rows)))
 
     def apply(self, *changes: Change, through: DeltaTable | None = None) -> DeltaTable:
         table = through or open_table(self.uri)
-        apply_changes(table, table_of(changes), OF, self.choices, APP, SLICE)
+        apply_changes(table, table_of(changes), OF, self.options, APP, SLICE)
         self.lsn = max(self.lsn, *(change.commit_lsn for change in changes))
         return table
 

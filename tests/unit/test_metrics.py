@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from airflow_provider_pgrepl.cli.applications import DASHBOARDS, GRAFANA, RULES, copy_dashboards
 from airflow_provider_pgrepl.cli.commands import COMMANDS
 from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, ToolError
-from airflow_provider_pgrepl.replication.app.metrics.collector import MOST_TABLES, ReplicationCollector
+from airflow_provider_pgrepl.replication.app.metrics.collector import MAX_TABLES, ReplicationCollector
 from airflow_provider_pgrepl.replication.app.metrics.error_counts import OTHER, ErrorCounts
 from airflow_provider_pgrepl.replication.app.metrics.observer import Observed
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
@@ -115,14 +115,14 @@ def test_hostile_table_name_stays_one_label():
 
 
 def test_tables_beyond_the_limit_have_no_series_and_errored_ones_come_first():
-    states = {TableName("public", f"t{number:05}"): TableState.STREAMING for number in range(MOST_TABLES + 5)}
+    states = {TableName("public", f"t{number:05}"): TableState.STREAMING for number in range(MAX_TABLES + 5)}
     last = max(states)
     states[last] = TableState.ERRORED
     found = scraped(collector(Observed(tables={name: condition(state) for name, state in states.items()})))
-    assert sum(name == "pgrepl_table_state" for name, _ in found) == MOST_TABLES
+    assert sum(name == "pgrepl_table_state" for name, _ in found) == MAX_TABLES
     assert found[series("pgrepl_table_state", table=str(last), state="errored")] == 1
     assert found[series("pgrepl_tables_omitted")] == 5
-    assert found[series("pgrepl_tables", state="streaming")] == MOST_TABLES + 4
+    assert found[series("pgrepl_tables", state="streaming")] == MAX_TABLES + 4
 
 
 def test_figures_stay_when_the_source_is_away():

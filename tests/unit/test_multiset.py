@@ -8,7 +8,7 @@ import pytest
 from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.merge.keyless import NetRows, net_rows
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change, Row
 
@@ -28,7 +28,7 @@ def delete(lsn: int, *row: str | None) -> Change:
 
 
 def net(*changes: Change, **settings: object) -> NetRows:
-    return net_rows(table_of(changes), OF, pipeline(**settings).choices(OF.table))
+    return net_rows(table_of(changes), OF, pipeline(**settings).options(OF.table))
 
 
 def lost(of: NetRows) -> list[tuple[object, ...]]:
@@ -103,12 +103,12 @@ def test_rows_that_differ_in_an_excluded_column_only_are_equal_in_the_lake() -> 
 def test_different_texts_that_are_one_value_in_the_lake_are_counted_together() -> None:
     of = relation(column("d", "date"), column("v"), identity="f")
     changes = table_of([delete(20, "infinity", "x"), delete(20, None, "x")])
-    found = net_rows(changes, of, pipeline(infinity="null").choices(of.table))
+    found = net_rows(changes, of, pipeline(infinity="null").options(of.table))
     assert lost(found) == [(None, "x", 2)]
 
 
 def test_without_columns_nothing_can_be_taken_away() -> None:
     changes = table_of([Change("I", new=(), commit_lsn=10), Change("D", old=(), commit_lsn=20)])
     with pytest.raises(IdentityError, match="no column by which"):
-        net_rows(changes, relation(identity="f"), TableChoices())
-    assert len(net_rows(changes.slice(0, 1), relation(identity="f"), TableChoices()).gained) == 1
+        net_rows(changes, relation(identity="f"), TableOptions())
+    assert len(net_rows(changes.slice(0, 1), relation(identity="f"), TableOptions()).gained) == 1

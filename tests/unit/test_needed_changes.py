@@ -20,7 +20,7 @@ AFTER = EventPosition.after_transaction(Epoch(1), LSN(500))
 def test_transaction_that_is_published_in_part_is_kept_whole(
     tmp_path: Path, position: EventPosition, above: int
 ) -> None:
-    publishers = {"events": {"target": "rabbitmq", "publish_keep_h": 10_000}}
+    publishers = {"events": {"target": "rabbitmq", "publish_retention_h": 10_000}}
     pipeline = Pipeline(
         name="p",
         lake=str(tmp_path),

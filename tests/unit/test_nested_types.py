@@ -53,10 +53,10 @@ def multirange(subtype: PgType) -> PgType:
     return PgType(90_006, name="many", kind="m", parts=(("range", range_(subtype)),))
 
 
-def parse(of: PgType, *texts: str | None, **choices: Any) -> pa.Array:
+def parse(of: PgType, *texts: str | None, **options: Any) -> pa.Array:
     column = Column("c", 1, of.oid, of.typmod, of.name, of.kind, type=of)
-    pipeline = Pipeline(name="p", lake="/lake", tables=("public.t",), **choices)
-    return typed_column(column, TABLE, pipeline.choices(TABLE)).parse(pa.array(texts, pa.large_string()))
+    pipeline = Pipeline(name="p", lake="/lake", tables=("public.t",), **options)
+    return typed_column(column, TABLE, pipeline.options(TABLE)).parse(pa.array(texts, pa.large_string()))
 
 
 def bounds(lower: Any, upper: Any, brackets: str = "[)") -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Lake:
         self.uri = str(root / "public" / "t")
         commit_snapshot(
             self.uri,
-            lake_schema(self.relation, self.pipeline.choices(self.relation.table)),
+            lake_schema(self.relation, self.pipeline.options(self.relation.table)),
             [],
             LSN(1),
             "p",
@@ -230,7 +230,7 @@ class Lake:
             open_table(self.uri),
             table_of(changes),
             self.relation,
-            self.pipeline.choices(TABLE),
+            self.pipeline.options(TABLE),
             app_id("p", Epoch(1)),
             self.pipeline.slice_bytes,
         )
@@ -244,7 +244,7 @@ class Lake:
 
     def typed(self, row: tuple[str | None, ...]) -> dict[str, Any]:
         columns = (
-            typed_column(column, TABLE, self.pipeline.choices(TABLE)) for column in self.relation.columns
+            typed_column(column, TABLE, self.pipeline.options(TABLE)) for column in self.relation.columns
         )
         return {
             column.name: column.parse(pa.array([text])).to_pylist()[0]

@@ -46,14 +46,14 @@ class Lake:
 
     def __init__(self, folder: Path, merge: str = "merge_on_read") -> None:
         self.uri = str(folder / "t")
-        self.choices = Pipeline(name="p", lake=str(folder), tables=("public.t",), merge=merge).choices(
+        self.options = Pipeline(name="p", lake=str(folder), tables=("public.t",), merge=merge).options(
             OF.table
         )
-        commit_snapshot(self.uri, lake_schema(OF, self.choices), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(self.uri, lake_schema(OF, self.options), [], LSN(1), "p", Epoch(1))
         self.apply(*(Change("I", new=(str(number), "old"), commit_lsn=10) for number in range(3)))
 
     def apply(self, *changes: Change) -> None:
-        apply_changes(open_table(self.uri), table_of(changes), OF, self.choices, APP, 1 << 20)
+        apply_changes(open_table(self.uri), table_of(changes), OF, self.options, APP, 1 << 20)
 
     def change_at(self, lsn: int) -> None:
         """A row that is updated, one that goes, and one that comes."""
@@ -148,7 +148,7 @@ def test_table_with_mapped_columns_is_written_but_not_replaced(lake: Lake) -> No
     map_columns(lake)
     lake.change_at(20)
     with pytest.raises(LakeTableError, match=r"delta\.columnMapping\.mode") as raised:
-        commit_snapshot(lake.uri, lake_schema(OF, lake.choices), [], LSN(30), "p", Epoch(1))
+        commit_snapshot(lake.uri, lake_schema(OF, lake.options), [], LSN(30), "p", Epoch(1))
     assert "then resnapshot the table" in raised.value.hint
     assert lake.position == 20
 
@@ -176,7 +176,7 @@ def test_changes_are_applied_beside_commits_of_other_programs(tmp_path: Path, me
     stale = open_table(lake.uri)
     commit_by_another(lake.uri, "VACUUM START")
     apply_changes(
-        stale, table_of([Change("D", old=("2", None), commit_lsn=20)]), OF, lake.choices, APP, 1 << 20
+        stale, table_of([Change("D", old=("2", None), commit_lsn=20)]), OF, lake.options, APP, 1 << 20
     )
     assert lake.position == 20
 
@@ -202,7 +202,7 @@ def test_snapshot_replaces_a_table_to_which_another_program_commits_meanwhile(
             versions.append(set_by_another(lake.uri, Settings({"owner": "another team"})))
 
     monkeypatch.setattr(snapshot_commit, "check_ours", check_and_overtake)
-    commit_snapshot(lake.uri, lake_schema(OF, lake.choices), [], LSN(30), "p", Epoch(1))
+    commit_snapshot(lake.uri, lake_schema(OF, lake.options), [], LSN(30), "p", Epoch(1))
     assert versions
     assert lake.position == 30
 
@@ -213,7 +213,7 @@ def test_commit_behind_one_of_this_pipeline_is_fenced(lake: Lake, epoch: int) ->
     if epoch == 1:
         lake.change_at(30)
     else:
-        commit_snapshot(lake.uri, lake_schema(OF, lake.choices), [], LSN(30), "p", Epoch(2))
+        commit_snapshot(lake.uri, lake_schema(OF, lake.options), [], LSN(30), "p", Epoch(2))
     with pytest.raises(FencedError):
         commit_nothing(stale, APP, LSN(40), commit_properties(APP, LSN(40), "changes"))
 

@@ -35,7 +35,11 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
     publisher_uri,
 )
 from airflow_provider_pgrepl.replication.lake import consistent_points
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points, points_uri
+from airflow_provider_pgrepl.replication.lake.consistent_points import (
+    ConsistentPoint,
+    ConsistentPoints,
+    points_uri,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -55,7 +59,7 @@ def lake(tmp_path: Path) -> str:
     lake = str(tmp_path / "lake")
     create_changelog(changelog_uri(lake), RECORD)
     RelationIndex(relations_uri(lake)).forget(Epoch(1), 7)
-    Points(lake).append(point(10))
+    ConsistentPoints(lake).append(point(10))
     ChangelogWriter(changelog_uri(lake)).record_keepalive(LSN(0x20))
     return lake
 
@@ -74,12 +78,12 @@ def test_points_out_of_sight_are_not_begun_anew(lake: str) -> None:
     assert "bring the folder back" in caught.value.hint
     assert "pgrepl accept-missing" in caught.value.hint
     with pytest.raises(LakeError, match="is not in"):
-        Points(lake).append(point(20))
+        ConsistentPoints(lake).append(point(20))
     assert not Path(points_uri(lake)).exists()
     shutil.move(away, points_uri(lake))
     own_tables.check(lake)
-    Points(lake).append(point(20))
-    assert [one.lsn for one in Points(lake).all()] == [10, 20]
+    ConsistentPoints(lake).append(point(20))
+    assert [one.lsn for one in ConsistentPoints(lake).all()] == [10, 20]
 
 
 def test_index_that_goes_out_of_sight_amid_a_run_is_not_begun_anew(lake: str) -> None:
@@ -114,9 +118,9 @@ def first_commit(uri: str) -> Path:
 def test_damaged_points_are_said_with_what_leads_out(
     lake: str, damage: Callable[[str], None], said: str
 ) -> None:
-    Points(lake).append(point(20))
+    ConsistentPoints(lake).append(point(20))
     damage(points_uri(lake))
-    for use in (lambda: Points(lake).all(), lambda: Points(lake).append(point(30))):
+    for use in (lambda: ConsistentPoints(lake).all(), lambda: ConsistentPoints(lake).append(point(30))):
         with pytest.raises(LakeError, match=f"consistent points in {points_uri(lake)}.*{said}") as caught:
             use()
         assert exit_code(caught.value) == process.WILL_NOT_HELP
@@ -124,8 +128,8 @@ def test_damaged_points_are_said_with_what_leads_out(
         assert "pgrepl accept-missing" in caught.value.hint
     hide(points_uri(lake))
     own_tables.give_up(lake, own_tables.find_lost(lake))
-    Points(lake).append(point(30))
-    assert [one.lsn for one in Points(lake).all()] == [30]
+    ConsistentPoints(lake).append(point(30))
+    assert [one.lsn for one in ConsistentPoints(lake).all()] == [30]
 
 
 def overwrite(path: Path) -> None:
@@ -150,7 +154,7 @@ def test_own_table_with_a_damaged_log_is_no_fault_of_the_storage(lake: str, uri_
 
 
 def test_file_of_points_that_was_replaced_meanwhile_is_no_damage(lake: str, monkeypatch) -> None:
-    read, kept = Points(lake), Points(lake)
+    read, kept = ConsistentPoints(lake), ConsistentPoints(lake)
     for lsn in (20, 30):
         kept.append(point(lsn))
 
@@ -175,7 +179,7 @@ def test_folder_of_a_disk_that_is_not_mounted_is_said(lake: str) -> None:
 
 def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> None:
     hide(points_uri(lake))
-    Points(str(tmp_path / "other")).append(point(30))
+    ConsistentPoints(str(tmp_path / "other")).append(point(30))
     shutil.move(points_uri(str(tmp_path / "other")), points_uri(lake))
     with pytest.raises(LakeError, match="another table has taken its place"):
         own_tables.check(lake)
@@ -193,28 +197,28 @@ def test_points_that_say_of_which_lake_they_are_are_believed_of_no_other(lake: s
     """This also holds where no mark distinguishes the tables, as after they were given up."""
     other = str(tmp_path / "other")
     create_changelog(changelog_uri(other), RECORD)
-    Points(other).append(point(30))
+    ConsistentPoints(other).append(point(30))
     hide(points_uri(lake))
     own_tables.give_up(lake, own_tables.find_lost(lake))
     shutil.copytree(points_uri(other), points_uri(lake))
     calls: tuple[Callable[[], object], ...] = (
-        lambda: Points(lake).last_of(TABLE, 1),
-        lambda: Points(lake).append(point(40)),
+        lambda: ConsistentPoints(lake).last_of(TABLE, 1),
+        lambda: ConsistentPoints(lake).append(point(40)),
     )
     for call in calls:
         with pytest.raises(LakeError, match=r"not those of this lake: it is of another lake") as caught:
             call()
         assert "move that folder away" in caught.value.hint
-    assert Points(other).last_of(TABLE, 1) == point(30)
+    assert ConsistentPoints(other).last_of(TABLE, 1) == point(30)
 
 
 def test_points_of_an_earlier_version_say_their_lake_from_the_next_on(lake: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
-    Points(other).append(point(30))
+    ConsistentPoints(other).append(point(30))
     create_changelog(changelog_uri(other), RECORD)
     mark = f"{LAKE_APP}{lake_id(open_changelog(changelog_uri(other)))}"
-    assert Points(other).last_of(TABLE, 1) == point(30)
-    Points(other).append(point(40))
+    assert ConsistentPoints(other).last_of(TABLE, 1) == point(30)
+    ConsistentPoints(other).append(point(40))
     assert DeltaTable(points_uri(other)).transaction_version(mark) == 1
 
 
@@ -224,7 +228,7 @@ def test_lost_points_are_given_up_by_choice_and_the_new_ones_are_marked(lake: st
     assert [one.name for one in missing] == [POINTS]
     own_tables.give_up(lake, missing)
     own_tables.check(lake, {POINTS})
-    Points(lake).append(point(20))
+    ConsistentPoints(lake).append(point(20))
     hide(relations_uri(lake))
     shutil.rmtree(points_uri(lake))
     assert [one.name for one in own_tables.find_missing(lake)] == [POINTS, RELATIONS]
@@ -246,7 +250,7 @@ def test_first_start_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 
 def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
-    Points(lake).append(point(10))
+    ConsistentPoints(lake).append(point(10))
     create_changelog(changelog_uri(lake), RECORD)
     own_tables.check(lake, {POINTS})
     hide(points_uri(lake))

@@ -157,33 +157,33 @@ NEVER_BEGUN = evidence(epoch=None, lake_id="", recorded=None, lake_at_source="/l
         ),
         (evidence(lake_id="m"), Answer.NOT_OURS, ConfigError, "that path now holds another lake"),
         (moved(lake_id="m"), Answer.NOT_OURS, ConfigError, "names /other, which is another lake"),
-        (moved(epoch=None), Answer.CANNOT_TELL, ConfigError, "names /other, which has no changelog"),
-        (moved(recorded=OLD_RECORD), Answer.CANNOT_TELL, ConfigError, "recorded with the lake /lake"),
-        (moved(recorded_lake_id="l"), Answer.CANNOT_TELL, ConfigError, "a copy of it"),
+        (moved(epoch=None), Answer.UNDETERMINED, ConfigError, "names /other, which has no changelog"),
+        (moved(recorded=OLD_RECORD), Answer.UNDETERMINED, ConfigError, "recorded with the lake /lake"),
+        (moved(recorded_lake_id="l"), Answer.UNDETERMINED, ConfigError, "a copy of it"),
         (
             moved(recorded_lake_doubt="the storage is away"),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             ConfigError,
             "may still be there: the storage is away",
         ),
-        (evidence(recorded=None), Answer.CANNOT_TELL, StateError, "knows nothing of the pipeline"),
+        (evidence(recorded=None), Answer.UNDETERMINED, StateError, "knows nothing of the pipeline"),
         (
             evidence(recorded=None, slots={}),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             StateError,
             "knows nothing of the pipeline",
         ),
         (
             evidence(recorded=None, lake_at_source="/lake"),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             StateError,
             "database shop of the source has one, with slot pgrepl_shop and lake /lake",
         ),
-        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has one"),
-        (evidence(recorded=None, torn_down=True), Answer.CANNOT_TELL, StateError, "knows nothing"),
+        (NEVER_BEGUN, Answer.UNDETERMINED, StateError, "database shop of the source has one"),
+        (evidence(recorded=None, torn_down=True), Answer.UNDETERMINED, StateError, "knows nothing"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
-            Answer.CANNOT_TELL,
+            Answer.UNDETERMINED,
             StateError,
             "knows nothing of the pipeline",
         ),
@@ -256,7 +256,7 @@ ELSEWHERE = evidence(slots={SLOT.name: replace(SLOT, database="crm")})
 def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -> None:
     """A copy that was made since the last start has the token."""
     answer, error = compare(found)
-    assert answer is Answer.CANNOT_TELL
+    assert answer is Answer.UNDETERMINED
     assert error is not None
     assert re.search(says, error.message)
     with pytest.raises(type(error), match=says) as caught:
@@ -277,7 +277,7 @@ def test_teardown_gives_up_no_other_server() -> None:
 
 
 def test_source_that_lacks_only_the_token_is_accepted_by_its_name() -> None:
-    copy = evidence(is_copy=RewoundError("it lacks the token", "check it"))
+    copy = evidence(missing_token=RewoundError("it lacks the token", "check it"))
     assert check_acceptable(evidence(), "7/shop") is False
     assert check_acceptable(copy, "7/shop") is True
     with pytest.raises(ConfigError, match=r"7/other is not the name .*: 7/shop"):

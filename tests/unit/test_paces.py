@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, 
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.apply.write_budget import (
     FREE_BYTES_PER_S,
-    Cadence,
+    MergePolicy,
     MergeSlots,
     MergeStatistics,
 )
@@ -21,7 +21,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changes import work_of
 
-CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10, points_bytes=2)
+CADENCE = MergePolicy(
+    merge_interval_s=2, max_staleness_s=30, max_write_amplification=10, consistent_point_bytes=2
+)
 MIB = 1 << 20
 
 
@@ -50,7 +52,7 @@ def test_one_that_wrote_too_much_waits_and_never_longer_than_it_may():
     pace.start(0.0)
     pace.end(1.0, 1.0, 100 * MIB, MIB)
     turn = pace.turn(CADENCE, 10.0, 1, 10.0)
-    assert (turn.at > 10.0, turn.reason) == (True, "write_amplification")
+    assert (turn.at > 10.0, turn.reason) == (True, "max_write_amplification")
     assert pace.turn(CADENCE, 10.0, 1, 41.0).at <= 41.0, "it has waited for as long as it may"
     assert pace.turn(CADENCE, 10.0, 20 * MIB, 11.0).at <= 11.0, "so much has changed that it is worth it"
 
@@ -58,15 +60,15 @@ def test_one_that_wrote_too_much_waits_and_never_longer_than_it_may():
 def test_a_small_table_may_write_a_little_however_little_changes():
     pace = MergeStatistics()
     for now in range(600):
-        assert pace.turn(CADENCE, now, 10, now).reason != "write_amplification"
+        assert pace.turn(CADENCE, now, 10, now).reason != "max_write_amplification"
         pace.start(now)
         pace.end(now, 0.1, FREE_BYTES_PER_S // 2, 10)
 
 
-def settled_spacing(cadence: Cadence, live: int, written: int, changed: int = 1) -> float:
+def settled_spacing(cadence: MergePolicy, live: int, written: int, changed: int = 1) -> float:
     """Return the settled seconds between merges of a table of `live` bytes that each write `written`."""
     pace, now, began = MergeStatistics(), 0.0, 0.0
-    cadence = replace(cadence, write_amplification=1e12)
+    cadence = replace(cadence, max_write_amplification=1e12)
     for _ in range(1000):
         pace.start(now)
         pace.end(now, 0.1, written, changed, live=live)
@@ -79,7 +81,7 @@ def test_merge_spacing_bounds_replaced_bytes_by_live_table_size():
     spacing = settled_spacing(CADENCE, 100 * MIB, 2 * MIB)
     assert 2.0 < spacing < 4.0
     assert 150 / spacing * 2 <= 1.4 * 100 * 2 / 3, "what is replaced in two and a half minutes"
-    assert settled_spacing(replace(CADENCE, points_bytes=6), 100 * MIB, 2 * MIB) == 2.0
+    assert settled_spacing(replace(CADENCE, consistent_point_bytes=6), 100 * MIB, 2 * MIB) == 2.0
     assert settled_spacing(CADENCE, MIB, 200 << 10) == 2.0, "a small table may leave some"
     assert settled_spacing(CADENCE, MIB, 500 * MIB) == 30.0, "it waits as long as it may"
 
@@ -103,23 +105,23 @@ def test_old_writes_do_not_count_toward_write_amplification():
     pace.end(0.0, 1.0, 1000 * MIB, 1)
     pace.end(4000.0, 1.0, 1, 1)
     assert (pace.written, pace.changed) == (1, 1)
-    assert pace.turn(CADENCE, 4001.0, 1, 4001.0).reason != "write_amplification"
+    assert pace.turn(CADENCE, 4001.0, 1, 4001.0).reason != "max_write_amplification"
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"freshness_s": -1}, "freshness_s: -1 must not be negative"),
-        ({"write_amplification": 0}, "write_amplification: 0 must be greater than 0"),
-        ({"max_staleness_s": 0.5}, "must not be less than freshness_s"),
-        ({"per_table": {"public.t": {"freshness_s": "1"}}}, "must be a number"),
-        ({"per_table": {"public.t": {"freshness_s": True}}}, "must be a number"),
+        ({"merge_interval_s": -1}, "merge_interval_s: -1 must not be negative"),
+        ({"max_write_amplification": 0}, "max_write_amplification: 0 must be greater than 0"),
+        ({"max_staleness_s": 0.5}, "must not be less than merge_interval_s"),
+        ({"per_table": {"public.t": {"merge_interval_s": "1"}}}, "must be a number"),
+        ({"per_table": {"public.t": {"merge_interval_s": True}}}, "must be a number"),
         (
-            {"per_table": {"public.t": {"write_amplification": -1}}},
-            "write_amplification: -1 must be greater than 0",
+            {"per_table": {"public.t": {"max_write_amplification": -1}}},
+            "max_write_amplification: -1 must be greater than 0",
         ),
-        ({"per_table": {"public.t": {"freshness_s": 61}}}, 'per_table["public.t"].max_staleness_s'),
-        ({"per_table": {"public.t": {"freshness_s": 1e30}}}, "must not be more than"),
+        ({"per_table": {"public.t": {"merge_interval_s": 61}}}, 'per_table["public.t"].max_staleness_s'),
+        ({"per_table": {"public.t": {"merge_interval_s": 1e30}}}, "must not be more than"),
     ],
 )
 def test_paces_that_cannot_be_are_refused(given, told):

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
-from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import compare_catalog
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_choices, copied_choices
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_options, copied_options
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy
-from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema, partitioning
+from airflow_provider_pgrepl.replication.values import lake_schema, option_problems, partitioning
 from tests.support.changes import column, relation
 
 OF = relation(
@@ -42,7 +42,7 @@ def pipeline(by: object, **more: object) -> Pipeline:
 
 
 def problems(by: str, of: Relation = OF, **more: object) -> list[str]:
-    return list(choice_problems(of, pipeline(by, **more).choices(of.table)))
+    return list(option_problems(of, pipeline(by, **more).options(of.table)))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_it_is_said_of_single_tables_only() -> None:
 
 
 def test_null_is_none() -> None:
-    assert pipeline(None).choices(OF.table).policy.partition is None
-    assert PARTITION not in lake_schema(OF, pipeline(None).choices(OF.table)).names
+    assert pipeline(None).options(OF.table).policy.partition is None
+    assert PARTITION not in lake_schema(OF, pipeline(None).options(OF.table)).names
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_null_is_none() -> None:
 )
 def test_the_lake_table_gets_one_column_more(by: str) -> None:
     assert problems(by) == []
-    choices = pipeline(by).choices(OF.table)
-    plain = lake_schema(OF, pipeline(None).choices(OF.table))
-    assert lake_schema(OF, choices) == plain.append(pa.field(PARTITION, pa.string()))
+    options = pipeline(by).options(OF.table)
+    plain = lake_schema(OF, pipeline(None).options(OF.table))
+    assert lake_schema(OF, options) == plain.append(pa.field(PARTITION, pa.string()))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_preflight_says_what_is_wrong_with_a_column_and_what_to_do(by: str, said
     assert said in problem
     assert "change partition_by of the table in per_table" in problem
     with pytest.raises(TableError, match="partition_by") as caught:
-        lake_schema(OF, pipeline(by).choices(OF.table))
+        lake_schema(OF, pipeline(by).options(OF.table))
     assert "pgrepl snapshot FILE.json --tables 'public.t'" in caught.value.hint
 
 
@@ -144,20 +144,20 @@ def test_a_domain_is_what_it_is_made_of_and_an_enum_may_be_used() -> None:
 @pytest.mark.parametrize("by", [None, "id"])
 def test_no_column_of_the_source_may_have_the_name_of_ours(by: str | None) -> None:
     of = relation(column("id", "bigint", key=True), column("_pgrepl_Partition"))
-    choices = pipeline(by).choices(of.table)
-    (problem,) = choice_problems(of, choices)
+    options = pipeline(by).options(of.table)
+    (problem,) = option_problems(of, options)
     assert problem.startswith(
         "column _pgrepl_partition has the name of one that the lake uses itself; rename"
     )
     with pytest.raises(TableError):
-        lake_schema(of, choices)
+        lake_schema(of, options)
     assert problems(by, of, exclude_columns=["public.t._pgrepl_Partition"]) == []
 
 
 def test_a_dropped_column_stops_the_table_with_the_way_out() -> None:
-    choices = pipeline("region").choices(OF.table)
+    options = pipeline("region").options(OF.table)
     current = replace(OF, columns=tuple(c for c in OF.columns if c.name != "region"))
-    verdict = judge_catalog(OF, current, choices)
+    verdict = compare_catalog(OF, current, options)
     assert verdict.kind is DriftKind.UNSAFE
     assert verdict.reason == (
         "partition_by names column region, which was dropped: change partition_by of the table in per_table,"
@@ -165,34 +165,34 @@ def test_a_dropped_column_stops_the_table_with_the_way_out() -> None:
     )
     assert verdict.hint.startswith("resnapshot it: pgrepl snapshot FILE.json --tables 'public.t'")
     assert not verdict.remedy.allows_retry
-    assert judge_catalog(OF, current, pipeline("id").choices(OF.table)).kind is DriftKind.SAFE
+    assert compare_catalog(OF, current, pipeline("id").options(OF.table)).kind is DriftKind.SAFE
 
 
 def test_a_renamed_or_retyped_column_stops_the_table() -> None:
-    choices = pipeline("region").choices(OF.table)
+    options = pipeline("region").options(OF.table)
     for other in (
         replace(OF.columns[1], name="area"),
         replace(OF.columns[1], type_oid=17, type_name="bytea"),
     ):
         current = replace(OF, columns=(OF.columns[0], other, *OF.columns[2:]))
-        assert judge_catalog(OF, current, choices).kind is DriftKind.UNSAFE
+        assert compare_catalog(OF, current, options).kind is DriftKind.UNSAFE
 
 
 def test_a_wider_type_goes_on() -> None:
     narrow = replace(OF.columns[0], type_oid=23, type_name="integer")
-    of, choices = replace(OF, columns=(narrow, *OF.columns[1:])), pipeline("id").choices(OF.table)
-    assert judge_catalog(of, OF, choices).kind is DriftKind.SAFE
+    of, options = replace(OF, columns=(narrow, *OF.columns[1:])), pipeline("id").options(OF.table)
+    assert compare_catalog(of, OF, options).kind is DriftKind.SAFE
 
 
 def test_another_choice_for_a_table_that_is_there_waits_for_a_resnapshot() -> None:
     copied, running = pipeline("region"), pipeline("month(at)")
-    assert copied_choices(running, copied.to_json(), OF.table).policy.partition_by == "region"
-    assert changed_choices(running, copied.to_json(), OF.table) == ["partition_by"]
-    assert changed_choices(copied, copied.to_json(), OF.table) == []
+    assert copied_options(running, copied.to_json(), OF.table).policy.partition_by == "region"
+    assert changed_options(running, copied.to_json(), OF.table) == ["partition_by"]
+    assert changed_options(copied, copied.to_json(), OF.table) == []
 
 
 def texts(by: str, values: list[object], kind: pa.DataType) -> list[str | None]:
-    found = partitioning(OF, pipeline(by).choices(OF.table))
+    found = partitioning(OF, pipeline(by).options(OF.table))
     return found.texts(pa.chunked_array([pa.array(values, kind)])).to_pylist()
 
 
@@ -233,7 +233,7 @@ def test_no_values_have_no_partitions() -> None:
 
 
 def test_sql_of_partitions_is_quoted_and_knows_that_an_empty_text_is_none() -> None:
-    found = partitioning(OF, pipeline("region").choices(OF.table))
+    found = partitioning(OF, pipeline("region").options(OF.table))
     keys = pa.table({"region": ["it's", "a", "", "a"]})
     assert list(found.conditions(keys)) == [f"(t.{PARTITION} in ('a', 'it''s') or t.{PARTITION} is null)"]
     assert list(found.conditions(pa.table({"region": [""]}))) == [f"(t.{PARTITION} is null)"]

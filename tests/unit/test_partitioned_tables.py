@@ -74,11 +74,11 @@ class Lake:
         self.pipeline = Pipeline(
             name="p", lake=str(root), tables=("public.t",), per_table={"public.t": policies}
         )
-        self.choices = self.pipeline.choices(of.table)
-        commit_snapshot(self.uri, lake_schema(of, self.choices), [], LSN(1), "p", Epoch(1))
+        self.options = self.pipeline.options(of.table)
+        commit_snapshot(self.uri, lake_schema(of, self.options), [], LSN(1), "p", Epoch(1))
 
     def apply(self, *changes: Change) -> None:
-        apply_changes(open_table(self.uri), table_of(changes), self.of, self.choices, APP, 1 << 24)
+        apply_changes(open_table(self.uri), table_of(changes), self.of, self.options, APP, 1 << 24)
 
     def insert(self, *rows: Row) -> None:
         self._each("I", rows)
@@ -100,7 +100,7 @@ class Lake:
         return by_datafusion(self.uri)
 
     def check(self) -> dict[str | None, int]:
-        return check_partitions(self.uri, self.of, self.choices)
+        return check_partitions(self.uri, self.of, self.options)
 
 
 @pytest.fixture(params=["rewrite", "merge_on_read"])
@@ -301,33 +301,33 @@ def test_vectors_can_be_withdrawn(tmp_path: Path) -> None:
     assert by_arrow(lake.uri) == by_duckdb(lake.uri) == by_polars(lake.uri) == lake.rows()
 
 
-def snapshot(lake: Lake, rows: list[Row], choices: Any, lsn: int) -> None:
+def snapshot(lake: Lake, rows: list[Row], options: Any, lsn: int) -> None:
     schema = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.string())])
     batch = pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
     of = lake.of
     files = write_files(
-        iter([batch]), of, choices, str(lake.root), LSN(lsn), datetime(2026, 1, 1, tzinfo=UTC)
+        iter([batch]), of, options, str(lake.root), LSN(lsn), datetime(2026, 1, 1, tzinfo=UTC)
     )
-    commit_snapshot(lake.uri, lake_schema(of, choices), files, LSN(lsn), "p", Epoch(1))
+    commit_snapshot(lake.uri, lake_schema(of, options), files, LSN(lsn), "p", Epoch(1))
 
 
 @pytest.mark.parametrize("merge", ["rewrite", "merge_on_read"])
 def test_a_resnapshot_partitions_a_table_otherwise_and_back(tmp_path: Path, merge: str) -> None:
     lake = Lake(tmp_path, merge)
-    plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",), merge=merge).choices(OF.table)
+    plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",), merge=merge).options(OF.table)
     rows = [(n, p, "old") for n, p in enumerate(ODD)]
     expected = {n: (p, "old") for n, p, _ in rows}
     snapshot(lake, rows, plain, 10)
     assert open_table(lake.uri).metadata().partition_columns == []
     with pytest.raises(LakeChangedError, match=PARTITION):
         lake.apply(Change("I", new=("99", "a", "b"), commit_lsn=15))
-    snapshot(lake, rows, lake.choices, 20)
+    snapshot(lake, rows, lake.options, 20)
     assert len(lake.check()) == len(ODD) - 2
     assert by_polars(lake.uri) == by_duckdb(lake.uri) == by_arrow(lake.uri) == lake.rows() == expected
     lake.lsn = 30
     lake.update((0, "z", "new"))
     assert lake.rows() == expected | {0: ("z", "new")}
-    snapshot(lake, rows, lake.choices, 100)
+    snapshot(lake, rows, lake.options, 100)
     assert len(lake.check()) == len(ODD) - 2
     snapshot(lake, rows, plain, 110)
     table = open_table(lake.uri)
@@ -345,11 +345,11 @@ def test_snapshot_rejects_partitioning_change_on_unsupported_table_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, "rewrite")
-    plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",)).choices(OF.table)
+    plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",)).options(OF.table)
     snapshot(lake, [(1, "a", "x")], plain, 10)
     monkeypatch.setattr(fenced_commit, "can_commit", lambda table: False)
     with pytest.raises(LakeTableError, match="its partitioning cannot be changed"):
-        snapshot(lake, [(1, "a", "x")], lake.choices, 20)
+        snapshot(lake, [(1, "a", "x")], lake.options, 20)
     assert open_table(lake.uri).metadata().partition_columns == []
 
 
@@ -358,7 +358,7 @@ def test_a_column_that_comes_with_a_default_leaves_partitions_as_they_are(lake: 
     of, more = lake.of, column("n", "integer")
     of = Relation(**{**vars(of), "columns": tuple(_numbered(of.columns))})
     wider = Relation(**{**vars(of), "columns": tuple(_numbered((*lake.of.columns, _missing(more))))})
-    Evolution(of, wider, lake.choices, str(lake.root), APP).evolve(open_table(lake.uri), None)
+    Evolution(of, wider, lake.options, str(lake.root), APP).evolve(open_table(lake.uri), None)
     # As any column, the new one comes after this package's own columns.
     assert open_table(lake.uri).schema().fields[-1].name == "n"
     lake.of = wider

@@ -42,10 +42,10 @@ def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_path_and_what_was
         "log": {"target": "rabbit", "metrics": "9187"},
         "other": {"target": "nats", "database": "d", "exchange": "e", "unchanged": "fil"},
     }
-    per_table = {"public.orders": {"delets": "soft", "freshness_s": -1}}
+    per_table = {"public.orders": {"delets": "soft", "merge_interval_s": -1}}
     said = refusal(
         {"name": "Shop", "lake": "lake", "tabels": [], "per_table": per_table, "publishers": publishers}
-        | {"points_keep_h": 2, "changelog_retention_h": 1}
+        | {"consistent_point_retention_h": 2, "changelog_retention_h": 1}
     ).splitlines()
     for line in (
         "  name: 'Shop' may hold only a-z, 0-9 and _",
@@ -53,22 +53,22 @@ def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_path_and_what_was
         "  tabels: unknown key; did you mean 'tables'?",
         "  tables: is missing",
         """  per_table["public.orders"].delets: unknown key; did you mean 'deletes'?""",
-        """  per_table["public.orders"].freshness_s: -1 must not be negative""",
+        """  per_table["public.orders"].merge_interval_s: -1 must not be negative""",
         "  publishers.orders.hash_columns[2]: 'e' is not a column's full name",
         "  publishers.orders.outbox.tabel: unknown key; did you mean 'table'?",
         "  publishers.log.target: 'rabbit' must be one of 'rabbitmq', 'nats', 'kafka'; did you mean 'rabbit",
         "  publishers.log.metrics: '9187' is no address",
         "  publishers.other.unchanged: 'fil' must be one of",
         "  publishers.other.exchange: is of target 'rabbitmq' alone",
-        "  points_keep_h: must not be longer than changelog_retention_h",
+        "  consistent_point_retention_h: must not be longer than changelog_retention_h",
     ):
         assert any(one.startswith(line) for one in said), line
     assert said[0] == f"there are {len(said) - 1} mistakes:"
 
 
 def test_checks_of_several_settings_say_nothing_of_one_that_has_a_mistake() -> None:
-    assert refusal(LEAST | {"points_keep_h": "x", "changelog_retention_h": 1}).startswith(
-        "points_keep_h: 'x'"
+    assert refusal(LEAST | {"consistent_point_retention_h": "x", "changelog_retention_h": 1}).startswith(
+        "consistent_point_retention_h: 'x'"
     )
 
 

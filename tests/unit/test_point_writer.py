@@ -9,8 +9,8 @@ from typing import Any
 from airflow_provider_pgrepl.replication.lake.apply.schedule import BEFORE_ALL, CaughtUpTable, TableSchedule
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import PointWriter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.tables import TableState
@@ -28,8 +28,8 @@ def caught_up(through: int) -> CaughtUpTable:
 
 def test_a_table_that_stopped_while_others_were_behind_ends_no_point(tmp_path: Path) -> None:
     """The end of an older batch was forgotten because the table that stopped would not have had it."""
-    schedule = TableSchedule(lambda _: Cadence(0, 60, 20, 2), 1000)
-    points = Points(str(tmp_path))
+    schedule = TableSchedule(lambda _: MergePolicy(0, 60, 20, 2), 1000)
+    points = ConsistentPoints(str(tmp_path))
     writer = PointWriter(points, Epoch(1), schedule, ApplierProgress(), every_s=60)
     behind, stopped = record("t"), record("w")
     schedule.add(BatchEnd(1, LSN(100), None), BEFORE_ALL, [], 0.0)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.maintenance import HOLD, Maintenance
 from airflow_provider_pgrepl.replication.lake.points_budget import left_for_points, within_budget
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -139,8 +139,8 @@ def bytes_on_disk(lake: Path) -> int:
 @pytest.mark.thorough("the shorter histories of this file")
 def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
     """A batch each 20 seconds, which rewrites the table; maintenance looks every 40 seconds."""
-    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 10.0}
-    maintenance, points = Maintenance(Pipeline.from_dict(settings)), Points(str(tmp_path))
+    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "consistent_point_bytes": 10.0}
+    maintenance, points = Maintenance(Pipeline.from_dict(settings)), ConsistentPoints(str(tmp_path))
     hot, began, most, batches = Hot(tmp_path), datetime.now(UTC), 0, 180
     for batch in range(batches):
         moment = began + 20 * SECOND * batch
@@ -148,7 +148,7 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
         if batch % 2 == 1:
             before = bytes_on_disk(tmp_path)
             maintenance.keep_budget(moment)
-            points = Points(str(tmp_path))
+            points = ConsistentPoints(str(tmp_path))
             most = max(most, before)
     live = 1.1 * MIB
     held = (HOLD + 40 * SECOND) / (20 * SECOND) * live
@@ -164,7 +164,7 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
 
 def hot_for_half_an_hour(lake: Path) -> datetime:
     """Write a version a minute up to now; return the time at which no reader holds a replaced one."""
-    hot, points, now = Hot(lake), Points(str(lake)), datetime.now(UTC)
+    hot, points, now = Hot(lake), ConsistentPoints(str(lake)), datetime.now(UTC)
     for minute in range(30):
         moment = now - MINUTE * (30 - minute)
         points.append(ConsistentPoint(1, LSN(100 + minute), moment, {"public.hot": hot.merge()}))
@@ -172,24 +172,36 @@ def hot_for_half_an_hour(lake: Path) -> datetime:
 
 
 def test_all_points_may_be_kept_longer_than_thinned_ones(tmp_path: Path) -> None:
-    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_keep_h": 0.02}
+    settings = {
+        "name": "shop",
+        "lake": str(tmp_path),
+        "tables": ["public.*"],
+        "consistent_point_retention_h": 0.02,
+    }
     now = hot_for_half_an_hour(tmp_path)
     Maintenance(Pipeline.from_dict(settings)).keep_budget(now)
-    assert len(Points(str(tmp_path)).all()) <= 8
+    assert len(ConsistentPoints(str(tmp_path)).all()) <= 8
 
 
 def test_the_largest_settings_are_no_obstacle(tmp_path: Path) -> None:
-    hours = dict.fromkeys(("points_keep_all_h", "points_keep_h", "changelog_retention_h"), 876_000)
-    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 2**53}
+    hours = dict.fromkeys(
+        ("consistent_point_keep_all_h", "consistent_point_retention_h", "changelog_retention_h"), 876_000
+    )
+    settings = {
+        "name": "shop",
+        "lake": str(tmp_path),
+        "tables": ["public.*"],
+        "consistent_point_bytes": 2**53,
+    }
     now = hot_for_half_an_hour(tmp_path)
     done = Maintenance(Pipeline.from_dict(settings | hours)).run(now, needed_above={1: 200})
     assert done.failed == {}
-    assert len(Points(str(tmp_path)).all()) == 30
+    assert len(ConsistentPoints(str(tmp_path)).all()) == 30
 
 
 def test_a_table_within_its_budget_costs_no_run(tmp_path: Path) -> None:
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"]}
-    hot, points = Hot(tmp_path), Points(str(tmp_path))
+    hot, points = Hot(tmp_path), ConsistentPoints(str(tmp_path))
     for lsn, moment in ((100, NOW - 500 * HOUR), (101, NOW)):
         points.append(ConsistentPoint(1, LSN(lsn), moment, {"public.hot": hot.merge()}))
     done = Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)

@@ -24,12 +24,12 @@ from airflow_provider_pgrepl.replication.postgres.names import ColumnName, Table
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, LakeType, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, LakeType, TableOptions
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 
-CHOICES = TableChoices()
+CHOICES = TableOptions()
 SALT, USERS = b"a salt", TableName("public", "users")
 FATES = ("exclude", "hash", "mask", "rename", "hash and rename", "none")
 
@@ -57,7 +57,7 @@ def test_rules_change_what_they_name_and_nothing_else(
 ):
     tables, rows = history
     assume(len({table.record.name for table in tables}) == len(tables))
-    known, choices = Known(*(one.record for one in tables)), {one.record.name: one.choices for one in tables}
+    known, options = Known(*(one.record for one in tables)), {one.record.name: one.options for one in tables}
     fates = {
         ColumnName(table.record.name, column.name): data.draw(
             st.sampled_from(("hash", "rename", "none") if column.is_identity else FATES)
@@ -65,7 +65,7 @@ def test_rules_change_what_they_name_and_nothing_else(
         for table in tables
         for column in table.record.message.columns
     }
-    given = (known, choices.__getitem__, TableSelection.parse(None))
+    given = (known, options.__getitem__, TableSelection.parse(None))
     few = data.draw(st.sampled_from([0, 1 << 30]))
     try:
         wanted = KeyedEvents(*given, few=few).of(rows)
@@ -259,7 +259,7 @@ def begun(record: RelationRecord, *others: RelationRecord, **rules: Any) -> list
     columns = dict(enumerate(record.catalog.columns)) if record.catalog else {}
     given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
     known, parsed = Known(record, *others), ColumnRules.parse(**given)
-    found = PublishedColumns(known, parsed, SALT, begun_with={16_400: frozenset({1, 2})})
+    found = PublishedColumns(known, parsed, SALT, initial_columns={16_400: frozenset({1, 2})})
     return [one.name for one in found.of_stream(record, columns).values()]
 
 
@@ -298,7 +298,7 @@ def test_columns_are_new_by_their_attnums_and_not_by_their_names():
 def test_a_column_whose_attnum_cannot_be_told_is_new():
     odd = replace(users(("a", 1), ("b", 2)), catalog=None)
     columns = {0: Column("a", 1, 25, -1, "text"), 1: Column("b", 2, 25, -1, "text")}
-    found = PublishedColumns(Known(odd), begun_with={16_400: frozenset({1, 2})})
+    found = PublishedColumns(Known(odd), initial_columns={16_400: frozenset({1, 2})})
     with pytest.raises(DriftError, match=r"\(new_columns\): a, b"):
         found.of_stream(odd, columns)
 
@@ -311,18 +311,20 @@ def test_a_table_that_was_made_again_is_new_as_a_whole():
 
 def test_a_snapshot_has_no_new_column_either():
     assert GROWN.catalog is not None
-    known, begun_with = Known(GROWN), {16_400: frozenset({1, 2})}
+    known, initial_columns = Known(GROWN), {16_400: frozenset({1, 2})}
     with pytest.raises(DriftError, match=r"\(new_columns\): ssn"):
-        _ = SnapshotRows(GROWN.catalog, CHOICES, PublishedColumns(known, begun_with=begun_with)).schema
+        _ = SnapshotRows(
+            GROWN.catalog, CHOICES, PublishedColumns(known, initial_columns=initial_columns)
+        ).schema
 
 
 # --- snapshots on creek's wire ---
 
 
-def snapshot_of(relation: Relation, choices: TableChoices = CHOICES, **rules: Any) -> SnapshotRows:
+def snapshot_of(relation: Relation, options: TableOptions = CHOICES, **rules: Any) -> SnapshotRows:
     given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
     known = Known(RelationRecord.of_catalog(relation))
-    return SnapshotRows(relation, choices, PublishedColumns(known, ColumnRules.parse(**given), SALT))
+    return SnapshotRows(relation, options, PublishedColumns(known, ColumnRules.parse(**given), SALT))
 
 
 def test_a_snapshots_rows_are_hidden_as_those_of_the_stream():
@@ -362,7 +364,7 @@ def test_a_number_whose_text_the_lake_lacks_has_no_hash_in_a_snapshot():
     relation = Relation(
         16_400, USERS, (Column("id", 1, 23, -1, "int", is_key=True), Column("n", 2, 1700, -1, "numeric"))
     )
-    decimal = TableChoices(others=ColumnChoice(unconstrained_numeric=LakeType("decimal", 20, 4)))
+    decimal = TableOptions(others=ColumnOptions(unconstrained_numeric=LakeType("decimal", 20, 4)))
     assert snapshot_of(relation, decimal)
     assert snapshot_of(relation, hash_columns=("public.users.n",))
     with pytest.raises(TargetError, match=r"n of public\.users is a decimal in the lake"):

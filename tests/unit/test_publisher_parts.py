@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
     StoppedTable,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.targets.base import Refusal, Sending
+from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents, Refusal
 from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQLink
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -94,7 +94,7 @@ def confirm(made: RabbitMQLink, kind: Any, tag: int, multiple: bool = False) -> 
 
 def test_rabbitmq_ack_after_nack_settles_no_event():
     """RabbitMQ confirms several at once, the refused among them, before it reads that the connection ends."""
-    made, sending = link(), Sending([event(number) for number in range(1, 5)])
+    made, sending = link(), PendingEvents([event(number) for number in range(1, 5)])
     made.send(sending)
     made._connection.run()
     confirm(made, pika.spec.Basic.Ack, 1)
@@ -107,7 +107,7 @@ def test_rabbitmq_ack_after_nack_settles_no_event():
 
 
 def test_sending_on_ended_link_fails_with_target_unavailable():
-    made, sending = link(), Sending([event(1)])
+    made, sending = link(), PendingEvents([event(1)])
     made._end(OSError("gone"))
     made.send(sending)
     assert isinstance(sending.error, TargetUnavailableError)
@@ -118,7 +118,7 @@ def test_sending_on_ended_link_fails_with_target_unavailable():
 @given(st.permutations(range(8)), st.integers(0, 8), st.sets(st.integers(0, 7)))
 def test_all_before_the_first_unsettled_event_is_settled(order: list[int], count: int, refused: set[int]):
     events = [event(number) for number in range(8)]
-    sending = Sending(events)
+    sending = PendingEvents(events)
     for index in order[:count]:
         sending.settle(index, Refusal(events[index], "no") if index in refused else None)
     unsettled = set(order[count:])
@@ -197,7 +197,10 @@ def test_replaced_publisher_cannot_save_progress_or_skipped_events(tmp_path: Pat
         ({"a": {"target": "rabbitmq", "tables": []}}, "tables: none is named"),
         ({"a": {"target": "rabbitmq", "tables": ["t"]}}, "publishers.a.tables[0]: 't' is not"),
         ({"a": {"target": "rabbitmq", "max_event_bytes": 0}}, "max_event_bytes: 0 must be greater than 0"),
-        ({"a": {"target": "rabbitmq", "publish_keep_h": -1.0}}, "publish_keep_h: -1.0 must be greater"),
+        (
+            {"a": {"target": "rabbitmq", "publish_retention_h": -1.0}},
+            "publish_retention_h: -1.0 must be greater",
+        ),
         ({"a": {"target": "rabbitmq", "metrics": "9187"}}, "'9187' is no address"),
         ({"a": {"target": "rabbitmq", "exchange": "amq.topic"}}, "the broker's own"),
         ({"a": {"target": "rabbitmq", "exchange": "x" * 256}}, "longer than the 255 bytes"),

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, ToolError
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.time_travel.views import view_names
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -31,7 +31,7 @@ def write(lake: Path, table: str, data: pa.Table) -> int:
 
 def pin(lake: Path, lsn: int, epoch: int = 1, **tables: int) -> None:
     named = {f"public.{name}": version for name, version in tables.items()}
-    Points(str(lake)).append(ConsistentPoint(epoch, LSN(lsn), datetime.now(UTC), named))
+    ConsistentPoints(str(lake)).append(ConsistentPoint(epoch, LSN(lsn), datetime.now(UTC), named))
 
 
 def numbers(*values: int) -> pa.Table:
@@ -90,7 +90,7 @@ def test_odd_names_are_found_and_can_be_queried(tmp_path: Path, name: str) -> No
     key = str(table)
     version = write(tmp_path, name, numbers(4))
     write(tmp_path, name, numbers(5))
-    Points(str(tmp_path)).append(ConsistentPoint(1, LSN(1), None, {key: version}))
+    ConsistentPoints(str(tmp_path)).append(ConsistentPoint(1, LSN(1), None, {key: version}))
     view = consistent_arrow(str(tmp_path))
     assert view.table(name)["n"].to_pylist() == [4]
     assert view.sql(f"select sum(n) as n from {table.sql}")["n"].to_pylist() == [4]

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog import reader
-from airflow_provider_pgrepl.replication.changelog.remains import Remains, read_remains
+from airflow_provider_pgrepl.replication.changelog.remains import ReadableChangelog, read_remains
 from tests.support.changelogs import Written, new_changelog
 
 
@@ -54,4 +54,4 @@ def test_nothing_behind_a_gap_counts(one: Written) -> None:
     commit_file(one.uri, 2).unlink()
     assert read_remains(one.uri, 3).version == 1
     commit_file(one.uri, 0).unlink()
-    assert read_remains(one.uri, None) == Remains()
+    assert read_remains(one.uri, None) == ReadableChangelog()

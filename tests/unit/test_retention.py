@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EpochRecord,
     changelog_uri,
 )
-from airflow_provider_pgrepl.replication.changelog.maintenance import Dropped, drop_expired
+from airflow_provider_pgrepl.replication.changelog.maintenance import DroppedHours, drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
@@ -71,7 +71,7 @@ def test_hours_older_than_the_retention_go_whole_and_in_one_commit(lake: str) ->
     assert dropped.bytes > 0
     assert held(lake) == {"04T10": [40], "04T11": [50]}
     assert DeltaTable(changelog_uri(lake)).version() == version + 1
-    assert drop_expired(lake, 2, {1: 1_000}, NOW) == Dropped()
+    assert drop_expired(lake, 2, {1: 1_000}, NOW) == DroppedHours()
     assert DeltaTable(changelog_uri(lake)).version() == version + 1
 
 
@@ -92,7 +92,7 @@ def test_an_hour_with_a_change_that_a_table_has_a_right_to_stays_and_all_after_i
 def test_one_needed_file_keeps_all_files_of_its_hour(lake: str) -> None:
     land(lake, 1, 10)
     land(lake, 1, 50)
-    assert drop_expired(lake, 1, {1: 49}, NOW) == Dropped()
+    assert drop_expired(lake, 1, {1: 49}, NOW) == DroppedHours()
     assert held(lake) == {"04T01": [10, 50]}
 
 
@@ -106,7 +106,7 @@ def test_an_epoch_that_is_over_needs_nothing_and_a_later_one_everything(lake: st
 
 def test_nothing_goes_when_nobody_says_what_is_needed(lake: str) -> None:
     land(lake, 1, 10)
-    assert drop_expired(lake, 1, {}, NOW) == Dropped()
+    assert drop_expired(lake, 1, {}, NOW) == DroppedHours()
 
 
 def test_a_file_without_statistics_stays(lake: str) -> None:
@@ -118,7 +118,7 @@ def test_a_file_without_statistics_stays(lake: str) -> None:
         if "add" in line:
             line["add"]["stats"] = json.dumps({"numRecords": 1})
     log.write_text("\n".join(map(json.dumps, lines)))
-    assert drop_expired(lake, 1, {1: 1_000}, NOW) == Dropped()
+    assert drop_expired(lake, 1, {1: 1_000}, NOW) == DroppedHours()
 
 
 def test_the_receiver_neither_fails_nor_is_fenced_by_it(lake: str) -> None:
@@ -127,11 +127,11 @@ def test_the_receiver_neither_fails_nor_is_fenced_by_it(lake: str) -> None:
     assert drop_expired(lake, 1, {1: 1_000}, NOW).files == 1
     part = writer.write_part(rows(60).drop_columns([PARTITION]))
     writer.append([part], durable_lsn=LSN(61), first_lsn=LSN(60), last_lsn=LSN(60), last_commit_us=0)
-    assert drop_expired(lake, 1, {1: 1_000}, NOW) == Dropped()
+    assert drop_expired(lake, 1, {1: 1_000}, NOW) == DroppedHours()
     table = DeltaTable(changelog_uri(lake))
     assert table.transaction_version(RECEIVER_APP) == 3
     assert len(table.file_uris()) == 1
 
 
 def test_a_changelog_that_is_not_there_yet_is_nothing_to_do(tmp_path: Path) -> None:
-    assert drop_expired(str(tmp_path), 1, {1: 1}, NOW) == Dropped()
+    assert drop_expired(str(tmp_path), 1, {1: 1}, NOW) == DroppedHours()

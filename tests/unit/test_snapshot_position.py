@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.support.changelogs import epoch_record
@@ -25,6 +25,6 @@ def test_snapshot_stands_before_its_consistent_point(tmp_path: Path) -> None:
     copy = SnapshotCopy(unused, "", pipeline, unused, record, keeper, exported)
     copy._versions["public.t"] = 0
     copy.write_point()
-    point = Points(pipeline.lake_root).latest()
+    point = ConsistentPoints(pipeline.lake_root).latest()
     assert point is not None
     assert (point.lsn, point.positions, point.epoch) == (99, {"public.t": 99}, 1)

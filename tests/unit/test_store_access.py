@@ -107,7 +107,7 @@ def test_requests_at_once_do_not_use_up_each_others_tries():
 
 def test_arrow_asks_again_for_as_long_as_the_others():
     """Before its n-th try it waits 25 ms * 2^(n - 1), but not before the second."""
-    assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= base.PATIENCE.seconds
+    assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= base.RETRY_TIMEOUT.seconds
 
 
 def test_use_store_replaces_store_variables_from_environment(monkeypatch):

@@ -7,12 +7,12 @@ import pytest
 from airflow_provider_pgrepl.replication.storage.errors import (
     FAULTS,
     SLOW,
-    code_in,
     explanation_of,
-    facts_in,
-    fault_of,
-    is_away,
+    find_store_fault,
+    is_store_unavailable,
+    parsable_parts,
     refusal,
+    store_error_code,
 )
 
 
@@ -39,8 +39,8 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     ],
 )
 def test_a_code_is_found_as_each_library_spells_it(text, code):
-    assert code_in(OSError(text)) == code
-    assert fault_of(OSError(text)) == FAULTS[code]
+    assert store_error_code(OSError(text)) == code
+    assert find_store_fault(OSError(text)) == FAULTS[code]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_code_is_found_as_each_library_spells_it(text, code):
     ],
 )
 def test_a_name_is_no_code(text):
-    assert fault_of(OSError(text)) is None
+    assert find_store_fault(OSError(text)) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_answer_without_body_and_a_store_that_is_not_reached_are_explained(te
     assert explanation is not None
     assert explanation.sentence == says
     # Nor is it lost where the text itself is not passed on.
-    assert explanation_of(OSError(facts_in(OSError(text)))) == explanation
+    assert explanation_of(OSError(parsable_parts(OSError(text)))) == explanation
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_answer_without_body_and_a_store_that_is_not_reached_are_explained(te
     ],
 )
 def test_store_that_is_away_is_told_from_a_table_at_fault(text, away):
-    assert is_away(OSError(text)) is away
+    assert is_store_unavailable(OSError(text)) is away
 
 
 def test_a_status_that_is_not_known_is_named():

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
@@ -77,7 +77,7 @@ def test_copy_of_a_table_without_marks_is_left_alone(tmp_path: Path) -> None:
     """State and points name the table, and no copy of it."""
     for table in (T, BACKUP):
         old_table_without_marks(tmp_path, table)
-    Points(str(tmp_path)).append(ConsistentPoint(1, LSN(1), datetime.now(UTC), {str(T): 1}))
+    ConsistentPoints(str(tmp_path)).append(ConsistentPoint(1, LSN(1), datetime.now(UTC), {str(T): 1}))
     nothing = timedelta(0)
     pipeline = Pipeline.from_dict({"name": "shop", "lake": str(tmp_path), "tables": ["public.*"]})
     maintenance = Maintenance(pipeline, grace=nothing, hold=nothing, log_age=nothing)

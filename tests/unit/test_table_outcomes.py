@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lake.apply.schedule import TableSchedul
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import work_of
 
@@ -42,7 +42,7 @@ def test_merge_that_another_program_prevented_is_done_again_and_is_no_error(monk
     ],
 )
 def test_a_table_that_lags_goes_on_at_once_unless_its_merge_failed(result: TableResult, at_once: bool):
-    schedule = TableSchedule(lambda _: Cadence(0, 60, 20, 2), 1000)
+    schedule = TableSchedule(lambda _: MergePolicy(0, 60, 20, 2), 1000)
     planner: Any = SimpleNamespace(remember=lambda *_: None)
     outcomes = TableOutcomes("shop", None, schedule, planner, ApplierProgress())  # type: ignore[arg-type]
     job = MergeJob(work_of(TABLE), LSN(5), 1, ("a",), 1, upto_lsn=LSN(9), is_last=False)

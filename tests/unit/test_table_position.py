@@ -12,7 +12,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.live_files import (
     check_files,
     commit_fingerprint,
@@ -117,7 +117,7 @@ def test_a_copy_may_be_ahead_of_the_changelog() -> None:
 
 
 def test_points_name_a_table_no_more_where_it_was_beyond_what_it_is(tmp_path: Path) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     written = [
         ConsistentPoint(
             1, lsn, NOW, {KEY: lsn, f"{KEY}~history": 9, "public.b": 1}, {KEY: lsn, "public.b": 1}
@@ -128,7 +128,7 @@ def test_points_name_a_table_no_more_where_it_was_beyond_what_it_is(tmp_path: Pa
         points.append(one)
     points.append(ConsistentPoint(1, 31, NOW, {KEY: 31}, {KEY: 31}))
     points.disown(TableName.parse(KEY), 1, 20, 99)
-    left = Points(str(tmp_path)).all()
+    left = ConsistentPoints(str(tmp_path)).all()
     assert list(left[:2]) == written[:2]
     assert [(one.tables, one.positions) for one in left[2:]] == [({"public.b": 1}, {"public.b": 1})]
     assert points.last_of(TableName.parse(KEY), 1) == written[1]
@@ -138,19 +138,19 @@ def test_points_name_a_table_no_more_where_it_was_beyond_what_it_is(tmp_path: Pa
 
 
 def test_points_without_positions_are_disowned_by_version(tmp_path: Path) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     for lsn in (10, 20, 30):
         points.append(ConsistentPoint(1, lsn, NOW, {KEY: lsn}))
     points.disown(TableName.parse(KEY), 1, 99, 20)
-    assert [one.lsn for one in Points(str(tmp_path)).all()] == [10, 20]
+    assert [one.lsn for one in ConsistentPoints(str(tmp_path)).all()] == [10, 20]
     points.disown(TableName.parse(KEY), 1, 0, 0)
-    assert Points(str(tmp_path)).all() == ()
+    assert ConsistentPoints(str(tmp_path)).all() == ()
     points.append(ConsistentPoint(1, 40, NOW, {KEY: 40}))
-    assert len(Points(str(tmp_path)).all()) == 1
+    assert len(ConsistentPoints(str(tmp_path)).all()) == 1
 
 
 def test_a_reader_does_not_take_another_version_for_the_points(tmp_path: Path, uri: str) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     points.append(point(95, 4, 41))
     assert consistent_arrow(str(tmp_path)).table(KEY).num_rows == 5, "no changelog says whose lake it is"
     new_changelog(tmp_path / "_pgrepl")

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import open_table, rea
 from airflow_provider_pgrepl.replication.lake.files import compaction
 from airflow_provider_pgrepl.replication.lake.files.compaction import (
     Compaction,
-    FilesOf,
+    FileStatistics,
     compact,
     compact_thoroughly,
 )
@@ -36,8 +36,8 @@ def thoroughly(lake: Lake, is_over: Any = lambda: False, wait: Any = lambda _: N
     return compact_thoroughly(lake.uri, APP, ["id"], is_over, wait)
 
 
-def files_of(lake: Lake) -> FilesOf:
-    return FilesOf.table(open_table(lake.uri))
+def files_of(lake: Lake) -> FileStatistics:
+    return FileStatistics.table(open_table(lake.uri))
 
 
 def test_small_files_and_marked_rows_are_gone(lake: Lake) -> None:
@@ -118,7 +118,7 @@ def test_a_writer_that_merges_takes_a_compaction_by_another_process_for_none(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows that it has looked up have moved, as after a commit of another writer."""
-    lake.choices = lake.choices.__class__(**{**vars(lake.choices), "policy": rewriting(lake)})
+    lake.options = lake.options.__class__(**{**vars(lake.options), "policy": rewriting(lake)})
     real, tries = SliceCommit._replace, []
 
     def replace(commit: SliceCommit, *what: Any) -> None:
@@ -134,14 +134,14 @@ def test_a_writer_that_merges_takes_a_compaction_by_another_process_for_none(
 
 
 def rewriting(lake: Lake) -> Any:
-    policy = lake.choices.policy
+    policy = lake.options.policy
     return policy.__class__(**{**vars(policy), "merge": "rewrite"})
 
 
 def test_a_writer_that_merges_is_fenced_by_another_as_before(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake.choices = lake.choices.__class__(**{**vars(lake.choices), "policy": rewriting(lake)})
+    lake.options = lake.options.__class__(**{**vars(lake.options), "policy": rewriting(lake)})
     real, turns = SliceCommit._replace, iter([True])
 
     def replace(commit: SliceCommit, *what: Any) -> None:

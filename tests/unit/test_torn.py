@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import find_torn_chang
 from airflow_provider_pgrepl.replication.delta.recovery import find_torn, find_torn_by_crash
 from airflow_provider_pgrepl.replication.lake.consistent_points import (
     ConsistentPoint,
-    Points,
+    ConsistentPoints,
     find_torn_points,
     points_uri,
 )
@@ -234,13 +234,13 @@ def test_an_empty_commit_that_was_written_full_takes_what_came_after_along(one: 
 
 @pytest.mark.parametrize("tear", [*TEARS, without_last_line])
 def test_a_torn_point_goes(tmp_path: Path, tear: Tear) -> None:
-    points = Points(str(tmp_path))
+    points = ConsistentPoints(str(tmp_path))
     made = [ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": lsn}) for lsn in (1, 2)]
     for point in made:
         points.append(point)
     tear(commit(f"{tmp_path}/_pgrepl/consistent_points", 2))
     find_torn_points(str(tmp_path)).set_aside()
-    after = Points(str(tmp_path))
+    after = ConsistentPoints(str(tmp_path))
     assert after.all() == (made[0],)
     after.append(made[1])
     assert json.loads(commit(f"{tmp_path}/_pgrepl/consistent_points", 2).read_text().splitlines()[-1])
@@ -249,7 +249,7 @@ def test_a_torn_point_goes(tmp_path: Path, tear: Tear) -> None:
 def written_points(lake: Path) -> list[ConsistentPoint]:
     points = [ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": lsn}) for lsn in (1, 2, 3)]
     for point in points:
-        Points(str(lake)).append(point)
+        ConsistentPoints(str(lake)).append(point)
     return points
 
 
@@ -257,9 +257,9 @@ def test_points_behind_the_commit_of_another_program_stay(tmp_path: Path) -> Non
     made = written_points(tmp_path)
     DeltaTable(points_uri(str(tmp_path))).optimize.compact()
     made.append(ConsistentPoint(1, 4, datetime.now(UTC), {"public.t": 4}))
-    Points(str(tmp_path)).append(made[-1])
+    ConsistentPoints(str(tmp_path)).append(made[-1])
     assert not find_torn_points(str(tmp_path))
-    assert Points(str(tmp_path)).all() == tuple(made)
+    assert ConsistentPoints(str(tmp_path)).all() == tuple(made)
 
 
 @pytest.mark.parametrize("tear", [half, zeros])
@@ -317,7 +317,9 @@ def test_commits_stay_behind_a_log_file_that_is_out_of_sight(uri: str, tmp_path:
         LakeError, match=r"commit 2 of .* is not there, and commit 3 is\. Nothing was changed"
     ):
         find_torn_by_crash(uri)
-    assert [find_torn(uri, told=told).commits for told in (None, 4, 2, 1)] == [(), (), (), (3, 4)]
+    assert [
+        find_torn(uri, confirmed_version=confirmed_version).commits for confirmed_version in (None, 4, 2, 1)
+    ] == [(), (), (), (3, 4)]
     away.rename(commit(uri, 2))
     assert not find_torn_by_crash(uri)
     assert rows(uri) == [0, 1, 2, 3, 4]

@@ -129,7 +129,7 @@ def record_of(result: TableResult) -> PgReplError:
 def test_copy_that_raises_leaves_its_trace_in_log_and_outcome(monkeypatch, caplog):
     monkeypatch.setattr(range_copy, "write_range", raise_unexpected)
     work = work_of(7)
-    job = CopyJob("", "", work.relation, work.choices, "/lake", LSN(5), datetime.now(UTC))
+    job = CopyJob("", "", work.relation, work.options, "/lake", LSN(5), datetime.now(UTC))
     outcome = job.copy(0, stub())
     error = outcome.error
     assert isinstance(error, TableError)
@@ -142,7 +142,7 @@ def test_copy_that_raises_leaves_its_trace_in_log_and_outcome(monkeypatch, caplo
 def test_copy_that_raises_an_error_of_ours_keeps_the_trace_of_its_cause(monkeypatch):
     monkeypatch.setattr(range_copy, "write_range", lambda *_: hiding_values(raise_unexpected))
     work = work_of(7)
-    job = CopyJob("", "", work.relation, work.choices, "/lake", LSN(5), datetime.now(UTC))
+    job = CopyJob("", "", work.relation, work.options, "/lake", LSN(5), datetime.now(UTC))
     error = job.copy(0, stub()).error
     assert isinstance(error, LakeTableError)
     check(error.trace, " in hiding_values")

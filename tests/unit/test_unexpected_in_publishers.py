@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, Tr
 from airflow_provider_pgrepl.replication.app.creek import consume
 from airflow_provider_pgrepl.replication.creek import messages, snapshot_sender
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
-from airflow_provider_pgrepl.replication.creek.streams import Requests
+from airflow_provider_pgrepl.replication.creek.streams import RequestResponder
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.business import imported, transformed
 from airflow_provider_pgrepl.replication.events.reader import changelog_errors
@@ -63,7 +63,7 @@ def test_thread_of_kafka_leaves_its_trace(caplog):
 def test_thread_of_rabbitmq_leaves_its_trace(monkeypatch, caplog):
     from airflow_provider_pgrepl.replication.events.targets import rabbitmq as rabbitmq_link
 
-    monkeypatch.setattr(rabbitmq_link, "GatheringConnection", raise_unexpected)
+    monkeypatch.setattr(rabbitmq_link, "BufferingConnection", raise_unexpected)
     made: RabbitMQLink = rabbitmq()
     in_thread(made._run)
     assert not made.is_open
@@ -186,7 +186,9 @@ def test_answer_to_a_request_leaves_its_trace(caplog):
         raise_unexpected()
 
     async def ask() -> None:
-        requests: Any = bare(Requests, _said_at=-1000.0, _reasons=JetStreamReasons(["nats://host:4222"]))
+        requests: Any = bare(
+            RequestResponder, _said_at=-1000.0, _reasons=JetStreamReasons(["nats://host:4222"])
+        )
         requests._client, requests._wire = stub(subscribe=subscribe), Wire("CREEK", "shop", "v2")
         await requests._serve("schema", answer)
         [asked] = served

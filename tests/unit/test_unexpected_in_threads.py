@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.delta import checkpoints
 from airflow_provider_pgrepl.replication.delta.checkpoints import Checkpoints
 from airflow_provider_pgrepl.replication.lake.apply import merge_task
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import ShareRunner
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeTaskPool
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import copy_tables
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -142,7 +142,7 @@ def test_thread_of_a_merge_leaves_its_trace(monkeypatch, caplog):
     ended: list[Any] = []
     monkeypatch.setattr(merge_task, "on_executor", raise_unexpected)
     spark: Any = stub(sparkContext=None)
-    runner = ShareRunner(spark, lambda *done: ended.append(done))
+    runner = MergeTaskPool(spark, lambda *done: ended.append(done))
     runner.run([])
     runner.close()
     [(_, results, failed)] = ended
@@ -154,7 +154,7 @@ def test_thread_of_a_merge_leaves_its_trace(monkeypatch, caplog):
 def test_results_of_a_merge_that_cannot_be_taken_leave_a_trace(monkeypatch, caplog):
     monkeypatch.setattr(merge_task, "on_executor", lambda _: (_ for _ in ()).throw(LakeError("x")))
     spark: Any = stub(sparkContext=None)
-    runner = ShareRunner(spark, raise_unexpected)
+    runner = MergeTaskPool(spark, raise_unexpected)
     runner.run([])
     runner.close()
     check_log(caplog, " in ShareRunner._run", "taking the results of a share")

@@ -15,9 +15,9 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.catalogs.unity_client import (
     NoUnityError,
-    UnityRefusalError,
+    UnityRequestError,
     UnityServer,
-    UnityTroubleError,
+    UnityTemporaryError,
 )
 
 TOKEN = "s3cret-token"
@@ -74,20 +74,20 @@ def said(code: str, message: str) -> bytes:
     ("status", "content", "kind", "sentence", "hint"),
     [
         (401, said("UNAUTHENTICATED", "no"), LakeError, "knows no such token: no", "UNITY_CATALOG_TOKEN"),
-        (403, said("PERMISSION_DENIED", "Access denied."), UnityRefusalError, "does not allow it", "grant"),
-        (400, said("INVALID_ARGUMENT", f"of {TOKEN}"), UnityRefusalError, r"status 400: of \*\*\*$", ""),
+        (403, said("PERMISSION_DENIED", "Access denied."), UnityRequestError, "does not allow it", "grant"),
+        (400, said("INVALID_ARGUMENT", f"of {TOKEN}"), UnityRequestError, r"status 400: of \*\*\*$", ""),
         (404, b"Status: 404", NoUnityError, "is not Unity Catalog: status 404", "own address"),
         (
             409,
             b'{"error": {"message": "not this table", "type": "UpdateConflict", "code": 409}}',
-            UnityRefusalError,
+            UnityRequestError,
             "status 409: not this table",
             "",
         ),
         (200, b"<html>", NoUnityError, "is not Unity Catalog", "own address"),
-        (500, said("INTERNAL", "out of\nmemory"), UnityTroubleError, r"500: out of\\nmemory", "again"),
-        (503, b"", UnityTroubleError, "failed with status 503", "again"),
-        (429, b"", UnityTroubleError, "failed with status 429", "again"),
+        (500, said("INTERNAL", "out of\nmemory"), UnityTemporaryError, r"500: out of\\nmemory", "again"),
+        (503, b"", UnityTemporaryError, "failed with status 503", "again"),
+        (429, b"", UnityTemporaryError, "failed with status 429", "again"),
     ],
 )
 def test_each_answer_is_told_for_what_it_is(status, content, kind, sentence, hint) -> None:

@@ -29,7 +29,7 @@ def column(type_oid, typmod=-1, name="c"):
 
 def typed(of, pipeline=PIPELINE):
     table = TableName("sales", "orders")
-    return typed_column(of, table, pipeline.choices(table))
+    return typed_column(of, table, pipeline.options(table))
 
 
 def numeric(precision, scale):
@@ -145,9 +145,9 @@ def test_a_value_that_the_lake_type_cannot_hold_is_named_but_never_shown(of, tex
 CHOSEN = "decimal(38,2)"
 
 
-def with_types(of, lake_type, **choices):
+def with_types(of, lake_type, **options):
     pipeline = Pipeline(
-        name="p", lake="/lake", tables=("public.t",), types={"sales.orders.c": lake_type}, **choices
+        name="p", lake="/lake", tables=("public.t",), types={"sales.orders.c": lake_type}, **options
     )
     return typed(of, pipeline)
 
@@ -222,7 +222,7 @@ def test_odd_dates_among_ordinary_ones_stay_in_their_rows():
 
 def test_the_lake_schema_is_the_columns_and_then_the_bookkeeping_that_is_wanted():
     relation = Relation(1, TableName("public", "t"), (column(INT8, name="id"), column(TEXT, name="s")))
-    assert lake_schema(relation, PIPELINE.choices(relation.table)) == pa.schema(
+    assert lake_schema(relation, PIPELINE.options(relation.table)) == pa.schema(
         [
             ("id", pa.int64()),
             ("s", pa.string()),
@@ -230,13 +230,13 @@ def test_the_lake_schema_is_the_columns_and_then_the_bookkeeping_that_is_wanted(
             ("_pgrepl_commit_ts", pa.timestamp("us", "UTC")),
         ]
     )
-    assert lake_schema(relation, BARE.choices(relation.table)).names == ["id", "s"]
+    assert lake_schema(relation, BARE.options(relation.table)).names == ["id", "s"]
 
 
 def test_a_column_with_the_name_of_one_of_the_lakes_own_is_refused_with_its_setting():
     relation = Relation(1, TableName("public", "t"), (column(TEXT, name="_PGREPL_COMMIT_LSN"),))
     with pytest.raises(TableError, match="column _pgrepl_commit_lsn has the name of") as caught:
-        lake_schema(relation, PIPELINE.choices(relation.table))
+        lake_schema(relation, PIPELINE.options(relation.table))
     assert "set commit_lsn_column to false" in caught.value.hint
 
 
@@ -244,4 +244,4 @@ def test_a_column_with_the_name_of_one_of_the_lakes_own_is_refused_with_its_sett
 def test_names_that_the_lake_cannot_tell_apart_are_refused(names):
     relation = Relation(1, TableName("public", "t"), tuple(column(TEXT, name=name) for name in names))
     with pytest.raises(TableError, match=f'public.t.*"{names[-1]}"'):
-        lake_schema(relation, PIPELINE.choices(relation.table))
+        lake_schema(relation, PIPELINE.options(relation.table))

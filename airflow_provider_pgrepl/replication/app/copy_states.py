@@ -20,14 +20,14 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_tables
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
@@ -195,9 +195,9 @@ def record_tables(
     store: Store,
     states: CopyStates,
     record: EpochRecord,
-    keeper: Keeper,
+    keeper: SnapshotHolder,
     exported: ExportedSnapshot,
-) -> Copied:
+) -> CopyResult:
     """Record the keeper's tables, which are `snapshotting`, as of its snapshot. Reads no rows.
 
     A table that the settings no longer fit is marked errored. Raises LakeError, StateError.
@@ -208,7 +208,7 @@ def record_tables(
     watching = trigger.read_watching(keeper.connection, pipeline)
     place = None if watching is None else EffectiveFrom(position, watching)
     rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
-    found = Copied()
+    found = CopyResult()
     # Do this first: a repeated run does not record a recorded table again, and would skip this step.
     _leave_lake(pipeline, record, position)
     for relation in (without_excluded_defaults(known, pipeline) for known in keeper.relations):
@@ -230,7 +230,7 @@ def _leave_lake(pipeline: Pipeline, record: EpochRecord, position: LSN) -> None:
 
     The lake tables no longer change, and readers must not take them for current.
     """
-    points = Points(pipeline.lake_root)
+    points = ConsistentPoints(pipeline.lake_root)
     newest = points.latest()
     if newest is not None and newest.tables:
         points.append(ConsistentPoint(record.epoch, position, None, {}, {}))

@@ -166,7 +166,7 @@ def otherwise_taken(pipeline: Pipeline, records: Records) -> list[TableName]:
     return sorted(table for table, record in records.items() if taken_otherwise(pipeline, record))
 
 
-def check_lake_choice(pipeline: Pipeline, records: Records) -> None:
+def check_lake_tables_setting(pipeline: Pipeline, records: Records) -> None:
     """Raise ConfigError, naming the tables, if tables were copied with another value of `lake_tables`."""
     found = otherwise_taken(pipeline, records)
     if not found:

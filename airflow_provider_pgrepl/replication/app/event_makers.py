@@ -14,23 +14,23 @@ from airflow_provider_pgrepl.replication.events.business import (
     imported,
     transform_of,
 )
-from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChoicesOf
+from airflow_provider_pgrepl.replication.events.changes import ChangeConverter, OptionsOf
 from airflow_provider_pgrepl.replication.events.columns import Attnums, PublishedColumns
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvents
 from airflow_provider_pgrepl.replication.events.formats.debezium import DebeziumFormat
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, KeyedEvents
-from airflow_provider_pgrepl.replication.events.publish.publisher import Maker
+from airflow_provider_pgrepl.replication.events.publish.publisher import ConverterFactory
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.settings.targets import TARGETS, FormatName
 
 
-def maker_of(
+def converter_factory(
     settings: PublisherSettings,
     salt: bytes = b"",
     wrapped: Callable[[Any], Any] | None = None,
-    begun_with: Attnums | None = None,
-) -> Maker:
+    initial_columns: Attnums | None = None,
+) -> ConverterFactory:
     """Return a function that creates the converter of changes into a publisher's events.
 
     Raises ConfigError for a transform that cannot be imported.
@@ -41,22 +41,24 @@ def maker_of(
     """
 
     def published_of(relations: KnownRelations) -> PublishedColumns:
-        return PublishedColumns(relations, settings.column_rules, salt, settings.rows, begun_with)
+        return PublishedColumns(relations, settings.column_rules, salt, settings.rows, initial_columns)
 
     if settings.transform_transaction:
         return _of_transactions(settings, published_of, wrapped)
-    kind: Callable[..., ByRelation[Any]] = _MAKERS[settings.format](settings)
+    kind: Callable[..., ChangeConverter[Any]] = _MAKERS[settings.format](settings)
     transforms = {table: transform_of(rule) for table, rule in settings.rules.items()}
     if wrapped is not None:
         transforms = {table: wrapped(transform) for table, transform in transforms.items()}
 
-    def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
+    def make(
+        relations: KnownRelations, options_of: OptionsOf, wanted: TableSelection
+    ) -> ChangeConverter[Any]:
         published = published_of(relations)
-        plain = kind(relations, choices_of, wanted, published)
+        plain = kind(relations, options_of, wanted, published)
         if not transforms and not settings.messages:
             return plain
         typed = _json(settings)
-        return BusinessEvents(plain, typed(relations, choices_of, wanted, published), transforms)
+        return BusinessEvents(plain, typed(relations, options_of, wanted, published), transforms)
 
     return make
 
@@ -65,14 +67,16 @@ def _of_transactions(
     settings: PublisherSettings,
     published_of: Callable[[KnownRelations], PublishedColumns],
     wrapped: Callable[[Any], Any] | None,
-) -> Maker:
+) -> ConverterFactory:
     function: TransactionFunction = imported(settings.transform_transaction)
     if wrapped is not None:
         function = wrapped(function)
 
-    def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
+    def make(
+        relations: KnownRelations, options_of: OptionsOf, wanted: TableSelection
+    ) -> ChangeConverter[Any]:
         published = published_of(relations)
-        return TransactionEvents(function, relations, choices_of, wanted, published)
+        return TransactionEvents(function, relations, options_of, wanted, published)
 
     return make
 

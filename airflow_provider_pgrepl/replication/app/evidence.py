@@ -96,10 +96,10 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
         # A running receiver has advanced the slot since the changelog was opened. Read the durable LSN again,
         # after the slot.
         durable_lsn = _read_lake(evidence.pipeline.lake_root).durable_lsn
-    is_copy = None
+    missing_token = None
     # A teardown deletes the tokens. The lake of an interrupted teardown still belongs to the pipeline.
     if epoch is not None and token and not evidence.torn_down:
-        is_copy = token_error(source, epoch.slot, token, is_recorded=recorded is not None)
+        missing_token = token_error(source, epoch.slot, token, is_recorded=recorded is not None)
     server, lake_at_source = read_server(source), ""
     if recorded is None:
         lake_at_source = find_lake_at_source(source, server.system_identifier, evidence.pipeline)
@@ -108,7 +108,7 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
         server=server,
         lake_at_source=lake_at_source,
         slots=slots,
-        is_copy=is_copy,
+        missing_token=missing_token,
         durable_lsn=durable_lsn,
         written_lsn=written_lsn(source),
     )

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.status.health import (
     HealthReport,
     ProblemKind,
     Severity,
-    judge_health,
+    find_health_problems,
 )
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import show_bytes
@@ -42,7 +42,7 @@ def check_health(access: Access, limits: HealthLimits) -> HealthReport:
     SourceConnectionError, ConfigError, StateError.
     """
     status = read_status(access.pipeline, access)
-    report = judge_health(status, limits)
+    report = find_health_problems(status, limits)
     held = None if status.slot is None else status.slot.held_bytes
     if access.pipeline.on_wal_budget != "drop_slot" or held is None or not _is_beyond(access.pipeline, held):
         return report

@@ -35,7 +35,7 @@ def retention_lsn(dsn: str, pipeline: Pipeline, tables_lsn: LSN | None) -> LSN |
     return None if tables_lsn is None or redelivery_lsn is None else min(tables_lsn, redelivery_lsn)
 
 
-def watched_above(records: Iterable[TableRecord]) -> LSN | None:
+def unchecked_above(records: Iterable[TableRecord]) -> LSN | None:
     """Return the LSN above which table definitions have yet to be checked, or None if no table is followed.
 
     For a pipeline without lake tables.
@@ -59,14 +59,14 @@ class Retention:
 def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
     """Return which changes must be kept, and for how long.
 
-    Changes that a publisher has not published are kept for its `publish_keep_h` hours. Raises LakeError,
+    Changes that a publisher has not published are kept for its `publish_retention_h` hours. Raises LakeError,
     LakeUnavailableError.
 
     :param needed: the LSN of the epoch above which all other readers need changes
     """
     own = {epoch: int(needed)}
     publishers = [
-        (settings.publish_keep_h, record.needed_after)
+        (settings.publish_retention_h, record.needed_after)
         for settings in map(pipeline.publisher, pipeline.publishers)
         if (record := _record(pipeline.lake_root, settings.name)) is not None
     ]

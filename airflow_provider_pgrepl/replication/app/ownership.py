@@ -50,22 +50,23 @@ class Answer(Enum):
 
     OURS = "ours"
     NOT_OURS = "not ours"
-    CANNOT_TELL = "cannot tell"
+    UNDETERMINED = "cannot tell"
 
 
 @dataclass(frozen=True)
 class Difference:
     """A contradiction in the evidence.
 
-    `gives_up`: the value of `--give-up` that allows a new epoch despite this contradiction; None if no value
-    does. `doubted`: the value of `--give-up` that allows a teardown despite it: the name of a source whose
-    identity matches but whose history, token or record does not. Empty if no value does.
+    `give_up_for_new_epoch`: the value of `--give-up` that allows a new epoch despite this contradiction;
+    None if no value does. `give_up_for_teardown`: the value of `--give-up` that allows a teardown despite
+    it: the name of a source whose identity matches but whose history, token or record does not. Empty if no
+    value does.
     """
 
     answer: Answer
     error: PgReplError
-    gives_up: str | None = None
-    doubted: str = ""
+    give_up_for_new_epoch: str | None = None
+    give_up_for_teardown: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Evidence:
 
     `slots`: the slots that changelog and state name, by name. `recorded_lake_id`: the ID of the changelog in
     the lake that the state records, if that is another lake than the pipeline file's. `recorded_lake_doubt`:
-    why that lake may be there, although no changelog could be read in it. `is_copy`: the error of a source
-    that lacks the token which it shares with the lake.
+    why that lake may be there, although no changelog could be read in it. `missing_token`: the error of a
+    source that lacks the token which it shares with the lake.
 
     `durable_lsn`: the LSN up to which changes of the source were received, from the changelog, or from the
     state if there is no changelog. `written_lsn`: the server's WAL position, read later. `torn_down`: a
@@ -91,7 +92,7 @@ class Evidence:
     recorded: PipelineRecord | None = None
     recorded_lake_id: str = ""
     recorded_lake_doubt: str = ""
-    is_copy: PgReplError | None = None
+    missing_token: PgReplError | None = None
     durable_lsn: LSN = _START
     written_lsn: LSN | None = None
     torn_down: bool = False
@@ -124,13 +125,13 @@ def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
     """
     for difference in differences(evidence):
         error = difference.error
-        if difference.doubted and difference.doubted in give_up:
+        if difference.give_up_for_teardown and difference.give_up_for_teardown in give_up:
             continue
-        if difference.doubted:
+        if difference.give_up_for_teardown:
             raise type(error)(
                 error.message,
                 "check that connection, state and lake are the right ones. If they are, run teardown with"
-                f" --give-up {difference.doubted}, or set give_up of PgTeardownOperator. {_UNCHANGED}",
+                f" --give-up {difference.give_up_for_teardown}, or set give_up of PgTeardownOperator. {_UNCHANGED}",
             )
         raise error
 
@@ -141,13 +142,13 @@ def check_acceptable(evidence: Evidence, name: str) -> bool:
     Returns False if the source has the token. Raises the error of any other contradiction, and ConfigError if
     `name` is not the name of the source.
     """
-    check_ours(replace(evidence, is_copy=None))
+    check_ours(replace(evidence, missing_token=None))
     for difference in differences(evidence):
-        if difference.doubted != name:
+        if difference.give_up_for_teardown != name:
             raise ConfigError(
-                f"{name} is not the name of the source that the lake was written from: {difference.doubted}",
+                f"{name} is not the name of the source that the lake was written from: {difference.give_up_for_teardown}",
                 f"{difference.error.hint}. If the server is that source and lost its tokens, repeat the"
-                f" command with {difference.doubted}: {errors.reference('errors')}",
+                f" command with {difference.give_up_for_teardown}: {errors.reference('errors')}",
             )
         return True
     return False
@@ -160,13 +161,13 @@ def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
     `give_up`.
     """
     for difference in differences(evidence):
-        if difference.gives_up is None:
+        if difference.give_up_for_new_epoch is None:
             raise difference.error
-        if difference.gives_up not in give_up:
+        if difference.give_up_for_new_epoch not in give_up:
             raise ConfigError(
                 f"a new epoch would abandon the current one: {difference.error.message}",
                 "check that connection and lake are the right ones. If they are, add"
-                f" --give-up {difference.gives_up}, or set give_up of PgSnapshotOperator. {_UNCHANGED}",
+                f" --give-up {difference.give_up_for_new_epoch}, or set give_up of PgSnapshotOperator. {_UNCHANGED}",
             )
 
 
@@ -207,8 +208,8 @@ def _source_of_lake(evidence: Evidence) -> Iterator[Difference]:
             ),
             before.name,
         )
-    elif evidence.is_copy is not None:
-        yield Difference(Answer.NOT_OURS, evidence.is_copy, before.name, before.name)
+    elif evidence.missing_token is not None:
+        yield Difference(Answer.NOT_OURS, evidence.missing_token, before.name, before.name)
     else:
         yield from _history(evidence, server, before.name)
 
@@ -221,14 +222,14 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
     epoch, durable_lsn = evidence.epoch, evidence.durable_lsn
     written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
     if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
-        yield Difference(Answer.CANNOT_TELL, rewound, name, name)
+        yield Difference(Answer.UNDETERMINED, rewound, name, name)
     if epoch is None or not has_begun(evidence):
         return
     slot = evidence.slots.get(epoch.slot)
     if slot is None or (slot.plugin, slot.database) != (PLUGIN, server.database):
-        yield Difference(Answer.CANNOT_TELL, missing_slot(epoch.slot, server), name, name)
+        yield Difference(Answer.UNDETERMINED, missing_slot(epoch.slot, server), name, name)
     elif (moved := slot_error(slot, durable_lsn)) is not None:
-        yield Difference(Answer.CANNOT_TELL, moved, name, name)
+        yield Difference(Answer.UNDETERMINED, moved, name, name)
 
 
 def has_begun(evidence: Evidence) -> bool:
@@ -288,16 +289,16 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
                     f" then set the new one. {_UNCHANGED}"
                 )
             error = ConfigError(f"{text}, and the file names {root}, which has no changelog", hint)
-            yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
+            yield Difference(Answer.UNDETERMINED, error, recorded.lake)
     elif recorded.lake_id and recorded.lake_id != evidence.lake_id:
         where = f"that path now holds another lake (changelog {evidence.lake_id})"
         there = where if is_here else f"the file names {root}, which is another lake"
         yield Difference(Answer.NOT_OURS, ConfigError(f"{text}, and {there}", hint))
     elif not is_here and not recorded.lake_id:
-        yield Difference(Answer.CANNOT_TELL, ConfigError(f"{text}, and the file names {root}", hint))
+        yield Difference(Answer.UNDETERMINED, ConfigError(f"{text}, and the file names {root}", hint))
     elif not is_here and evidence.recorded_lake_id == evidence.lake_id:
         error = ConfigError(f"{text}, which is still there, and the file names {root}, a copy of it", hint)
-        yield Difference(Answer.CANNOT_TELL, error)
+        yield Difference(Answer.UNDETERMINED, error)
     elif not is_here and evidence.recorded_lake_doubt:
         name = quote_literal(recorded.name)
         update = f"UPDATE _pgrepl.pipelines SET lake = {quote_literal(root)} WHERE name = {name}"  # noqa: S608
@@ -307,7 +308,7 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
             f"let this host reach {recorded.lake}, or set `lake` back to it. If it was moved to {root}, run"
             f" in the state database: {update}. {_UNCHANGED}",
         )
-        yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
+        yield Difference(Answer.UNDETERMINED, error, recorded.lake)
 
 
 def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
@@ -327,7 +328,7 @@ def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
         f" {_UNCHANGED}",
     )
     name = source_of(server).name
-    yield Difference(Answer.CANNOT_TELL, error, name, name)
+    yield Difference(Answer.UNDETERMINED, error, name, name)
 
 
 def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
@@ -338,7 +339,7 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
         # A missing slot is no evidence of a teardown: a copy of the source has no slot.
         if epoch.slot in evidence.slots or not evidence.torn_down:
             name = KnownSource(epoch.system_identifier, epoch.database, epoch.database_oid).name
-            yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), name, name)
+            yield Difference(Answer.UNDETERMINED, lost_state(evidence.pipeline, epoch), name, name)
     elif epoch.pipeline_id and epoch.pipeline_id != recorded.id and not evidence.torn_down:
         yield Difference(
             Answer.NOT_OURS,

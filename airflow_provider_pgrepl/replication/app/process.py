@@ -344,7 +344,7 @@ def of_publish(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--after",
-        metavar="PLACE",
+        metavar="POSITION",
         help="begin again after a change's id or an LSN, whatever was published and whatever had stopped",
     )
 

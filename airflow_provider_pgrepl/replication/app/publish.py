@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, SourceError, StateError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
 from airflow_provider_pgrepl.replication.app.process import StopSignal, of_publish
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-DurableWith = Callable[[LSN], LSN | None]
+DurableLsnLookup = Callable[[LSN], LSN | None]
 """Given an LSN, returns the changelog's durable LSN once everything that committed at or before the LSN is
 durable. Returns None before that, and if it is not known. For an idle source the changelog records this only
 after a delay."""
@@ -76,8 +76,8 @@ def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
     """
     evidence = _gather(pipeline, store)
     for difference in differences(evidence):
-        is_certain = evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL
-        if is_certain and not difference.doubted:
+        is_certain = evidence.recorded is not None or difference.answer is not Answer.UNDETERMINED
+        if is_certain and not difference.give_up_for_teardown:
             raise difference.error
 
 
@@ -129,15 +129,15 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
         log.warning("table %s is not in the changelog yet: its events begin when it is created", table)
 
 
-def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
+def check_destination(settings: PublisherSettings, record: PublisherRecord) -> None:
     """Raise ConfigError if the settings name another destination than the publisher has sent events to.
 
     Consumers at the new destination would miss all earlier events without notice.
     """
-    if record.place and record.place != settings.full_place:
+    if record.place and record.place != settings.destination_of:
         raise ConfigError(
             f"publisher {settings.name} has sent its events to {record.place}, and its settings now name"
-            f" {settings.full_place}",
+            f" {settings.destination_of}",
             f"to continue at the new destination from the current position: --after {record.needed_after}."
             " To send all retained changes to it, add a publisher with another name",
         )
@@ -165,7 +165,7 @@ class PublishedUpTo:
     """
 
     publisher: Publisher
-    durable_with: DurableWith
+    durable_with: DurableLsnLookup
 
     def __call__(self, lsn: LSN) -> PublisherRecord | None:
         if has_published(self.publisher.record, LSN(lsn + 1)):
@@ -252,7 +252,7 @@ def publish(
     until: LSN | str | None = None,
     after: str | None = None,
     snapshot_command: Sequence[str] = (),
-    durable_with: DurableWith = lambda _: None,
+    durable_with: DurableLsnLookup = lambda _: None,
     begun: Callable[[Publisher], object],
 ) -> bool:
     """Publish until it is time to end, or until everything up to `until` is published: return True then.
@@ -286,7 +286,7 @@ def publish(
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
             return False
-        make = maker_of(settings, salt, begun_with=record.columns)
+        make = converter_factory(settings, salt, initial_columns=record.columns)
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, make)
         if FORMATS[settings.format].has_snapshots:
             # Imported here, where the client is known to be installed.
@@ -375,18 +375,18 @@ def _take(
     if after is not None:
         begin = begin_after(changelog, after)
         taken = publisher_log.take(PublisherRecord(begin), holder, is_new=True)
-        record = replace(taken, position=begin, stopped={}, columns=None, place=settings.full_place)
+        record = replace(taken, position=begin, stopped={}, columns=None, place=settings.destination_of)
         publisher_log.save(record)
         return record
     if (known := read_record(pipeline.lake_root, settings.name)) is not None:
-        check_place(settings, known)
+        check_destination(settings, known)
     begin = begin_after(changelog, None)
     if settings.begin == "newest":
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         begin = max(begin, EventPosition.after_transaction(read_epoch_number(changelog), durable))
     # The record of an earlier version lacks the destination.
     record = publisher_log.take(PublisherRecord(begin), holder)
-    return replace(record, place=settings.full_place)
+    return replace(record, place=settings.destination_of)
 
 
 def _with_columns(

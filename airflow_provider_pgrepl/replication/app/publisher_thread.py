@@ -7,7 +7,7 @@ import threading
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app import process, publish
-from airflow_provider_pgrepl.replication.app.publish import DurableWith, has_published
+from airflow_provider_pgrepl.replication.app.publish import DurableLsnLookup, has_published
 from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -39,7 +39,7 @@ class _Asked:
 class PublisherThread:
     """A thread that publishes from `start` to `stop`. Target and salt come from the environment."""
 
-    def __init__(self, pipeline: Pipeline, name: str, durable_with: DurableWith) -> None:
+    def __init__(self, pipeline: Pipeline, name: str, durable_with: DurableLsnLookup) -> None:
         self._pipeline, self._name, self._durable_with = pipeline, name, durable_with
         self._asked = _Asked()
         self._publisher: Publisher | None = None

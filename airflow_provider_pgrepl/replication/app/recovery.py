@@ -20,9 +20,9 @@ from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_ne
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.changelog.remains import Remains, read_remains
+from airflow_provider_pgrepl.replication.changelog.remains import ReadableChangelog, read_remains
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog
-from airflow_provider_pgrepl.replication.delta.recovery import Torn, find_torn_by_crash
+from airflow_provider_pgrepl.replication.delta.recovery import LogDamage, find_torn_by_crash
 from airflow_provider_pgrepl.replication.lake.consistent_points import find_torn_points
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -79,7 +79,7 @@ def settle_idle_lake(
             store.unlock(name, "replicate")
 
 
-def _find(lake: str) -> list[Torn]:
+def _find(lake: str) -> list[LogDamage]:
     return [
         find_torn_changelog(changelog_uri(lake)),
         find_torn_points(lake),
@@ -87,21 +87,23 @@ def _find(lake: str) -> list[Torn]:
     ]
 
 
-def _completed(evidence: Evidence, remains: Remains, dsn: str) -> Evidence:
+def _completed(evidence: Evidence, remains: ReadableChangelog, dsn: str) -> Evidence:
     """Return the evidence, completed with that of a changelog that could not be opened."""
-    record, is_copy = remains.record, evidence.is_copy
+    record, missing_token = remains.record, evidence.missing_token
     if record is None:
         return evidence
     with closing(connect(dsn, f"settle {evidence.pipeline.name}", read_only=True)) as source:
         slot = read_slot(source, record.slot)
         if remains.token:
             is_recorded = evidence.recorded is not None
-            is_copy = token_error(source, record.slot, remains.token, is_recorded=is_recorded) or is_copy
+            missing_token = (
+                token_error(source, record.slot, remains.token, is_recorded=is_recorded) or missing_token
+            )
     slots = {**evidence.slots, **({} if slot is None else {slot.name: slot})}
-    return replace(evidence, epoch=record, lake_id=remains.lake_id, slots=slots, is_copy=is_copy)
+    return replace(evidence, epoch=record, lake_id=remains.lake_id, slots=slots, missing_token=missing_token)
 
 
-def _check_never_whole(evidence: Evidence, changelog: Torn, others: Collection[Torn]) -> None:
+def _check_never_whole(evidence: Evidence, changelog: LogDamage, others: Collection[LogDamage]) -> None:
     """Raise LakeError unless the only remains of the changelog are a first commit that was never whole."""
     if evidence.recorded is not None and changelog.commits == (0,) and not any(others):
         return
@@ -113,7 +115,7 @@ def _check_never_whole(evidence: Evidence, changelog: Torn, others: Collection[T
     )
 
 
-def _check_unconfirmed(evidence: Evidence, remains: Remains) -> None:
+def _check_unconfirmed(evidence: Evidence, remains: ReadableChangelog) -> None:
     assert remains.record is not None
     slot, left = evidence.slots.get(remains.record.slot), remains.durable_lsn
     if slot is not None and left is not None and (slot.confirmed_flush_lsn or 0) <= left:

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.epoch import (
     begun_epoch,
-    check_lake_choice,
+    check_lake_tables_setting,
     check_state,
     known_tables,
 )
@@ -98,7 +98,7 @@ def replicate(
         own_tables.check(pipeline.lake_root, known_tables(store, pipeline, record))
         record_evidence(store, evidence)
         records = store.read_tables(pipeline.name)
-        check_lake_choice(pipeline, records)
+        check_lake_tables_setting(pipeline, records)
         for difference in file_differences(pipeline, records):
             log.warning("%s", difference)
         index_recorded_tables(pipeline, record, records.values())

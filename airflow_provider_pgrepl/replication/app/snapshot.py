@@ -46,7 +46,11 @@ from airflow_provider_pgrepl.replication.app.ownership import (
 )
 from airflow_provider_pgrepl.replication.app.process import of_snapshot
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
-from airflow_provider_pgrepl.replication.app.snapshot_tables import Outcome, TableSnapshotter, begin_epoch
+from airflow_provider_pgrepl.replication.app.snapshot_tables import (
+    SnapshotResult,
+    TableSnapshotter,
+    begin_epoch,
+)
 from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known, check_own_tables
 from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import (
@@ -72,7 +76,7 @@ from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
-    Selected,
+    SelectedTables,
     check_choices,
     log_left_out,
     select_tables,
@@ -101,7 +105,7 @@ _EXECUTOR_S = 600.0
 class SnapshotRun:
     """One run on a pipeline whose snapshot lock it holds."""
 
-    taking: TableSnapshotter
+    snapshotter: TableSnapshotter
     epoch: EpochRecord | None
     records: Records
     new_epoch: bool
@@ -126,22 +130,22 @@ class SnapshotRun:
         if not self.has_begun:
             raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
 
-    def select(self, requested: RequestedTables) -> tuple[Selected, RequestedTables]:
+    def select(self, requested: RequestedTables) -> tuple[SelectedTables, RequestedTables]:
         """Return the tables that belong to the pipeline with these requests, and the requests.
 
         Raises ConfigError for settings of other tables.
         """
-        selected = select_tables(self.taking.source, self.taking.pipeline, requested)
-        check_choices(self.taking.pipeline, selected.tables | requested.removed)
+        selected = select_tables(self.snapshotter.source, self.snapshotter.pipeline, requested)
+        check_choices(self.snapshotter.pipeline, selected.tables | requested.removed)
         if self.has_begun:  # Otherwise the preflight has logged it.
             log_left_out(selected)
         return selected, requested
 
-    def is_due(self, selected: Selected, table: TableName) -> bool:
+    def is_due(self, selected: SelectedTables, table: TableName) -> bool:
         """Return True if a table must be copied, or must be marked errored because it can no longer be
         replicated."""
         record = self.records.get(table)
-        if record is None or taken_otherwise(self.taking.pipeline, record):
+        if record is None or taken_otherwise(self.snapshotter.pipeline, record):
             return True
         if self._stays_errored(record):
             return False
@@ -158,7 +162,7 @@ class SnapshotRun:
 
         Without lake tables no row is read, so the changes that are missing in its events stay missing.
         """
-        if self.taking.pipeline.has_lake_tables or record.lsn is None:
+        if self.snapshotter.pipeline.has_lake_tables or record.lsn is None:
             return False
         if record.state is not TableState.ERRORED:
             return False
@@ -170,23 +174,29 @@ class SnapshotRun:
         )
         return True
 
-    def begin(self, take_over: str = "") -> Outcome:
+    def begin(self, take_over: str = "") -> SnapshotResult:
         """Begin an epoch. `take_over` as in `begin_epoch`; raises what that raises."""
-        taking = self.taking
+        snapshotter = self.snapshotter
         if self.epoch is not None:
-            check_no_foreign_receiver(taking.store, taking.pipeline)
+            check_no_foreign_receiver(snapshotter.store, snapshotter.pipeline)
         requested = self.requested
         selected, _ = self.select(requested)
-        leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
+        leave = (
+            left_out(snapshotter.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
+        )
         relations = [relation for relation in selected.relations if relation.table not in leave]
         self.prepare_executors()
-        retire_unknown_tables(taking.store, taking.pipeline, self.records)
+        retire_unknown_tables(snapshotter.store, snapshotter.pipeline, self.records)
         if self.lost:
-            own_tables.give_up(taking.pipeline.lake_root, self.lost)
+            own_tables.give_up(snapshotter.pipeline.lake_root, self.lost)
             log.warning("given up: %s", "; ".join(one.reason for one in self.lost))
-        return begin_epoch(taking, relations, requested, self.epoch, take_over, replace_record=self.new_epoch)
+        return begin_epoch(
+            snapshotter, relations, requested, self.epoch, take_over, replace_record=self.new_epoch
+        )
 
-    def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
+    def take(
+        self, tables: Collection[TableName], requested: RequestedTables, selected: SelectedTables
+    ) -> SnapshotResult:
         """Copy these tables into the present epoch."""
         if not tables:
             log.info("nothing to do: every table has been copied already (%s)", self.names)
@@ -195,15 +205,15 @@ class SnapshotRun:
                 log.info(
                     "left out, because they were removed: %s; --tables or --add takes them again", removed
                 )
-            return Outcome()
+            return SnapshotResult()
         assert self.epoch is not None
-        changing = otherwise_taken(self.taking.pipeline, self.records)
-        check_may_change(self.taking.store, self.taking.pipeline, changing)
+        changing = otherwise_taken(self.snapshotter.pipeline, self.records)
+        check_may_change(self.snapshotter.store, self.snapshotter.pipeline, changing)
         # Bind the settings to the tables as they are now: executors may take long to start.
         wanted = [relation for relation in selected.relations if relation.table in tables]
-        self.taking.index_selected(self.epoch.epoch, wanted)
+        self.snapshotter.index_selected(self.epoch.epoch, wanted)
         self.prepare_executors()
-        return self.taking.take(frozenset(tables), requested, self.epoch)
+        return self.snapshotter.take(frozenset(tables), requested, self.epoch)
 
 
 @contextlib.contextmanager
@@ -259,10 +269,10 @@ def opened(
         former = [record.publication for record in known if record is not None]
         trigger.keep_installed(source, pipeline, former)
         records = store.read_tables(pipeline.name)
-        taking = TableSnapshotter(access, source, store, session.get)
+        snapshotter = TableSnapshotter(access, source, store, session.get)
         epoch = find_epoch(pipeline)
         yield SnapshotRun(
-            taking,
+            snapshotter,
             epoch,
             records,
             new_epoch,
@@ -359,7 +369,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     return process.WILL_NOT_HELP
 
 
-def _result(access: Access, outcome: Outcome) -> dict[str, Any]:
+def _result(access: Access, outcome: SnapshotResult) -> dict[str, Any]:
     """Return the result of a run as data: copied tables, rows, the copies' consistent point, and failed
     tables."""
     with access.store("snapshot") as store:
@@ -386,7 +396,7 @@ def _parse_tables(option: str, text: str) -> list[TableName]:
         raise ConfigError(f"{option}: {error}") from None
 
 
-def take_tables(access: Access) -> Outcome:
+def take_tables(access: Access) -> SnapshotResult:
     """Begin the first epoch, or copy the tables that are not in the lake yet or are errored.
 
     Raises PgReplError.
@@ -396,12 +406,12 @@ def take_tables(access: Access) -> Outcome:
             return run.begin()
         selected, requested = run.select(run.requested)
         leave = left_out(access.pipeline, unrecorded(selected, run.records))
-        retire_unknown_tables(run.taking.store, access.pipeline, run.records)
+        retire_unknown_tables(run.snapshotter.store, access.pipeline, run.records)
         due = [table for table in selected.tables - leave if run.is_due(selected, table)]
         return run.take(due, requested, selected)
 
 
-def take_over(access: Access, slot: str) -> Outcome:
+def take_over(access: Access, slot: str) -> SnapshotResult:
     """Begin the first epoch at the position of another program's slot, so that no change is left out.
 
     If the pipeline has begun, does the same as `take_tables`. The publication must be the one that the other
@@ -419,7 +429,7 @@ def take_over(access: Access, slot: str) -> Outcome:
     return take_tables(access)
 
 
-def begin_new_epoch(access: Access, give_up: Collection[str] = ()) -> Outcome:
+def begin_new_epoch(access: Access, give_up: Collection[str] = ()) -> SnapshotResult:
     """Begin a new epoch: new slot, publication and positions, all tables copied again.
 
     Raises ConfigError, which gives the name to pass, and PgReplError.
@@ -430,7 +440,7 @@ def begin_new_epoch(access: Access, give_up: Collection[str] = ()) -> Outcome:
         return run.begin()
 
 
-def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
+def resnapshot(access: Access, tables: Collection[TableName]) -> SnapshotResult:
     """Copy these tables of the pipeline again, whatever state they are in.
 
     Readers keep the old version until one commit replaces it. The table then catches up with the others. A
@@ -452,7 +462,7 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
         return run.take(wanted, requested, selected)
 
 
-def add_tables(access: Access, tables: Collection[TableName] | None = None) -> Outcome:
+def add_tables(access: Access, tables: Collection[TableName] | None = None) -> SnapshotResult:
     """Add tables that the pipeline file does not list, or that were removed.
 
     Tables that are in the lake already stay unchanged. Raises ConfigError, or TableError for a table that

@@ -13,9 +13,9 @@ from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, Snapshot
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.copy_states import CopyStates, record_tables
 from airflow_provider_pgrepl.replication.app.source_ownership import (
-    Beginning,
+    NextEpoch,
     SourceOwnership,
-    find_beginning,
+    find_next_epoch,
 )
 from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import Records
@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_c
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import Copied
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
-    Selected,
+    SelectedTables,
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.preflight.tables import table_warnings
@@ -69,7 +69,7 @@ The fifth time in a row, canceled tables are marked errored. A finished table re
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SnapshotResult:
     """The result of a run: the tables that were copied, and those that are errored now, with their errors."""
 
     copied: tuple[TableName, ...] = ()
@@ -95,7 +95,9 @@ class TableSnapshotter:
     def records(self) -> Records:
         return self.store.read_tables(self.pipeline.name)
 
-    def take(self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord) -> Outcome:
+    def take(
+        self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord
+    ) -> SnapshotResult:
         """Copy these tables, whatever state they are in. A table that cannot be copied is marked errored.
 
         Raises SnapshotError if a lock was not available in time, or if several snapshots in a row failed. If
@@ -112,7 +114,7 @@ class TableSnapshotter:
 
     def _take(
         self, states: CopyStates, left: set[TableName], requested: RequestedTables, record: EpochRecord
-    ) -> Outcome:
+    ) -> SnapshotResult:
         copied, attempt, given_way = list[TableName](), 1, 0
         failed: dict[TableName, PgReplError] = {}
         added: dict[TableName, int] = {}
@@ -156,7 +158,7 @@ class TableSnapshotter:
                 lost.message,
                 ", ".join(map(str, sorted(left))),
             )
-        return Outcome(tuple(copied), failed)
+        return SnapshotResult(tuple(copied), failed)
 
     def _begin(
         self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]
@@ -177,7 +179,7 @@ class TableSnapshotter:
             states.begin(relations)
         return joined
 
-    def _wait_or_stop(self, states: CopyStates, result: Copied, times: int) -> None:
+    def _wait_or_stop(self, states: CopyStates, result: CopyResult, times: int) -> None:
         """Pause, so that blocked statements of the source can run.
 
         If `times` exceeds the number of pauses, mark the displaced tables errored, and raise the error of the
@@ -235,14 +237,14 @@ class TableSnapshotter:
         exported: ExportedSnapshot,
         relations: list[Relation],
         record: EpochRecord,
-    ) -> Copied:
+    ) -> CopyResult:
         with exported:
             keeper = self.keep(exported, relations)
         with keeper:
             states.copying()
             return self.copy(keeper, exported, record, states)
 
-    def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot_holder.Keeper:
+    def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot_holder.SnapshotHolder:
         """Hold the snapshot and its tables. Raises what `snapshot_holder.keep` raises."""
         return snapshot_holder.keep(
             self.access.dsn,
@@ -255,13 +257,13 @@ class TableSnapshotter:
 
     def copy(
         self,
-        keeper: snapshot_holder.Keeper,
+        keeper: snapshot_holder.SnapshotHolder,
         exported: ExportedSnapshot,
         record: EpochRecord,
         states: CopyStates,
         *,
         begins_epoch: bool = False,
-    ) -> Copied:
+    ) -> CopyResult:
         """Copy the keeper's tables, or record them if there are no lake tables, and wake the applier."""
         for warning in table_warnings(keeper.relations, self.pipeline):
             log.warning("%s", warning)
@@ -275,12 +277,12 @@ class TableSnapshotter:
 
     def _copy_rows(
         self,
-        keeper: snapshot_holder.Keeper,
+        keeper: snapshot_holder.SnapshotHolder,
         exported: ExportedSnapshot,
         record: EpochRecord,
         *,
         begins_epoch: bool,
-    ) -> Copied:
+    ) -> CopyResult:
         # Imported here: it needs Spark, which need not be installed without lake tables.
         from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 
@@ -294,7 +296,7 @@ class TableSnapshotter:
         return copied
 
 
-def selected_tables(selected: Selected) -> set[TableName]:
+def selected_tables(selected: SelectedTables) -> set[TableName]:
     """Return the selected tables that can be replicated."""
     return {relation.table for relation in selected.relations}
 
@@ -308,14 +310,14 @@ def _is_new(record: TableRecord | None) -> bool:
 
 
 def begin_epoch(
-    taking: TableSnapshotter,
+    snapshotter: TableSnapshotter,
     relations: list[Relation],
     requested: RequestedTables,
     last: EpochRecord | None,
     take_over: str = "",
     *,
     replace_record: bool = False,
-) -> Outcome:
+) -> SnapshotResult:
     """Create publication and slot, and copy these tables at the slot's snapshot.
 
     If that snapshot is lost, unfinished tables are copied under another one, into the epoch that has begun.
@@ -326,49 +328,49 @@ def begin_epoch(
         are
     :param replace_record: a new epoch was requested, possibly of another source, slot or lake than recorded
     """
-    pipeline, server = taking.pipeline, read_server(taking.source)
-    ownership = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
+    pipeline, server = snapshotter.pipeline, read_server(snapshotter.source)
+    ownership = SourceOwnership(snapshotter.access.dsn, snapshotter.source, pipeline, snapshotter.store)
     tables = [relation.table for relation in relations]
-    beginning = find_beginning(taking.store, pipeline, tables, last)
+    beginning = find_next_epoch(snapshotter.store, pipeline, tables, last)
     ownership.claim(server, last, replace_record=replace_record)
-    with ownership.slot_noted():
-        return _make_epoch(taking, ownership, server, relations, requested, last, take_over, beginning)
+    with ownership.record_slot_loss():
+        return _make_epoch(snapshotter, ownership, server, relations, requested, last, take_over, beginning)
 
 
 def _make_epoch(
-    taking: TableSnapshotter,
+    snapshotter: TableSnapshotter,
     ownership: SourceOwnership,
     server: Server,
     relations: list[Relation],
     requested: RequestedTables,
     last: EpochRecord | None,
     take_over: str,
-    beginning: Beginning,
-) -> Outcome:
-    pipeline, tables = taking.pipeline, [relation.table for relation in relations]
+    beginning: NextEpoch,
+) -> SnapshotResult:
+    pipeline, tables = snapshotter.pipeline, [relation.table for relation in relations]
     # Drop the slot first: this fails while the slot is being read, and nothing may be altered under a running
     # app.
     ownership.drop_slot()
     # Record this first: settings are bound to the tables as they are now, even if this run fails.
-    taking.record_selected(relations)
+    snapshotter.record_selected(relations)
     ownership.prepare_publication(relations)
     if take_over:
-        position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
+        position = take_over_slot(snapshotter.access.dsn, pipeline.slot, take_over, pipeline.publication)
         ownership.record_slot()
-        record = _open_epoch(taking, ownership, server, position, last, beginning)
-        return taking.take(tables, requested, record)
+        record = _open_epoch(snapshotter, ownership, server, position, last, beginning)
+        return snapshotter.take(tables, requested, record)
     failed: dict[TableName, PgReplError] = {}
     for attempt in range(1, ATTEMPTS + 1):
         ownership.drop_slot()
         exported = create_slot(
-            taking.access.dsn,
+            snapshotter.access.dsn,
             pipeline.slot,
-            through=temporary_name(taking.source),
+            through=temporary_name(snapshotter.source),
             timeout_s=pipeline.slot_timeout_s,
             made=ownership.record_slot,
         )
         try:
-            record, copied = _begin(taking, exported, ownership, server, relations, last, beginning)
+            record, copied = _begin(snapshotter, exported, ownership, server, relations, last, beginning)
             break
         except SnapshotError as error:
             if attempt == ATTEMPTS:
@@ -376,65 +378,65 @@ def _make_epoch(
                 raise
             log.warning("the snapshot is not usable, creating slot and snapshot again: %s", error.message)
         wanted = {relation.table for relation in relations}
-        relations, faults = taking.examine(wanted, requested, last)
+        relations, faults = snapshotter.examine(wanted, requested, last)
         failed |= faults
         if not relations:
             ownership.drop_slot()
-            return Outcome(failed=failed)
-        taking.record_selected(relations)
+            return SnapshotResult(failed=failed)
+        snapshotter.record_selected(relations)
         ownership.drop_slot()
         ownership.prepare_publication(relations)
     failed |= copied.failed
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
     if copied.unusable is None or not unfinished:
-        return Outcome(tuple(copied.done), failed)
+        return SnapshotResult(tuple(copied.done), failed)
     log.warning(
         "the snapshot cannot be used any more: %s. Finished tables are kept; under a new one these are"
         " copied from their beginning: %s",
         copied.unusable.message,
         ", ".join(map(str, sorted(unfinished))),
     )
-    more = taking.take(unfinished, requested, record)
-    return Outcome((*copied.done, *more.copied), failed | more.failed)
+    more = snapshotter.take(unfinished, requested, record)
+    return SnapshotResult((*copied.done, *more.copied), failed | more.failed)
 
 
 def _begin(
-    taking: TableSnapshotter,
+    snapshotter: TableSnapshotter,
     exported: ExportedSnapshot,
     ownership: SourceOwnership,
     server: Server,
     relations: list[Relation],
     last: EpochRecord | None,
-    beginning: Beginning,
-) -> tuple[EpochRecord, Copied]:
+    beginning: NextEpoch,
+) -> tuple[EpochRecord, CopyResult]:
     with exported, ExitStack() as held:
         try:
-            keeper = held.enter_context(taking.keep(exported, relations))
+            keeper = held.enter_context(snapshotter.keep(exported, relations))
             exported.close()
         except BaseException:
-            drop_unused(taking.access.dsn, taking.source, taking.pipeline.slot)
+            drop_unused(snapshotter.access.dsn, snapshotter.source, snapshotter.pipeline.slot)
             raise
-        record = _open_epoch(taking, ownership, server, exported.consistent_point, last, beginning)
-        with taking.copy_states() as states:
+        record = _open_epoch(snapshotter, ownership, server, exported.consistent_point, last, beginning)
+        with snapshotter.copy_states() as states:
             # States from another epoch must not be restored.
             states.copying()
             states.begin(relations)
-            return record, taking.copy(keeper, exported, record, states, begins_epoch=True)
+            return record, snapshotter.copy(keeper, exported, record, states, begins_epoch=True)
 
 
 def _open_epoch(
-    taking: TableSnapshotter,
+    snapshotter: TableSnapshotter,
     ownership: SourceOwnership,
     server: Server,
     begins: LSN,
     last: EpochRecord | None,
-    beginning: Beginning,
+    beginning: NextEpoch,
 ) -> EpochRecord:
-    pipeline = taking.pipeline
+    pipeline = snapshotter.pipeline
     uri = changelog_uri(pipeline.lake_root)
     is_other_source = last is not None and known_source(last, server).differs(server)
     try:
-        selected = taking.store.read_selected(pipeline.name)
+        selected = snapshotter.store.read_selected(pipeline.name)
         record = EpochRecord(
             pipeline.name,
             beginning.epoch,
@@ -451,30 +453,30 @@ def _open_epoch(
         # Write the token to the source first. The last epoch's token stays there until the changelog has this
         # one.
         before = read_token(open_changelog(uri)) if last is not None else 0
-        token = write_token(taking.source, pipeline.slot, before, pipeline.used_publication)
+        token = write_token(snapshotter.source, pipeline.slot, before, pipeline.used_publication)
         if not is_other_source:
             # Index the tables before there is an epoch that a receiver could begin to read.
-            taking.index_selected(record.epoch, selected)
+            snapshotter.index_selected(record.epoch, selected)
         if last is None:
             writer.create_changelog(uri, record, token, beginning.former_lake)
         else:
             writer.begin_epoch(uri, record, token)
             if is_other_source:
                 RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
-                taking.index_selected(record.epoch, selected)
+                snapshotter.index_selected(record.epoch, selected)
             if last.slot != record.slot and not server.in_recovery:
-                forget_tokens(taking.source, last.slot)
-        taking.store.record_evidence(
+                forget_tokens(snapshotter.source, last.slot)
+        snapshotter.store.record_evidence(
             pipeline.name,
             database=server.database,
             database_oid=server.database_oid,
             lake=pipeline.lake_root,
             lake_id=lake_id(open_changelog(uri)),
         )
-        taking.store.record_epoch(pipeline.name, record.epoch, begins)
+        snapshotter.store.record_epoch(pipeline.name, record.epoch, begins)
     except BaseException:
         # A slot without a changelog would retain WAL at the source, and no receiver would read it.
-        drop_unused(taking.access.dsn, taking.source, pipeline.slot)
+        drop_unused(snapshotter.access.dsn, snapshotter.source, pipeline.slot)
         raise
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)
     return record

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import LakeError, PgReplError, PublicationError, SlotError, StateError
 from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points, points_uri
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints, points_uri
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_former, read_apps
 from airflow_provider_pgrepl.replication.lake.history.table import history_path
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
@@ -144,7 +144,7 @@ class SourceOwnership:
         self.store.record_slot(self.pipeline.name, is_owned=True)
 
     @contextmanager
-    def slot_noted(self) -> Iterator[None]:
+    def record_slot_loss(self) -> Iterator[None]:
         """Record that the pipeline has no slot, if the block fails and the slot does not exist any more.
 
         Another program may create the next slot of this name.
@@ -258,7 +258,7 @@ def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> 
 
 
 @dataclass(frozen=True)
-class Beginning:
+class NextEpoch:
     """The number of a new epoch.
 
     `former_lake`: the ID of the lake whose changelog was lost, from the state; empty if the state has none,
@@ -269,9 +269,9 @@ class Beginning:
     former_lake: str = ""
 
 
-def find_beginning(
+def find_next_epoch(
     store: Store, pipeline: Pipeline, tables: Iterable[TableName], last: EpochRecord | None
-) -> Beginning:
+) -> NextEpoch:
     """Return the number of the next epoch: 1 above every epoch that the lake records.
 
     Epochs are recorded in the changelog, the consistent points, the relation index and, if the changelog is
@@ -282,16 +282,16 @@ def find_beginning(
     former, of_tables = ("", 0) if last is not None else _check_former_tables(store, pipeline, tables)
     if last is None:
         _check_former_points(lake_root, former)
-    epochs = [point.epoch for point in Points(lake_root).all()]
+    epochs = [point.epoch for point in ConsistentPoints(lake_root).all()]
     of_index = RelationIndex(relations_uri(lake_root)).last_epoch()
     highest = max(0 if last is None else last.epoch, of_tables, of_index, *epochs)
-    return Beginning(Epoch(highest + 1), former)
+    return NextEpoch(Epoch(highest + 1), former)
 
 
 def _check_former_tables(store: Store, pipeline: Pipeline, tables: Iterable[TableName]) -> tuple[str, int]:
     """Return the ID of the lost lake, and the highest epoch of a table.
 
-    Raises LakeError as `find_beginning`.
+    Raises LakeError as `find_next_epoch`.
     """
     name, root = pipeline.name, pipeline.lake_root
     recorded = store.read_pipeline(name)

@@ -48,7 +48,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -100,7 +100,7 @@ class SourceSnapshots:
         those of the lake.
         """
         # Imported here, where the client is known to be installed.
-        from airflow_provider_pgrepl.replication.creek.snapshot_sender import Wanted, send_snapshot
+        from airflow_provider_pgrepl.replication.creek.snapshot_sender import SnapshotRequest, send_snapshot
 
         epoch = read_epoch(changelog_uri(self._pipeline.lake_root)).epoch
         with tempfile.TemporaryFile(prefix="pgrepl-snapshot-") as file:
@@ -110,7 +110,7 @@ class SourceSnapshots:
                 place = EventPosition.after_transaction(epoch, copy.position)
                 now = datetime.now(UTC)
                 log.info("a snapshot of %s: %d rows, as of %s", table, copy.count, copy.position)
-                wanted = Wanted(
+                wanted = SnapshotRequest(
                     StreamLake(self._pipeline.lake_root),
                     table,
                     place,
@@ -167,8 +167,8 @@ class SourceSnapshots:
             (relation,) = keeper.relations
             rows = self._rows(relation)
             table_keeper = held.enter_context(keeper.hold(relation))
-            choices = pipeline.choices(table)
-            copied = copied_part(relation, choices)
+            options = pipeline.options(table)
+            copied = copied_part(relation, options)
             count = 0
             for part in table_keeper.plan(copied, pipeline.snapshot_range_bytes):
                 count += self._copy_range(table_keeper, part, rows, file, is_over)
@@ -190,15 +190,15 @@ class SourceSnapshots:
             raise TableError("\n".join(f"{table}: {one}" for one in problems))
         with changelog_errors():
             relations = KnownRelations(pipeline.lake_root)
-        begun_with = read_columns(pipeline.lake_root, self._settings.name)
+        initial_columns = read_columns(pipeline.lake_root, self._settings.name)
         published = PublishedColumns(
-            relations, self._settings.column_rules, self._salt, begun_with=begun_with
+            relations, self._settings.column_rules, self._salt, initial_columns=initial_columns
         )
-        return SnapshotRows(relation, pipeline.choices(table), published, of_source=True)
+        return SnapshotRows(relation, pipeline.options(table), published, of_source=True)
 
     def _copy_range(
         self,
-        keeper: TableKeeper,
+        keeper: TableSnapshotHolder,
         part: CopyRange,
         rows: SnapshotRows,
         file: IO[bytes],
@@ -222,9 +222,9 @@ class SourceSnapshots:
     def _write_range(
         self, snapshot: str, part: CopyRange, rows: SnapshotRows, file: IO[bytes], is_over: Waiter
     ) -> int:
-        count, choices = 0, self._pipeline.choices(rows.relation.table)
+        count, options = 0, self._pipeline.options(rows.relation.table)
         with open_copy(self._dsn, snapshot, part) as stream:
-            for batch in read_texts(stream, rows.relation, choices):
+            for batch in read_texts(stream, rows.relation, options):
                 if is_over.wait(0.0):
                     raise StopRequested
                 for row in rows.encode(pa.Table.from_batches([batch])):

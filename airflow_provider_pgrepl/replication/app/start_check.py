@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import c
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
-from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, select_tables
+from airflow_provider_pgrepl.replication.source.preflight.selection import SelectedTables, select_tables
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
@@ -108,7 +108,7 @@ def check_recorded(tables: Collection[TableName], records: Records) -> None:
         )
 
 
-def check_known(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
+def check_known(wanted: Collection[TableName], selected: SelectedTables, records: Records) -> None:
     """Raise ConfigError for tables to resnapshot that do not belong to the pipeline."""
     unknown = sorted(set(wanted) - selected.tables - records.keys())
     if unknown:
@@ -119,7 +119,7 @@ def check_known(wanted: Collection[TableName], selected: Selected, records: Reco
         )
 
 
-def check_addable(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
+def check_addable(wanted: Collection[TableName], selected: SelectedTables, records: Records) -> None:
     """Raise TableError for a table to add that is not recorded yet and cannot be replicated."""
     for table in sorted(set(wanted) - records.keys()):
         if table in selected.problems:

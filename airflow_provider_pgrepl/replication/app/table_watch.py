@@ -238,7 +238,7 @@ class TableWatch:
 
     def _judge(self, oid: int, one: _Watched, rows: pa.Table) -> None:
         find = RelationCache(self._pipeline.lake_root, self._uri, oid).find
-        timeline = relation_timeline(one.relation, rows, find, self._pipeline.choices(one.table))
+        timeline = relation_timeline(one.relation, rows, find, self._pipeline.options(one.table))
         stops = [stop for stop in (timeline.stop, first_gap(rows, one.table)) if stop is not None]
         if stops:
             lsn, error = min(stops, key=lambda stop: stop[0])

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RecordedNames,
     RequestedTables,
-    Selected,
+    SelectedTables,
     lists,
     select_tables,
 )
@@ -60,7 +60,7 @@ def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> 
     return unrecorded(select_tables(connection, pipeline, requested_of(records)), records)
 
 
-def unrecorded(selected: Selected, records: Records) -> list[TableName]:
+def unrecorded(selected: SelectedTables, records: Records) -> list[TableName]:
     """Return the tables that patterns match and that are not recorded, sorted."""
     return sorted(selected.matched - records.keys())
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, TransformError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.event_makers import maker_of
+from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent
@@ -63,12 +63,12 @@ def _lsn(text: str | None) -> LSN | None:
 
 
 def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) -> Iterator[Event]:
-    begun_with = read_columns(pipeline.lake_root, settings.name)
+    initial_columns = read_columns(pipeline.lake_root, settings.name)
     reader = OrderedReader(
         pipeline,
         TableSelection.parse(settings.tables, settings.messages),
         after=None if lsn is None else LSN(max(0, lsn - 1)),
-        make=maker_of(settings, process.hash_salt(settings), _traced, begun_with),
+        make=converter_factory(settings, process.hash_salt(settings), _traced, initial_columns),
         whole=settings.whole,
         unchanged=settings.unchanged,
     )

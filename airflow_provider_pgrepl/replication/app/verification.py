@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.app.verify_report import TableReport, V
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.preflight.selection import select_tables
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
@@ -148,7 +148,11 @@ class Verification:
         return [relation for relation in relations if relation.table in named]
 
     def _compare(
-        self, keeper: snapshot_holder.Keeper, relation: Relation, exported: ExportedSnapshot, sessions: int
+        self,
+        keeper: snapshot_holder.SnapshotHolder,
+        relation: Relation,
+        exported: ExportedSnapshot,
+        sessions: int,
     ) -> TableReport:
         started = time.monotonic()
         try:
@@ -171,9 +175,13 @@ class Verification:
         return found
 
     def _compare_table(
-        self, keeper: snapshot_holder.Keeper, relation: Relation, exported: ExportedSnapshot, sessions: int
+        self,
+        keeper: snapshot_holder.SnapshotHolder,
+        relation: Relation,
+        exported: ExportedSnapshot,
+        sessions: int,
     ) -> TableReport:
-        choices = self.pipeline.choices(relation.table)
+        options = self.pipeline.options(relation.table)
         # The shape of the lake table as it is now: its left out and dropped columns are not in the catalog.
         now = self._plan_now(relation.table)
         held = now.relation or relation
@@ -182,20 +190,20 @@ class Verification:
         # The snapshot does not include a commit at its consistent point itself.
         position = LSN(exported.consistent_point - 1)
         with keeper.hold(next(known for known in keeper.relations if known.oid == relation.oid)) as holder:
-            copied = copied_part(relation, choices)
+            copied = copied_part(relation, options)
             spark = self.session.get()
             rows = LakeSide(spark, now).row_count
             sample = None if self.percent is None else sample_of(self.percent, rows)
             ranges = holder.plan(copied, self.pipeline.snapshot_range_bytes, sample)
             comparer = TableComparer(
-                SourceSide(spark, self.access.dsn, holder, relation, choices, ranges, sessions),
+                SourceSide(spark, self.access.dsn, holder, relation, options, ranges, sessions),
                 partial(self._lake_at, relation, position),
-                shape_of(relation, choices),
+                shape_of(relation, options),
                 rows,
                 self.shows_keys,
             )
             compared = comparer.compare() if sample is None else comparer.compare_sample()
-            parts = uncompared_parts(relation, choices, sample)
+            parts = uncompared_parts(relation, options, sample)
             report = TableReport.of(relation.table, compared, parts, position, exported.exported_at)
             return self._concluded(report, comparer, relation)
 
@@ -217,14 +225,14 @@ class Verification:
         plan = self._planner(position).plan(relation.table)
         if plan.unverified is not None:
             raise LakeError(str(plan.unverified))
-        choices = self.pipeline.choices(relation.table)
-        check_layout(plan.relation, relation, choices)
+        options = self.pipeline.options(relation.table)
+        check_layout(plan.relation, relation, options)
         lake = LakeSide(self.session.get(), plan)
         lake.check_comparable()
         return lake
 
     def _planner(self, lsn: LSN | None = None) -> Planner:
-        points = Points(self.pipeline.lake_root)
+        points = ConsistentPoints(self.pipeline.lake_root)
         moment = find_moment(self.pipeline.lake_root, points, lsn, epoch=self.epoch.epoch)
         return Planner(self.pipeline, moment, points, newest=True)
 
@@ -240,17 +248,17 @@ class Verification:
             time.sleep(_POLL_S)
 
 
-def check_layout(held: Relation | None, relation: Relation, choices: TableChoices) -> None:
+def check_layout(held: Relation | None, relation: Relation, options: TableOptions) -> None:
     """Raise LakeError if the relation of a lake table is not known or has other columns than the source."""
-    if held is None or _layout(held, choices) != _layout(relation, choices):
+    if held is None or _layout(held, options) != _layout(relation, options):
         raise LakeError(
             f"{relation.table}: its definition at the source is not the one that the lake table follows"
         )
 
 
-def _layout(relation: Relation, choices: TableChoices) -> list[tuple[int, str, str, bool]]:
+def _layout(relation: Relation, options: TableOptions) -> list[tuple[int, str, str, bool]]:
     """Return what identifies the columns of the lake table of a relation."""
     return [
         (typed.column.attnum, typed.name, str(typed.lake_type), typed.index is None)
-        for typed in typed_columns(relation, choices)
+        for typed in typed_columns(relation, options)
     ]

@@ -24,9 +24,9 @@ from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lake.apply.scheduler import CatchUpPlanner
-from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
+from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
@@ -65,7 +65,7 @@ class Repair(Verification):
         relations = self._comparable([table], own)
         if not relations:
             return replace(found, not_repaired=own.tables[table].parts[0].reason)
-        if reason := refusal_of(relations[0], self.pipeline.choices(table)):
+        if reason := refusal_of(relations[0], self.pipeline.options(table)):
             return replace(found, not_repaired=reason)
         try:
             with self._paused(table):
@@ -122,13 +122,13 @@ class Repair(Verification):
 
     def _lake_at(self, relation: Relation, position: LSN) -> LakeSide:
         """Bring the table forward to `position`, and return its newest version."""
-        choices = self.pipeline.choices(relation.table)
+        options = self.pipeline.options(relation.table)
         self.await_changelog(position)
         self._bring_forward(relation.table, position)
         plan = self._plan_now(relation.table)
-        check_layout(plan.relation, relation, choices)
+        check_layout(plan.relation, relation, options)
         table = plan.version.open()
-        check_columns(table, lake_schema(relation, choices), relation)
+        check_columns(table, lake_schema(relation, options), relation)
         if plan.lsn > position:
             raise SnapshotError(
                 f"{relation.table} is at {plan.lsn}, past the source's snapshot at {position}"
@@ -140,8 +140,8 @@ class Repair(Verification):
         SnapshotError if the table is past the position."""
         record = self._record(name)
         assert record.relation is not None
-        oid, points = record.relation.oid, Points(self.pipeline.lake_root)
-        planner = CatchUpPlanner(self.pipeline, self.epoch, TableWorks(self.pipeline, self.epoch, points))
+        oid, points = record.relation.oid, ConsistentPoints(self.pipeline.lake_root)
+        planner = CatchUpPlanner(self.pipeline, self.epoch, RecordedTables(self.pipeline, self.epoch, points))
         is_last = False
         while not is_last:
             refused, jobs = planner.plan({oid: record}, BatchEnd(0, position, None))
@@ -161,7 +161,7 @@ class Repair(Verification):
     def _concluded(self, report: TableReport, comparer: TableComparer, relation: Relation) -> TableReport:
         if report.status != "different":
             return report
-        if reason := refusal_of(relation, self.pipeline.choices(relation.table)):
+        if reason := refusal_of(relation, self.pipeline.options(relation.table)):
             return replace(report, not_repaired=reason)
         if report.comparison is None or report.comparison.listed is None:
             return replace(report, not_repaired="more rows differ than are compared one by one")
@@ -182,8 +182,8 @@ class Repair(Verification):
         table = self._opened(before, position)
         missing = pick(comparer.source, comparer.shape, listed.missing)
         extra = pick(before, comparer.shape, listed.extra)
-        choices = self.pipeline.choices(relation.table)
-        repair = TableRepair(relation, choices, self._app, position, report.verified_at)
+        options = self.pipeline.options(relation.table)
+        repair = TableRepair(relation, options, self._app, position, report.verified_at)
         repair.commit(table, missing, extra)
         after = LakeSide(self.session.get(), self._plan_now(relation.table))
         left = listed.at_source.differing(after.collect(listed.whole))

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values.nested import split_array
 from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
@@ -102,7 +102,7 @@ def decimals(scale: int) -> Encoder:
 def moments(oid: int, branch: int) -> Encoder:
     """Return an encoder of dates in days, or of timestamps in microseconds, since 1970-01-01. An infinite
     value becomes the enum of infinities, which is the union's next branch."""
-    parser = parser_of(PgType(oid), ColumnChoice())
+    parser = parser_of(PgType(oid), ColumnOptions())
     counted = pa.int32() if parser.lake_type == pa.date32() else pa.int64()
 
     def counts(finite: pa.Array) -> list[int | None]:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder, Sch
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
@@ -121,7 +121,7 @@ class CreekColumn:
 
 def creek_column(
     column: Column,
-    choice: ColumnChoice,
+    choice: ColumnOptions,
     hide: Callable[[pa.Array], pa.Array] | None,
     table: TableName,
     identity: str,

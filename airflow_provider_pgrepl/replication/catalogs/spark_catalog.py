@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.history.table import HISTORY_SUFFIX, is_history, path_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.lake import (
@@ -73,7 +73,7 @@ def catalog_entries(pipeline: Pipeline) -> tuple[list[CatalogEntry], list[str]]:
 
     Raises LakeError if there is no consistent point yet.
     """
-    point = Points(pipeline.lake_root).latest()
+    point = ConsistentPoints(pipeline.lake_root).latest()
     if point is None:
         raise LakeError(
             f"the lake {pipeline.lake_root} has no consistent point yet, by which its tables are known",

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.catalogs.spark_catalog import (
     catalog_entries,
     names_taken,
 )
-from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityRefusalError, UnityServer
+from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityRequestError, UnityServer
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.storage import refusal
@@ -185,7 +185,7 @@ def register_in_unity(pipeline: Pipeline, url: str, catalog: str, token: str | N
     for entry in entries:
         try:
             faults += _register(server, catalog, entry)
-        except UnityRefusalError as error:
+        except UnityRequestError as error:
             refused = error
             faults.append(f"{catalog}.{entry.database}.{entry.table}: {error.message}")
     if faults:

@@ -31,7 +31,7 @@ _UNKNOWN_PATH = "Couldn't unwrap service"
 _MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
-class UnityRefusalError(LakeError):
+class UnityRequestError(LakeError):
     """A valid request that the server rejected. `code`: the server's error code, empty if it sent none."""
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
@@ -48,7 +48,7 @@ class NoUnityError(LakeError):
         self.status = status
 
 
-class UnityTroubleError(LakeUnavailableError):
+class UnityTemporaryError(LakeUnavailableError):
     """An HTTP status that may be temporary: 5xx, 408 or 429."""
 
     def __init__(self, message: str, hint: str = "", status: int = 0) -> None:
@@ -76,7 +76,7 @@ class UnityServer:
         does."""
         try:
             return self._ask("GET", f"{kind}/{quote(name)}")
-        except UnityRefusalError as error:
+        except UnityRequestError as error:
             if error.code.endswith("NOT_FOUND"):
                 return None
             raise
@@ -91,11 +91,11 @@ class UnityServer:
         asked = urlencode({"catalog": catalog, "protocol-versions": "1.0"})
         try:
             return "endpoints" in self._ask("GET", f"delta/v1/config?{asked}")
-        except UnityTroubleError as error:
+        except UnityTemporaryError as error:
             # A server with logins answers with status 500 to a path that it does not know.
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR or _UNKNOWN_PATH not in error.message:
                 raise
-        except UnityRefusalError as error:
+        except UnityRequestError as error:
             if not error.code.endswith("NOT_FOUND"):
                 raise
         except LakeUnavailableError:
@@ -163,16 +163,16 @@ class UnityServer:
                 f"set {TOKEN_VARIABLE} to one that is valid",
             )
         if error.code == HTTPStatus.FORBIDDEN:
-            return UnityRefusalError(f"Unity Catalog at {self.url} does not allow it{said}", _RIGHTS, code)
+            return UnityRequestError(f"Unity Catalog at {self.url} does not allow it{said}", _RIGHTS, code)
         if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _MAY_PASS:
-            return UnityTroubleError(
+            return UnityTemporaryError(
                 f"Unity Catalog at {self.url} failed with status {error.code}{said}",
                 "read the log of Unity Catalog for the cause, then run the command again",
                 error.code,
             )
         if not code:
             return self._no_catalog(error.code)
-        return UnityRefusalError(f"Unity Catalog at {self.url} refuses: status {error.code}{said}", code=code)
+        return UnityRequestError(f"Unity Catalog at {self.url} refuses: status {error.code}{said}", code=code)
 
     def _said(self, error: HTTPError) -> tuple[str, str]:
         """Return the server's message, to be appended to the error's text, and its error code. Both are empty

@@ -35,7 +35,12 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.reader import value_bytes
 from airflow_provider_pgrepl.replication.changelog.writer import Part, PartFolder, removal, replace_files
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.storage import open_storage, raise_if_away, read_parquet, refusal
+from airflow_provider_pgrepl.replication.storage import (
+    open_storage,
+    raise_if_store_unavailable,
+    read_parquet,
+    refusal,
+)
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
@@ -52,7 +57,7 @@ _COMPACTION_METADATA = "pgrepl_compaction"
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedHours:
     """The hours that were dropped, oldest first, and the number and size in bytes of their files."""
 
     hours: tuple[str, ...] = ()
@@ -62,7 +67,7 @@ class Dropped:
 
 def drop_expired(
     lake_root: str, retention_h: float, needed_above: Mapping[int, int], now: datetime
-) -> Dropped:
+) -> DroppedHours:
     """Remove the oldest hours that ended more than `retention_h` hours ago from the changelog, in one commit.
 
     `needed_above`: for each epoch, the lowest position that a table in any state may still continue from. A
@@ -76,9 +81,9 @@ def drop_expired(
     try:
         table = open_delta(changelog_uri(lake_root))
     except TableNotFoundError:
-        return Dropped()
+        return DroppedHours()
     except (DeltaError, OSError) as error:
-        raise_if_away("the changelog cannot be opened", error)
+        raise_if_store_unavailable("the changelog cannot be opened", error)
         raise ChangelogError(f"the changelog cannot be opened: {type(error).__name__}") from error
     hours = _files_by_hour(table)
     expired = []
@@ -89,10 +94,10 @@ def drop_expired(
             break
         expired.append(hour)
     if not expired:
-        return Dropped()
+        return DroppedHours()
     files = [file for hour in expired for file in hours[hour]]
     _remove(table, files)
-    return Dropped(tuple(expired), len(files), sum(file["size_bytes"] for file in files))
+    return DroppedHours(tuple(expired), len(files), sum(file["size_bytes"] for file in files))
 
 
 def _files_by_hour(table: DeltaTable) -> dict[str, list[dict[str, Any]]]:
@@ -133,11 +138,13 @@ def _floors(table: DeltaTable, files: list[dict[str, Any]]) -> list[Transaction]
 
 def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
     removes = [removal(file["path"], file["size_bytes"], file[_HOUR]) for file in files]
-    replace_files(table, removes, told={_RETENTION_METADATA: str(len(removes))}, apps=_floors(table, files))
+    replace_files(
+        table, removes, metadata={_RETENTION_METADATA: str(len(removes))}, apps=_floors(table, files)
+    )
 
 
 @dataclass(frozen=True)
-class Joined:
+class CompactedFiles:
     """The number of files that were compacted, and of the files that replaced them."""
 
     files: int = 0
@@ -156,7 +163,7 @@ class ListedFile(NamedTuple):
     max_lsn: int
 
 
-def compact_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BYTES) -> Joined:
+def compact_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BYTES) -> CompactedFiles:
     """Compact the files of closed hours, oldest epoch and LSN first, in one commit for each hour.
 
     Starts no further group of files after `most_bytes` bytes of values. No row changes: a reader that follows
@@ -169,16 +176,16 @@ def compact_closed_hours(lake_root: str, now: datetime, most_bytes: int = RUN_BY
         table = open_delta(changelog_uri(lake_root))
         files = _listed(table)
     except TableNotFoundError:
-        return Joined()
+        return CompactedFiles()
     except (DeltaError, OSError, KeyError, ValueError) as error:
         raise ChangelogError(f"the changelog's files cannot be listed: {type(error).__name__}") from error
     hours: defaultdict[str, list[list[ListedFile]]] = defaultdict(list)
     for group in groups_to_join(files, hour_of(now - MARGIN), most_bytes):
         hours[group[0].hour].append(group)
-    done = Joined()
+    done = CompactedFiles()
     for groups in hours.values():
         joined, is_alone = _join_hour(table, groups)
-        done = Joined(done.files + joined.files, done.into + joined.into)
+        done = CompactedFiles(done.files + joined.files, done.into + joined.into)
         if not is_alone:
             break
     return done
@@ -255,7 +262,7 @@ def _listed(table: DeltaTable) -> list[ListedFile]:
     return [ListedFile(path, size, value_bytes(path), *rest) for path, size, *rest in columns]
 
 
-def _join_hour(table: DeltaTable, groups: list[list[ListedFile]]) -> tuple[Joined, bool]:
+def _join_hour(table: DeltaTable, groups: list[list[ListedFile]]) -> tuple[CompactedFiles, bool]:
     """Compact groups of files in one commit.
 
     Also returns True if no other maintenance run has changed the list of files. Raises ChangelogError,
@@ -272,12 +279,12 @@ def _join_hour(table: DeltaTable, groups: list[list[ListedFile]]) -> tuple[Joine
         folder.discard(joined)
         raise refusal(f"the files of {groups[0][0].hour} in the changelog cannot be joined", error) from error
     if not joined:
-        return Joined(), True
+        return CompactedFiles(), True
     gone = [file for group in joined.values() for file in group]
     removes = [removal(file.path, file.size, file.hour) for file in gone]
     # Keep the written files if the commit fails: a storage may report an error for a commit that it has made.
-    is_alone = replace_files(table, removes, list(joined), told={_COMPACTION_METADATA: str(len(gone))})
-    return Joined(len(gone), len(joined)), is_alone
+    is_alone = replace_files(table, removes, list(joined), metadata={_COMPACTION_METADATA: str(len(gone))})
+    return CompactedFiles(len(gone), len(joined)), is_alone
 
 
 def _join(uri: str, folder: PartFolder, group: list[ListedFile]) -> Part | None:

@@ -28,7 +28,13 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.reader import AppTransactions, open_changelog
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.storage import is_refusal, is_store, log_path, open_storage, refusal
+from airflow_provider_pgrepl.replication.storage import (
+    is_storage_error,
+    is_store,
+    log_path,
+    open_storage,
+    refusal,
+)
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 
 log = logging.getLogger(__name__)
@@ -79,7 +85,7 @@ def unreadable(uri: str, name: str, error: BaseException) -> LakeError:
 
     It is a LakeUnavailableError for a storage error, else the error of a damaged log, which no retry fixes.
     """
-    if is_refusal(error):
+    if is_storage_error(error):
         return refusal(f"{uri} cannot be opened", error)
     return damaged(uri, name, "its log is not whole")
 

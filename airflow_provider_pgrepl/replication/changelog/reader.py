@@ -59,7 +59,7 @@ _TIME = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
-class KeptFile:
+class CachedFile:
     """The rows of a file. `order`: row numbers, sorted by relation (stable); `relations`: their relations."""
 
     rows: pa.Table
@@ -67,7 +67,7 @@ class KeptFile:
     relations: Ints
 
     @classmethod
-    def of(cls, rows: pa.Table) -> KeptFile:
+    def of(cls, rows: pa.Table) -> CachedFile:
         """Index changelog rows by their relation_id."""
         relations = rows["relation_id"].to_numpy()
         order = np.argsort(relations, kind="stable")
@@ -88,11 +88,11 @@ class FileCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._files: OrderedDict[str, KeptFile] = OrderedDict()
+        self._files: OrderedDict[str, CachedFile] = OrderedDict()
         self._bytes = 0
         self._changing = threading.Lock()
 
-    def get(self, path: str) -> KeptFile | None:
+    def get(self, path: str) -> CachedFile | None:
         """Return a cached file, or None."""
         with self._changing:
             file = self._files.get(path)
@@ -100,9 +100,9 @@ class FileCache:
                 self._files.move_to_end(path)
             return file
 
-    def keep(self, path: str, rows: pa.Table) -> KeptFile:
+    def keep(self, path: str, rows: pa.Table) -> CachedFile:
         """Add a file, and evict the least recently used other files above the limit."""
-        file = KeptFile.of(rows)
+        file = CachedFile.of(rows)
         with self._changing:
             if path not in self._files:
                 self._bytes += rows.nbytes

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.storage import (
 
 
 @dataclass(frozen=True)
-class Remains:
+class ReadableChangelog:
     """The readable part of a damaged changelog.
 
     `version`: that of the last whole commit before the damage, -1 if there is none. `lake_id` and `token` are
@@ -38,7 +38,7 @@ class Remains:
     durable_lsn: LSN | None = None
 
 
-def read_remains(uri: str, before: int | None) -> Remains:
+def read_remains(uri: str, before: int | None) -> ReadableChangelog:
     """Read a changelog's log before a version (None: without a limit), up to the first gap or damage.
 
     Raises LakeError, LakeUnavailableError, and ChangelogError if the table is not a changelog.
@@ -58,7 +58,7 @@ def read_remains(uri: str, before: int | None) -> Remains:
     apps = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
     metadata = next((a["metaData"] for a in reversed(actions) if "metaData" in a), None)
     durable = apps.get(DURABLE_APP)
-    return Remains(
+    return ReadableChangelog(
         version,
         None if metadata is None else EpochRecord.from_json(metadata.get("description")),
         "" if metadata is None else str(metadata["id"]),

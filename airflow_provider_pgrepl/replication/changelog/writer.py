@@ -45,17 +45,17 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_sequence, read_token
 from airflow_provider_pgrepl.replication.delta import recovery
 from airflow_provider_pgrepl.replication.delta.log import added_action, commit_token, committing
-from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
+from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
     Output,
     delete_files,
     durable,
-    is_refusal,
+    is_storage_error,
     make_folders,
     open_storage,
-    raise_if_away,
+    raise_if_store_unavailable,
     refusal,
 )
 
@@ -222,7 +222,7 @@ def create_changelog(uri: str, record: EpochRecord, token: int = 0, former_lake:
             description=record.to_json(),
         )
     except (DeltaError, OSError) as error:
-        if is_refusal(error) and not isinstance(error, _NOT_OURS):
+        if is_storage_error(error) and not isinstance(error, _NOT_OURS):
             raise refusal(f"the changelog cannot be created under {uri}", error) from error
         raise LakeError(
             f"the changelog cannot be created under {uri}: {error.__class__.__name__}",
@@ -334,7 +334,7 @@ def _commit_marker(uri: str, table: DeltaTable, apps: list[Transaction] | None =
     durable.flush_newest(uri)
 
 
-def find_torn_changelog(uri: str) -> recovery.Torn:
+def find_torn_changelog(uri: str) -> recovery.LogDamage:
     """Return the commits and checkpoints that were not completely on disk when the host stopped.
 
     Their changes are not lost: the slot still has them. Raises LakeError, LakeUnavailableError.
@@ -489,8 +489,8 @@ class ChangelogWriter:
         apps = [*more_apps, *_apps(commit, self.published)]
         try:
             # The parts are already on disk.
-            self._log.commit("WRITE", actions, told=commit.to_metadata(), apps=apps, with_files=False)
-        except TakenOverError:
+            self._log.commit("WRITE", actions, metadata=commit.to_metadata(), apps=apps, with_files=False)
+        except FencedCommitError:
             raise _fenced() from None
         except (DeltaError, OSError) as error:
             raise _unwritable(error) from error
@@ -517,7 +517,7 @@ def replace_files(
     removes: Sequence[RemoveAction],
     parts: Sequence[Part] = (),
     *,
-    told: Mapping[str, str],
+    metadata: Mapping[str, str],
     apps: Sequence[Transaction] = (),
 ) -> bool:
     """Remove files from the table and add others, in one commit that is on disk when this returns.
@@ -532,7 +532,7 @@ def replace_files(
     sequence = (table.transaction_version(UPKEEP_APP) or 0) + 1
     try:
         properties = CommitProperties(
-            custom_metadata={**told, **commit_token()},
+            custom_metadata={**metadata, **commit_token()},
             app_transactions=[Transaction(UPKEEP_APP, sequence), *apps],
         )
         with committing(table, properties):
@@ -550,7 +550,7 @@ def replace_files(
             "the changelog's list of files was being changed by another process", "the next run goes on"
         ) from error
     except (DeltaError, OSError) as error:
-        raise_if_away("the changelog's list of files cannot be changed", error)
+        raise_if_store_unavailable("the changelog's list of files cannot be changed", error)
         raise ChangelogError(
             f"the changelog's list of files cannot be changed: {type(error).__name__}"
         ) from error

@@ -46,7 +46,7 @@ from airflow_provider_pgrepl.replication.creek.wire import (
     TOPIC_FORM,
     TOPIC_SUFFIX,
     Kind,
-    Unframing,
+    PacketDecoder,
     Version,
     Wire,
     unframed,
@@ -179,7 +179,7 @@ class CreekClient:
         stream was read. A batch is empty if nothing arrived for 1 s. `wanted`: returns True for the tables to
         read; its argument is the last two words of a table's subjects. Raises TargetError if the stream has
         lost messages."""
-        place, unframing = self._wire.all_subjects("wal"), Unframing()
+        place, unframing = self._wire.all_subjects("wal"), PacketDecoder()
         stream = self._wire.stream("wal")
         async for messages in ordered_messages(self._jetstream, stream, place, after_sequence(sequence)):
             found: list[WalChange | UnreadableChange] = []
@@ -321,7 +321,7 @@ class CreekClient:
             yield await self._change(payload, message)
 
     async def _readable(
-        self, unframing: Unframing, message: Msg, is_wanted: bool
+        self, unframing: PacketDecoder, message: Msg, is_wanted: bool
     ) -> list[WalChange | UnreadableChange]:
         """Return the change in a message; nothing for an incomplete payload, or if the table is not
         wanted."""
@@ -386,7 +386,7 @@ class CreekClient:
         self, stream: str, place: str, since: datetime | None = None
     ) -> AsyncGenerator[tuple[bytes, Msg]]:
         """Yield payloads, each with the last of its messages."""
-        unframing = Unframing()
+        unframing = PacketDecoder()
         policy = DeliverPolicy.ALL if since is None else DeliverPolicy.BY_START_TIME
         begin = ConsumerConfig(deliver_policy=policy, opt_start_time=since)
         async for messages in ordered_messages(self._jetstream, stream, place, begin):
@@ -400,7 +400,7 @@ def _words(message: Msg) -> str:
     return ".".join(message.subject.split(".")[-2:])
 
 
-def _payload(unframing: Unframing, message: Msg) -> bytes | None:
+def _payload(unframing: PacketDecoder, message: Msg) -> bytes | None:
     try:
         return unframing.add(message.data)
     except ValueError as error:

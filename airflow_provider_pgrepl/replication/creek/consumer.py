@@ -17,9 +17,9 @@ from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapsh
 from airflow_provider_pgrepl.replication.creek.copy_database import (
     UP_TO_DATE,
     Applied,
+    AppliedStreamPosition,
     ConsumerTableState,
     CopyDatabase,
-    KeptStream,
     OutgrownError,
     TableFailedError,
 )
@@ -83,7 +83,7 @@ class Consumer:
         self._anew = set(anew)
         self._failed: list[TableName] = []
         self._kept: dict[TableName, ConsumerTableState] = {}
-        self._stream = KeptStream()
+        self._stream = AppliedStreamPosition()
         self._shapes: dict[str, TableShape] = {}
         self._taken_again: set[tuple[TableName, TableShape]] = set()
         self._asked: dict[TableName, _Asked] = {}
@@ -128,7 +128,7 @@ class Consumer:
         """Set the position in the stream. Raises TargetError if the stream lacks the next messages. If it
         lacks only those of a table that is behind, that table stops."""
         if not self._kept:
-            self._stream = KeptStream(bounds.made, bounds.last)
+            self._stream = AppliedStreamPosition(bounds.made, bounds.last)
             return
         if why := _why_not_held(bounds, self._stream, self._stream.sequence):
             raise TargetError(f"the stream of changes does not hold what comes next: {why}", _TAKE_ALL)
@@ -349,7 +349,7 @@ async def _some(snapshot: Snapshot) -> list[Row]:
     return rows
 
 
-def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
+def _why_not_held(bounds: StreamBounds, kept: AppliedStreamPosition, sequence: int) -> str:
     """Return "" if the stream is the one that was read and has all messages after `sequence`; otherwise the
     reason."""
     if bounds.made != kept.made or sequence > bounds.last:

@@ -117,7 +117,7 @@ def answering() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class KeptStream:
+class AppliedStreamPosition:
     """A position in a stream: all messages up to `sequence` are applied, except those of tables that stopped.
     `made`: when the server created the stream, because a stream that is created again counts from 1 again."""
 
@@ -310,7 +310,7 @@ class CopyDatabase:
     def __init__(self, dsn: str, consumer: str, database: str) -> None:
         self._whose = consumer, database
         self._known: dict[TableName, tuple[TableShape, dict[str, str]]] = {}
-        self._stream: KeptStream | None = None
+        self._stream: AppliedStreamPosition | None = None
         with answering():
             self._connection = connect(dsn, f"pgrepl consume {consumer}")
             with self._connection, self._connection.cursor() as cursor:
@@ -321,7 +321,7 @@ class CopyDatabase:
         """Close the connection; an open transaction is rolled back."""
         self._connection.close()
 
-    def read(self) -> tuple[KeptStream, dict[TableName, ConsumerTableState]]:
+    def read(self) -> tuple[AppliedStreamPosition, dict[TableName, ConsumerTableState]]:
         """Return the position in the stream, and the tables by their sources."""
         with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
@@ -329,7 +329,7 @@ class CopyDatabase:
                 self._whose,
             )
             found = cursor.fetchone()
-            self._stream = KeptStream(*found) if found else KeptStream()
+            self._stream = AppliedStreamPosition(*found) if found else AppliedStreamPosition()
             if not found:
                 # Write the row, so that one of two processes that start at the same time waits for the other.
                 self.write_stream(cursor, self._stream)
@@ -346,8 +346,8 @@ class CopyDatabase:
 
     @contextmanager
     def loading(
-        self, source: TableName, target: TableName, shape: TableShape, stream: KeptStream
-    ) -> Iterator[Loading]:
+        self, source: TableName, target: TableName, shape: TableShape, stream: AppliedStreamPosition
+    ) -> Iterator[TableLoad]:
         """Replace all rows of a table in the block. If the block raises, the table is unchanged. `stream`:
         the position in the stream that the block records. Raises what `check_target` raises."""
         with self.transaction() as cursor:
@@ -358,7 +358,7 @@ class CopyDatabase:
                     cursor.execute(statement)
                 types = self._types(cursor, source, target, shape)
                 cursor.execute(f"DELETE FROM {target.sql}")  # noqa: S608 - a quoted name
-            yield Loading(self, cursor, (source, target), shape.insert_sql(target, types))
+            yield TableLoad(self, cursor, (source, target), shape.insert_sql(target, types))
         self._stream = stream
 
     def keep_only(self, sources: Collection[TableName]) -> None:
@@ -377,7 +377,7 @@ class CopyDatabase:
         kept: Mapping[TableName, ConsumerTableState],
         changes: Sequence[Applied],
         sequence: int,
-        stream: KeptStream,
+        stream: AppliedStreamPosition,
     ) -> dict[TableName, ConsumerTableState]:
         """Apply all changes in order, in one transaction, and return the changed records of tables after
         messages up to `sequence` were read. Raises TableFailedError or OutgrownError, and then applies
@@ -418,7 +418,7 @@ class CopyDatabase:
                 self._whose,
             )
             found = cursor.fetchone()
-            if found is None or KeptStream(*found) != self._stream:
+            if found is None or AppliedStreamPosition(*found) != self._stream:
                 consumer, database = self._whose
                 raise FencedError(
                     f"another process of consumer {consumer} has moved on the tables of {database}",
@@ -426,7 +426,7 @@ class CopyDatabase:
                 )
             yield cursor
 
-    def write_stream(self, cursor: Any, stream: KeptStream) -> None:
+    def write_stream(self, cursor: Any, stream: AppliedStreamPosition) -> None:
         cursor.execute(
             "INSERT INTO _pgrepl_consumer.streams (consumer, database, made, sequence)"
             " VALUES (%s, %s, %s, %s) ON CONFLICT (consumer, database) DO UPDATE"
@@ -508,7 +508,7 @@ class CopyDatabase:
         return dict(cursor.fetchall())
 
 
-class Loading:
+class TableLoad:
     """A table whose rows are replaced within a transaction by the rows that are added."""
 
     def __init__(self, copy: CopyDatabase, cursor: Any, of: tuple[TableName, TableName], insert: str) -> None:
@@ -520,7 +520,9 @@ class Loading:
         with taking(self._source, self._target, self._copy.forget_types):
             psycopg2.extras.execute_batch(self._cursor, self._insert, list(map(adapted, rows)), _PAGE)
 
-    def finish(self, header: SnapshotHeader, stream: KeptStream, sequence: int) -> ConsumerTableState:
+    def finish(
+        self, header: SnapshotHeader, stream: AppliedStreamPosition, sequence: int
+    ) -> ConsumerTableState:
         """Record the table's position, and the stream's, in the transaction of the rows, and return the
         table."""
         table = ConsumerTableState(self._source, self._target, header.lsn, header.position, sequence)

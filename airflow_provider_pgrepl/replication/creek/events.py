@@ -10,12 +10,12 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, EncodedChange, code_of
 from airflow_provider_pgrepl.replication.events.changes import (
     OPERATIONS,
-    ByRelation,
+    ChangeConverter,
     ChangeMaker,
-    ChoicesOf,
+    OptionsOf,
     once_each,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns
@@ -34,11 +34,11 @@ class CreekEvent(Event):
     NULL in the event."""
 
     envelope: CreekEnvelope
-    unstamped: Unstamped
+    unstamped: EncodedChange
     missing: tuple[str, ...] = ()
 
 
-class CreekEvents(ByRelation[CreekEvent]):
+class CreekEvents(ChangeConverter[CreekEvent]):
     """The events of a database's tables. `database`: the name by which consumers know it; `has_last`: as in
     Envelope.
 
@@ -52,15 +52,15 @@ class CreekEvents(ByRelation[CreekEvent]):
         has_last: bool,
         is_complete: bool,
         relations: KnownRelations,
-        choices_of: ChoicesOf,
+        options_of: OptionsOf,
         wanted: TableSelection,
         published: PublishedColumns | None = None,
     ) -> None:
-        super().__init__(relations, choices_of, wanted, published)
+        super().__init__(relations, options_of, wanted, published)
         self._database, self._has_last, self._is_complete = database, has_last, is_complete
 
     def shape_of(self, record: RelationRecord) -> ChangeMaker[CreekEvent]:
-        columns = avro_columns(record, self.columns_of(record), self.choices_of(record.name))
+        columns = avro_columns(record, self.columns_of(record), self.options_of(record.name))
         envelope = CreekEnvelope(self._database, record.name, list(columns.values()), self._has_last)
         return _Shape(record, columns, envelope, self._is_complete)
 
@@ -106,7 +106,7 @@ class _Shape:
                 moments[row],
                 b"",
                 envelope=envelope,
-                unstamped=Unstamped(
+                unstamped=EncodedChange(
                     head,
                     code_of(OPERATIONS[op], has_old=bool(old_row)),
                     (key or NOTHING) + ((after[row] if op != "D" else NOTHING) or NOTHING),

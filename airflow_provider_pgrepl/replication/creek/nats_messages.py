@@ -9,9 +9,14 @@ from airflow_provider_pgrepl.replication.avro.codec import unique_long
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
 from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, stamp_of
-from airflow_provider_pgrepl.replication.creek.streams import Accept, Requests, Streams, UnsendableSchemaError
+from airflow_provider_pgrepl.replication.creek.streams import (
+    Accept,
+    RequestResponder,
+    Streams,
+    UnsendableSchemaError,
+)
 from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, Wire, framed
-from airflow_provider_pgrepl.replication.events.event import Event, Stamps
+from airflow_provider_pgrepl.replication.events.event import Event, EventNumbers
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from airflow_provider_pgrepl.replication.events.targets.nats import (
     NatsMessage,
@@ -37,14 +42,14 @@ class CreekMessages:
         self,
         servers: list[str],
         settings: PublisherSettings,
-        stamps: Stamps,
+        stamps: EventNumbers,
         accept: Accept | None,
         lake: StreamLake,
     ) -> None:
         self._servers, self._stamps, self._accept, self._lake = servers, stamps, accept, lake
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self.stream = self._wire.stream("wal")
-        self._requests: Requests | None = None
+        self._requests: RequestResponder | None = None
         self._announced: CreekEnvelope | None = None
 
     async def begin(self, client: Any) -> None:
@@ -55,7 +60,7 @@ class CreekMessages:
         # Continue above the stream's last stamp: this publisher may have lost its record, or have been
         # renamed, after it wrote higher stamps to the stream.
         self._stamps.last = max(self._stamps.last, stamp_of(newest) or 0)
-        self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept)
+        self._requests = RequestResponder(self._servers, self._wire, self._streams.find, self._accept)
         await self._requests.start()
 
     async def of(self, event: Event) -> NatsMessage:

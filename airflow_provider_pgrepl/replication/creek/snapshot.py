@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import DELETED, typed_column
 from airflow_provider_pgrepl.replication.values.text_output import texts_of
 
@@ -49,7 +49,7 @@ class SnapshotRows:
     """
 
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     published: PublishedColumns
     of_source: bool = False
 
@@ -80,20 +80,20 @@ class SnapshotRows:
         is_free = source.type_oid == oids.NUMERIC and source.typmod < 0
         if not is_free or not (column.is_key or of.hide is not None):
             return False
-        typed = typed_column(source, self.relation.table, self.choices)
+        typed = typed_column(source, self.relation.table, self.options)
         return bool(pa.types.is_decimal(typed.lake_type))
 
     @cached_property
     def _columns(self) -> list[tuple[PublishedColumn, CreekColumn]]:
-        relation, choices = self.relation, self.choices
-        kept = {one.attnum: one for one in relation.columns if not choices.column(one.name).excluded}
+        relation, options = self.relation, self.options
+        kept = {one.attnum: one for one in relation.columns if not options.column(one.name).excluded}
         return [
             (
                 published,
                 avro_column(
                     published,
                     relation.table,
-                    choices,
+                    options,
                     relation.replica_identity,
                     is_of_identity=published.is_key and relation.replica_identity != _NOTHING,
                 ),

@@ -14,7 +14,7 @@ import nats
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.creek.snapshot import END
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
-from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace, place_of
+from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPosition, place_of
 from airflow_provider_pgrepl.replication.creek.streams import Streams
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -32,7 +32,7 @@ Payloads = tuple[bytes, Iterable[list[bytes]]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SnapshotRequest:
     """A requested snapshot of a lake's table as of `position`. All changes up to it were published at
     `published_at`. `read`: called with the corresponding place in the stream of changes; returns the header
     and the rows."""
@@ -41,14 +41,14 @@ class Wanted:
     table: TableName
     position: EventPosition
     published_at: datetime
-    read: Callable[[StreamPlace], Payloads]
+    read: Callable[[StreamPosition], Payloads]
 
 
 def send_snapshot(
     servers: Sequence[str],
     settings: PublisherSettings,
     subject: str,
-    wanted: Wanted,
+    wanted: SnapshotRequest,
 ) -> None:
     """Send a snapshot to a subject. A snapshot that fails has no end.
 
@@ -70,7 +70,7 @@ class _Sender:
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._sent = 0
 
-    async def send(self, servers: list[str], wanted: Wanted) -> None:
+    async def send(self, servers: list[str], wanted: SnapshotRequest) -> None:
         self._client = await nats.connect(
             servers,
             allow_reconnect=False,

@@ -152,7 +152,7 @@ def _refused(stream: str, error: APIError) -> TargetUnavailableError:
 
 
 @dataclass(frozen=True)
-class StreamPlace:
+class StreamPosition:
     """The place in the stream that corresponds to a position. The table's changes that committed at or before
     the position have stamps of at most `stamp`. Later changes have higher stamps, and arrived at `at` or
     after it."""
@@ -163,7 +163,7 @@ class StreamPlace:
 
 async def place_of(
     jetstream: Any, wire: Wire, table: str, position: EventPosition, published_at: datetime
-) -> StreamPlace:
+) -> StreamPosition:
     """Return the place of a position up to which all changes were published before `published_at`, by the
     publisher's clock.
 
@@ -175,15 +175,15 @@ async def place_of(
     if last is None:
         # The stream has no change of the table. Later changes have stamps above their own LSN.
         made = (await jetstream.stream_info(stream)).created
-        return StreamPlace(made, position.commit_lsn)
+        return StreamPosition(made, position.commit_lsn)
     if _is_upto(last.headers, position):
-        return StreamPlace(last.time, stamp_of(last.headers) or position.commit_lsn)
+        return StreamPosition(last.time, stamp_of(last.headers) or position.commit_lsn)
     for seconds in _LOOK_BACK_S:
         found = await _last_upto(jetstream, stream, subject, position, last.seq, published_at, seconds)
         if found is not None:
-            return StreamPlace(found.metadata.timestamp, stamp_of(found.headers) or position.commit_lsn)
+            return StreamPosition(found.metadata.timestamp, stamp_of(found.headers) or position.commit_lsn)
     made = (await jetstream.stream_info(stream)).created
-    return StreamPlace(made, position.commit_lsn)
+    return StreamPosition(made, position.commit_lsn)
 
 
 async def _last_upto(

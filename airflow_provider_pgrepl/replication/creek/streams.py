@@ -122,7 +122,7 @@ def _fields(packet: bytes) -> dict[str, Any] | None:
         return None
 
 
-class Requests:
+class RequestResponder:
     """The answers to requests. Any NATS client may send requests, with any content and at any rate. Therefore
     they have a connection of their own, apart from that of events, and a request that fails costs only its
     own answer."""

@@ -98,7 +98,7 @@ def framed(payload: bytes) -> bytes:
 def unframed(packets: list[bytes]) -> bytes:
     """Return the payload of packets, in their order. Raises ValueError if they are not those of one
     payload."""
-    unframing, found = Unframing(), None
+    unframing, found = PacketDecoder(), None
     for packet in packets:
         if found is not None:
             raise ValueError("the packets do not have the announced length")
@@ -108,7 +108,7 @@ def unframed(packets: list[bytes]) -> bytes:
     return found
 
 
-class Unframing:
+class PacketDecoder:
     """A decoder of successive packets."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class CreekEnvelope:
 
 
 @dataclass(frozen=True, slots=True)
-class Unstamped:
+class EncodedChange:
     """An encoded change without its stamp and the time at which it is sent."""
 
     head: bytes

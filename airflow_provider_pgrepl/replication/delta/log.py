@@ -28,7 +28,7 @@ from obstore.store import LocalStore
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
-from airflow_provider_pgrepl.replication.storage.errors import facts_in, system_errors
+from airflow_provider_pgrepl.replication.storage.errors import parsable_parts, system_errors
 from airflow_provider_pgrepl.replication.storage.filesystem import (
     commit_path,
     open_storage,
@@ -159,7 +159,7 @@ def _refused(what: str, error: BaseError) -> OSError:
     """
     for number in system_errors(error):
         return OSError(number, os.strerror(number), what)
-    return OSError(f"{what} could not be put: {type(error).__name__} {facts_in(error)}")
+    return OSError(f"{what} could not be put: {type(error).__name__} {parsable_parts(error)}")
 
 
 def _put(uri: str, version: int, content: bytes) -> None:

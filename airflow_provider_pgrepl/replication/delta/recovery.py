@@ -48,7 +48,7 @@ _NONE = -1
 
 
 @dataclass(frozen=True)
-class Torn:
+class LogDamage:
     """The damage of one table: the commits from the first torn one on, and the unreadable checkpoints.
 
     `has_wrong_hint`: True if `_last_checkpoint` is damaged, or names a version after the newest readable
@@ -91,8 +91,8 @@ def find_torn(
     uri: str,
     app: str | None = None,
     is_whole: Callable[[Actions], bool] = bool,
-    told: int | None = _NONE,
-) -> Torn:
+    confirmed_version: int | None = _NONE,
+) -> LogDamage:
     """Find torn commits after the last readable checkpoint. Raises LakeError, LakeUnavailableError.
 
     `app`: the app ID under which the table's writer counts its commits. `is_whole`: returns True if a
@@ -104,14 +104,16 @@ def find_torn(
     """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
-        return Torn(uri)
+        return LogDamage(uri)
     with storage_errors(uri):
         base, unsound = _checkpoints(root)
-        commits = _torn_commits(root, base, app, is_whole, told)
-        return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
+        commits = _torn_commits(root, base, app, is_whole, confirmed_version)
+        return LogDamage(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
 
 
-def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool) -> Torn:
+def find_torn_by_crash(
+    uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool
+) -> LogDamage:
     """Find torn commits, as `find_torn`, of a table whose reported version is not recorded.
 
     A crash leaves an incomplete file, and no complete commit after it: the name of a file is on disk no later
@@ -210,7 +212,7 @@ def _has_wrong_hint(folder: Path, sound: int) -> bool:
 
 
 def _torn_commits(
-    root: Path, base: int, app: str | None, is_whole: Callable[[Actions], bool], told: int | None
+    root: Path, base: int, app: str | None, is_whole: Callable[[Actions], bool], confirmed_version: int | None
 ) -> list[int]:
     folder = root / LOG_FOLDER
     versions = [version for version in commit_versions(folder) if version > base]
@@ -219,7 +221,7 @@ def _torn_commits(
         return []
     read: dict[int, Actions] = {}
     for expected, version in enumerate(versions, base + 1):
-        if version != expected and (told is None or expected <= told):
+        if version != expected and (confirmed_version is None or expected <= confirmed_version):
             return []
         actions = _read(folder, version)
         if version != expected or actions is None or (actions and not is_whole(actions)):
@@ -227,7 +229,7 @@ def _torn_commits(
         read[version] = actions
     whole = _without_empty_end(read, app)
     lacking = _lacking_files(root, [read[version] for version in whole])
-    if lacking and told is not None and whole[-lacking] > told:
+    if lacking and confirmed_version is not None and whole[-lacking] > confirmed_version:
         whole = whole[:-lacking]
     return versions[len(whole) :]
 

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
 )
 
 
-class TakenOverError(Exception):
+class FencedCommitError(Exception):
     """The error that another process has committed under this app ID, or has changed the table."""
 
 
@@ -60,7 +60,7 @@ class AppLog:
         operation: str,
         actions: Iterable[Mapping[str, Any]],
         *,
-        told: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
         apps: Iterable[Transaction] = (),
         with_files: bool = True,
     ) -> None:
@@ -72,7 +72,7 @@ class AppLog:
         self._check_last()
         before, sequence = self.version, self.sequence + 1
         properties = CommitProperties(
-            custom_metadata=dict(told or {}), app_transactions=[Transaction(self._app, sequence), *apps]
+            custom_metadata=dict(metadata or {}), app_transactions=[Transaction(self._app, sequence), *apps]
         )
         version = self._put(operation, properties, list(actions))
         self._check_place(version, sequence)
@@ -94,7 +94,7 @@ class AppLog:
         # Maintenance deletes old commits that a checkpoint covers.
         table = None if found else open_delta(self._uri)
         if table is None or table.transaction_version(self._app) != self.sequence:
-            raise TakenOverError
+            raise FencedCommitError
         self.version = int(table.version())
         self._mark = commit_mark(self._uri, self.version)
 
@@ -117,7 +117,7 @@ class AppLog:
         except ValueError as error:
             raise DeltaError(f"version {version} of the log is not whole") from error
         if any(map(self._is_in_the_way, others)):
-            raise TakenOverError
+            raise FencedCommitError
 
     def _is_in_the_way(self, action: Mapping[str, Any]) -> bool:
         is_same_app = action.get("txn", {}).get("appId") == self._app
@@ -132,4 +132,4 @@ class AppLog:
         """
         is_behind = not has_commit(self._uri, version - 1)
         if is_behind and open_delta(self._uri).transaction_version(self._app) != sequence:
-            raise TakenOverError
+            raise FencedCommitError

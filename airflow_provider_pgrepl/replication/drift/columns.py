@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.drift.matching import MatchedColumn
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
@@ -108,13 +108,13 @@ def _is_same(one: PgType, other: PgType) -> bool:
 
 
 def is_exact_in_lake(
-    before: Column, now: Column, table: TableName, choices: TableChoices, widening: Widening
+    before: Column, now: Column, table: TableName, options: TableOptions, widening: Widening
 ) -> bool:
     """Return True if the lake values of the earlier type, cast, equal those that the present type would have
     given."""
     try:
-        old = typed_column(before, table, choices).lake_type
-        new = typed_column(now, table, choices).lake_type
+        old = typed_column(before, table, options).lake_type
+        new = typed_column(now, table, options).lake_type
     except ConfigError:
         return False
     return _is_exact(old, new, widening)
@@ -179,17 +179,17 @@ def _holds_more(before: PgType, now: PgType) -> bool:
 
 
 @dataclass(frozen=True)
-class ColumnJudge:
+class ColumnComparison:
     """A comparison of one table's columns in its lake table with its present columns."""
 
     recorded: Relation
     current: Relation
-    choices: TableChoices
+    options: TableOptions
 
     def in_lake(self, column: Column) -> bool:
         """Return True if the lake table has the column: it is neither ignored since it was added nor excluded
         by options."""
-        return column.attnum not in self.recorded.ignored and not self.choices.column(column.name).excluded
+        return column.attnum not in self.recorded.ignored and not self.options.column(column.name).excluded
 
     def findings(self, places: list[MatchedColumn]) -> Iterator[DriftFinding]:
         """Yield the changes that the lake cannot follow, in published columns and in generated ones that are
@@ -255,7 +255,7 @@ class ColumnJudge:
             return
         widening = find_widening(before, now)
         if widening is None or not is_exact_in_lake(
-            before, replace(now, name=before.name), self.recorded.table, self.choices, widening
+            before, replace(now, name=before.name), self.recorded.table, self.options, widening
         ):
             yield DriftFinding(type_change(before, now))
 
@@ -284,7 +284,7 @@ class ColumnJudge:
                 yield DriftFinding(_rewritten_with(known, now))
 
     def _will_be_in_lake(self, column: Column) -> bool:
-        return self.in_lake(column) and self.choices.policy.on_drift != "ignore"
+        return self.in_lake(column) and self.options.policy.on_drift != "ignore"
 
 
 def is_of_other_type(before: Column, now: Column) -> bool:

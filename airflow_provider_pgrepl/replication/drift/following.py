@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_pgrepl.errors import ConfigError, Remedy, TableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.columns import (
-    ColumnJudge,
+    ColumnComparison,
     DriftFinding,
     is_of_other_type,
     type_change,
@@ -16,15 +16,15 @@ from airflow_provider_pgrepl.replication.drift.columns import (
 from airflow_provider_pgrepl.replication.drift.matching import MatchedColumn, highest_attnum, unknown_attnums
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
-from airflow_provider_pgrepl.replication.values import CHANGE_IT, choice_problems, lake_schema, partitioning
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
+from airflow_provider_pgrepl.replication.values import CHANGE_IT, lake_schema, option_problems, partitioning
 
 
 @dataclass(frozen=True)
 class SafeDrift:
     """A safe drift: the changes that are in effect for the rows after the received relation."""
 
-    judge: ColumnJudge
+    judge: ColumnComparison
     places: list[MatchedColumn]
 
     @property
@@ -63,7 +63,7 @@ class SafeDrift:
 
     @property
     def _leaves_out(self) -> bool:
-        return self.judge.choices.policy.on_drift == "ignore"
+        return self.judge.options.policy.on_drift == "ignore"
 
     def _column(self, place: MatchedColumn) -> Column:
         """Return the column as the next rows have it: with the lake's name, and of the type that was sent."""
@@ -123,26 +123,26 @@ def policy_findings(following: SafeDrift, received: RelationRecord) -> Iterator[
         for before, now in following.retyped():
             yield DriftFinding(f"{type_change(before, now)} by an expression of its own (USING)")
     judge = following.judge
-    if judge.choices.policy.on_drift == "error":
+    if judge.options.policy.on_drift == "error":
         for change in following.changes:
             yield DriftFinding(change, Remedy.POLICY)
 
 
-def lake_findings(recorded: Relation, relation: Relation, choices: TableChoices) -> Iterator[DriftFinding]:
+def lake_findings(recorded: Relation, relation: Relation, options: TableOptions) -> Iterator[DriftFinding]:
     """Yield the reasons why the lake cannot hold this relation, except problems that `recorded` already
     had."""
     try:
-        partitioning(relation, choices)
+        partitioning(relation, options)
     except TableError as error:
         yield DriftFinding(f"{error.message}: {CHANGE_IT}")
         return
     try:
-        lake_schema(relation, choices)
+        lake_schema(relation, options)
     except (TableError, ConfigError) as error:
         yield DriftFinding(f"{error.message} ({error.hint})", Remedy.CHOICE)
         return
-    known = set(choice_problems(_with_dropped(recorded), choices))
-    for problem in choice_problems(_with_dropped(relation), choices):
+    known = set(option_problems(_with_dropped(recorded), options))
+    for problem in option_problems(_with_dropped(relation), options):
         if problem not in known:
             yield DriftFinding(problem, Remedy.CHOICE)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.columns import ColumnJudge, DriftFinding
+from airflow_provider_pgrepl.replication.drift.columns import ColumnComparison, DriftFinding
 from airflow_provider_pgrepl.replication.drift.files import file_findings, new_partitions, place_findings
 from airflow_provider_pgrepl.replication.drift.following import SafeDrift, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.drift.matching import (
 )
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus, Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 
 MADE_AGAIN = "the table was dropped and another made under its name"
 
@@ -132,26 +132,26 @@ class DriftResult:
         return "; ".join(self.changes)
 
 
-def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> DriftResult:
+def judge(recorded: Relation, received: RelationRecord, options: TableOptions) -> DriftResult:
     """Compare a received relation with the one that the lake table was built for.
 
     `DriftResult.relation` has its columns in the order of the message, which is the order of values in rows.
     It equals the catalog's relation if that agrees, and no dropped columns are kept and none are left out.
     """
-    return _judge(recorded, received, choices, was_sent=True)
+    return _judge(recorded, received, options, was_sent=True)
 
 
-def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> DriftResult:
+def compare_catalog(recorded: Relation, current: Relation | None, options: TableOptions) -> DriftResult:
     """Compare the present catalog, without regard to the stream. `current` None: the table no longer
     exists."""
     received = RelationRecord.of_catalog(current if current is not None else recorded)
     if current is None:
         received = RelationRecord(received.message, None)
-    return _judge(recorded, received, choices, was_sent=False)
+    return _judge(recorded, received, options, was_sent=False)
 
 
 def _judge(
-    recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool
+    recorded: Relation, received: RelationRecord, options: TableOptions, *, was_sent: bool
 ) -> DriftResult:
     if received.publication_status is not None:
         return _judge_publication_status(recorded, received.publication_status)
@@ -165,7 +165,7 @@ def _judge(
         places = place_columns(recorded, received, current)
     except UnclearLayoutError as unclear:
         return _unsafe(recorded, [DriftFinding(str(unclear))], was_sent=was_sent)
-    columns = ColumnJudge(recorded, current, choices)
+    columns = ColumnComparison(recorded, current, options)
     rewritten = _is_rewritten(recorded, current)
     findings = [
         *columns.findings(places),
@@ -182,7 +182,7 @@ def _judge(
     relation = following.relation(received)
     changes = tuple(following.changes)
     if changes and not findings:
-        findings = list(lake_findings(recorded, relation, choices))
+        findings = list(lake_findings(recorded, relation, options))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
     return DriftResult(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)

@@ -18,14 +18,14 @@ from airflow_provider_pgrepl.errors import ConfigError, TransformError, one_line
 from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.changes import (
-    ByRelation,
     Change,
+    ChangeConverter,
     ChangeMaker,
-    ChoicesOf,
+    OptionsOf,
     TypedChanges,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumns, kin_error
-from airflow_provider_pgrepl.replication.events.event import Business, Event
+from airflow_provider_pgrepl.replication.events.event import BusinessRoute, Event
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, JsonShape
 from airflow_provider_pgrepl.replication.events.formats.json_text import embedded, json_value, on_one_line
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -205,7 +205,7 @@ def imported(place: str) -> Any:
     return found
 
 
-class BusinessEvents(ByRelation[Event]):
+class BusinessEvents(ChangeConverter[Event]):
     """Makes the events of a publisher that transforms the changes of some tables.
 
     `transforms`: the transforms by table, which get the changes of `typed`. `plain` makes the events of all
@@ -213,9 +213,9 @@ class BusinessEvents(ByRelation[Event]):
     """
 
     def __init__(
-        self, plain: ByRelation[Event], typed: JsonEvents, transforms: Mapping[TableName, Transform]
+        self, plain: ChangeConverter[Event], typed: JsonEvents, transforms: Mapping[TableName, Transform]
     ) -> None:
-        super().__init__(plain.relations, plain.choices_of, plain.wanted, plain.published)
+        super().__init__(plain.relations, plain.options_of, plain.wanted, plain.published)
         self._plain, self._typed, self._transforms = plain, typed, transforms
 
     def of(self, rows: pa.Table) -> list[Event]:
@@ -249,7 +249,7 @@ class BusinessEvents(ByRelation[Event]):
                     "raise message_bytes of the pipeline for those that come",
                 )
             (body,) = _CONTENT.parse(pa.array([content])).to_pylist()
-            at, said = row["commit_ts"], Business(prefix, "", "application/octet-stream")
+            at, said = row["commit_ts"], BusinessRoute(prefix, "", "application/octet-stream")
             event = Event(position, str(position), NO_RELATION, MESSAGES, "insert", at, body)
             event.key, event.business = f'{{"prefix":{json_value(prefix)}}}'.encode(), said
             yield event
@@ -327,7 +327,7 @@ def _event(typed: JsonShape, change: Change, number: int, made: BusinessEvent) -
     """
     name = change.id if number == 0 else f"{change.id}.{number}"
     headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
-    said = Business(made.route or change.table, made.type or change.op, kind_of(made), headers)
+    said = BusinessRoute(made.route or change.table, made.type or change.op, kind_of(made), headers)
     place, at, body = change.position, change.commit_ts, as_bytes(made.body)
     event = Event(place, name, change.relation_id, change.table, change.op, at, body)
     event.key = typed.key_of(change) if made.key is None else as_bytes(made.key)
@@ -362,20 +362,20 @@ def _json(value: Any) -> str:
     return json_value(value)
 
 
-class TransactionEvents(ByRelation[Event]):
+class TransactionEvents(ChangeConverter[Event]):
     """Makes events with a function that gets whole transactions. `of` must be passed whole transactions."""
 
     def __init__(
         self,
         function: TransactionFunction,
         relations: KnownRelations,
-        choices_of: ChoicesOf,
+        options_of: OptionsOf,
         wanted: TableSelection,
         published: PublishedColumns,
     ) -> None:
-        super().__init__(relations, choices_of, wanted, published)
+        super().__init__(relations, options_of, wanted, published)
         self._function = function
-        self._typed = TypedChanges(relations, choices_of, wanted, published)
+        self._typed = TypedChanges(relations, options_of, wanted, published)
 
     def of(self, rows: pa.Table) -> list[Event]:
         """Return the events of whole transactions. Raises TransformError, and the errors of TypedChanges."""
@@ -399,5 +399,7 @@ def _event_of_transaction(last: Change, number: int, made: BusinessEvent) -> Eve
         last.position, name, NO_RELATION, TRANSACTIONS, last.op, last.commit_ts, as_bytes(made.body)
     )
     event.key = None if made.key is None else as_bytes(made.key)
-    event.business = Business(made.route or TRANSACTIONS, made.type or "transaction", kind_of(made), headers)
+    event.business = BusinessRoute(
+        made.route or TRANSACTIONS, made.type or "transaction", kind_of(made), headers
+    )
     return event

@@ -40,7 +40,7 @@ _SURE_S = 60.0
 deleted."""
 
 
-class Stretch(NamedTuple):
+class RowBatch(NamedTuple):
     """Some rows, in order. `ends_transaction`: True if the last row ends its transaction."""
 
     rows: pa.Table
@@ -61,7 +61,7 @@ class _Piece:
 
 def ordered_rows(
     uri: str, files: list[ChangelogFile], after: EventPosition, most: int = _PIECE_ROWS
-) -> Iterator[Stretch]:
+) -> Iterator[RowBatch]:
     """Yield the changelog rows after a position, in ROW_SCHEMA and in commit order, at most `most` at a time.
 
     `files`: files of the position's epoch, at least all that may hold rows at or above its LSN.
@@ -81,14 +81,14 @@ def ordered_rows(
             yield from _stretches(_after(rows.sort_by(_ORDER), after), most, ends_transaction)
 
 
-def _stretches(rows: pa.Table, most: int, ends_transaction: bool) -> Iterator[Stretch]:
+def _stretches(rows: pa.Table, most: int, ends_transaction: bool) -> Iterator[RowBatch]:
     """Yield the rows in batches. `ends_transaction`: applies to the last row."""
     step = min(most, 1 + rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
     lsns = rows["commit_lsn"]
     for start in range(0, rows.num_rows, step):
         end = start + step
         ends = ends_transaction if end >= rows.num_rows else lsns[end - 1] != lsns[end]
-        yield Stretch(rows.slice(start, step), ends)
+        yield RowBatch(rows.slice(start, step), ends)
 
 
 def _overlapping(files: list[ChangelogFile]) -> Iterator[list[ChangelogFile]]:

@@ -20,19 +20,19 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.events.columns import FilteredRows, PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, Tuples, array_of
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, RowImages, array_of
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 """The operations by their letters in the changelog."""
 LETTERS = "".join(OPERATIONS)
-ChoicesOf = Callable[[TableName], TableChoices]
+OptionsOf = Callable[[TableName], TableOptions]
 Made = TypeVar("Made")
 Of = TypeVar("Of", covariant=True)
 Row = dict[str, Any]
@@ -89,17 +89,17 @@ class ChangeMaker(Protocol[Of]):
         """Yield one object for each row, in order."""
 
 
-class ByRelation(Generic[Made]):
+class ChangeConverter(Generic[Made]):
     """Converts each change of the tables in `wanted`, in the order of the rows."""
 
     def __init__(
         self,
         relations: KnownRelations,
-        choices_of: ChoicesOf,
+        options_of: OptionsOf,
         wanted: TableSelection,
         published: PublishedColumns | None = None,
     ) -> None:
-        self.relations, self.choices_of, self.wanted = relations, choices_of, wanted
+        self.relations, self.options_of, self.wanted = relations, options_of, wanted
         self.published = published or PublishedColumns(relations)
         self.rows = FilteredRows(relations, self.published.filter)
         self._shapes: dict[int, ChangeMaker[Made]] = {}
@@ -156,13 +156,13 @@ class ByRelation(Generic[Made]):
     def _kept(self, record: RelationRecord) -> Iterator[tuple[int, Column]]:
         catalog = record.catalog.columns if record.catalog else ()
         known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
-        choices = self.choices_of(record.name)
+        options = self.options_of(record.name)
         for index, sent in enumerate(record.message.columns):
             # The table may have been altered or dropped before the receiver queried the catalog.
             column = known.get((sent.name, sent.type_oid, sent.typmod)) or self.relations.column(
                 record.message.oid, sent, index
             )
-            if index not in record.hidden and not choices.column(column.name).excluded:
+            if index not in record.hidden and not options.column(column.name).excluded:
                 yield index, column
 
     def _shape(self, version: int, record: RelationRecord) -> ChangeMaker[Made]:
@@ -185,19 +185,19 @@ def once_each(column: pa.ChunkedArray) -> list[Any]:
     return [None if place is None else found[place] for place in encoded.indices.to_pylist()]
 
 
-class TypedChanges(ByRelation[Change]):
+class TypedChanges(ChangeConverter[Change]):
     """Converts changelog rows to Changes, with values typed as in the lake."""
 
     def shape_of(self, record: RelationRecord) -> TypedShape:
-        choices = self.choices_of(record.name)
+        options = self.options_of(record.name)
         columns = {
-            index: one.typed(record.name, choices, index) for index, one in self.columns_of(record).items()
+            index: one.typed(record.name, options, index) for index, one in self.columns_of(record).items()
         }
         return TypedShape(record, columns)
 
 
 @dataclass(frozen=True)
-class Side(Generic[Values]):
+class ChangeSide(Generic[Values]):
     """The rows before, or after, some changes.
 
     `numbers`: the index of each row's change. `values`: the converted values of each column.
@@ -233,7 +233,7 @@ class TypedShape:
             op_name = OPERATIONS[op]
             yield Change(place, table, op_name, data, old, left, xid, commit_ts, self.json_columns, self.oid)
 
-    def sides(self, rows: pa.Table, read: Read[Values]) -> tuple[Side[Values], Side[Values]]:
+    def sides(self, rows: pa.Table, read: Read[Values]) -> tuple[ChangeSide[Values], ChangeSide[Values]]:
         """Return the rows after, and the rows before, the changes.
 
         The rows before have the columns of the replica identity only. Raises ValueRangeError for a value that
@@ -253,14 +253,14 @@ class TypedShape:
         name: str,
         columns: Mapping[int, TypedColumn],
         read: Read[Values],
-    ) -> Side[Values]:
+    ) -> ChangeSide[Values]:
         if rows.num_rows == 0:
-            return Side(numbers, [])
-        tuples = Tuples(array_of(rows, name, TEXTS), len(self._sent), self.table)
+            return ChangeSide(numbers, [])
+        tuples = RowImages(array_of(rows, name, TEXTS), len(self._sent), self.table)
         if tuples.count == 0:
-            return Side(numbers[:0], [])
+            return ChangeSide(numbers[:0], [])
         values = [self._read(column, tuples.column(index), read) for index, column in columns.items()]
-        return Side(numbers[tuples.present], values)
+        return ChangeSide(numbers[tuples.present], values)
 
     def _read(self, column: TypedColumn, texts: pa.Array, read: Read[Values]) -> Values:
         typed = column.parse(texts)
@@ -301,7 +301,7 @@ def python_values(typed: pa.Array) -> list[Any]:
     return values
 
 
-def _by_number(side: Side[list[Any]], columns: Mapping[int, TypedColumn]) -> dict[int, Row]:
+def _by_number(side: ChangeSide[list[Any]], columns: Mapping[int, TypedColumn]) -> dict[int, Row]:
     """Return the rows of one side as dictionaries, by the index of their change."""
     names = [column.name for column in columns.values()]
     found = zip(*side.values, strict=True) if side.values else (() for _ in side.numbers)

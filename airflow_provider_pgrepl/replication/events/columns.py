@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import Bools
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter, Values
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 from airflow_provider_pgrepl.replication.values.parser import Text, as_string
 
@@ -76,26 +76,26 @@ class PublishedColumn:
             missing=None,
         )
 
-    def choice(self, choices: TableChoices) -> ColumnChoice:
+    def choice(self, options: TableOptions) -> ColumnOptions:
         """Return the pipeline's options for the column, by its name in the table; none if it is hidden."""
         if self.hide is not None:
-            return ColumnChoice()
-        return choices.column(self.source.name, is_key=self.is_key)
+            return ColumnOptions()
+        return options.column(self.source.name, is_key=self.is_key)
 
-    def typed(self, table: TableName, choices: TableChoices, index: int | None = None) -> TypedColumn:
+    def typed(self, table: TableName, options: TableOptions, index: int | None = None) -> TypedColumn:
         """Return the typed column. Raises ConfigError for an unsuitable type."""
         if self.hide is not None:
             return TypedColumn(self.column, table, index, HiddenText(self.hide))
-        return replace(typed_column(self.source, table, choices, index), column=self.column)
+        return replace(typed_column(self.source, table, options, index), column=self.column)
 
 
 @dataclass(frozen=True)
 class PublishedColumns:
     """The columns of each table after a publisher's rules are applied.
 
-    `salt`: the salt of the hashes. `filter`: the row filter. `begun_with`: the attnums of each table, by oid,
-    when the publisher began. A column that was added later is published only if a rule names it. With None,
-    every column is published.
+    `salt`: the salt of the hashes. `filter`: the row filter. `initial_columns`: the attnums of each table,
+    by oid, when the publisher began. A column that was added later is published only if a rule names it.
+    With None, every column is published.
 
     A column that ever had a name in a rule is identified by its attnum, so that it stays hidden when it, or
     its table, is renamed. Methods raise DriftError, which stops only the table, if a rule names a column that
@@ -106,14 +106,14 @@ class PublishedColumns:
     rules: ColumnRules = field(default_factory=ColumnRules)
     salt: bytes = b""
     filter: RowFilter = field(default_factory=RowFilter)
-    begun_with: Attnums | None = None
+    initial_columns: Attnums | None = None
 
     def of_stream(self, record: RelationRecord, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
         """Return the published columns of a received relation, by position in the stream."""
         oid, new = record.message.oid, set[int]()
         self._check_kin(oid, record.name)
-        if self.begun_with is not None:
-            new = new_places(record, self.relations.records(oid), self.begun_with.get(oid, ()))
+        if self.initial_columns is not None:
+            new = new_places(record, self.relations.records(oid), self.initial_columns.get(oid, ()))
         if not self._rules_of(oid, record.names):
             _refuse_new(record.name, columns, new)
             return _as_they_are(columns)
@@ -126,8 +126,8 @@ class PublishedColumns:
         """Return the published columns of a relation of the catalog, by attnum."""
         new = set[int]()
         self._check_kin(relation.oid, relation.table)
-        if self.begun_with is not None:
-            new = columns.keys() - self.begun_with.get(relation.oid, ())
+        if self.initial_columns is not None:
+            new = columns.keys() - self.initial_columns.get(relation.oid, ())
         if not self._rules_of(relation.oid, {relation.table}):
             _refuse_new(relation.table, columns, new)
             return _as_they_are(columns)

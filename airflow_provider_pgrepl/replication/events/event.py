@@ -16,7 +16,7 @@ RESERVE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Business:
+class BusinessRoute:
     """The route, type and headers of an event that a transform made: see BusinessEvent."""
 
     route: str
@@ -50,11 +50,11 @@ class Event:
     generation: int = 0
     key: bytes | None = None
     left: tuple[bytes, bytes] | None = None
-    business: Business | None = None
+    business: BusinessRoute | None = None
 
 
 @dataclass
-class Sent:
+class PublishedCounts:
     """The events acknowledged since the start, counted by operation and table, and the newest commit time."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Sent:
         return {table for _, table in self.counts.copy()}
 
 
-class Stamps:
+class EventNumbers:
     """Numbers that grow with every event sent.
 
     An event that is sent again gets a higher stamp than any event before it. So a consumer that ignores

@@ -101,7 +101,7 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
     if isinstance(after, datetime):
         return EventPosition.after_transaction(epoch, _before_moment(changelog, epoch, after))
     position = _position(after, epoch)
-    is_named = not isinstance(after, int) and not (isinstance(after, str) and ":" not in after)
+    must_have_state = not isinstance(after, int) and not (isinstance(after, str) and ":" not in after)
     if position.epoch > epoch:
         raise ConfigError(
             f"after: {position} is of epoch {position.epoch}, the changelog is in epoch {epoch}",
@@ -112,7 +112,7 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
     durable = read_durable_lsn(changelog)
     if position.epoch == epoch and durable and not position.is_within(durable):
         beyond = f"after: {position} is beyond {durable}, up to which the changelog holds everything"
-        if is_named:
+        if must_have_state:
             raise ConfigError(
                 beyond,
                 "check that the position comes from this lake, and that the lake was not restored"

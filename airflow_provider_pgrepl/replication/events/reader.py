@@ -34,12 +34,16 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_epoch_number,
 )
-from airflow_provider_pgrepl.replication.events.changelog_rows import FollowedChangelog, Stretch, ordered_rows
+from airflow_provider_pgrepl.replication.events.changelog_rows import (
+    FollowedChangelog,
+    RowBatch,
+    ordered_rows,
+)
 from airflow_provider_pgrepl.replication.events.changes import (
-    ByRelation,
     Change,
-    ChoicesOf,
+    ChangeConverter,
     Made,
+    OptionsOf,
     TypedChanges,
 )
 from airflow_provider_pgrepl.replication.events.position import After, EventPosition, begin_after, check_kept
@@ -53,7 +57,7 @@ from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValue
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher_sections import Unchanged
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 log = logging.getLogger(__name__)
@@ -71,8 +75,8 @@ class TooManyChangesError(Exception):
 
 
 def whole_transactions(
-    stretches: Iterator[Stretch], needed: Callable[[pa.Table], pa.Table], most: int
-) -> Iterator[Stretch]:
+    stretches: Iterator[RowBatch], needed: Callable[[pa.Table], pa.Table], most: int
+) -> Iterator[RowBatch]:
     """Regroup rows so that each group has whole transactions, and keep the rows that `needed` returns.
 
     Raises TooManyChangesError for a transaction with more than `most` of them, after yielding everything
@@ -91,7 +95,7 @@ def whole_transactions(
             raise TooManyChangesError(LSN(last.as_py()))
 
 
-def _within(rows: pa.Table, most: int) -> Iterator[Stretch]:
+def _within(rows: pa.Table, most: int) -> Iterator[RowBatch]:
     """Yield the rows.
 
     Raises TooManyChangesError for the first transaction that is too large, after the rows before it.
@@ -101,9 +105,9 @@ def _within(rows: pa.Table, most: int) -> Iterator[Stretch]:
         large = [one["values"] for one in counts.to_pylist() if one["counts"] > most]
         if large:
             first = min(large)
-            yield Stretch(rows.filter(pc.less(rows["commit_lsn"], first)), True)
+            yield RowBatch(rows.filter(pc.less(rows["commit_lsn"], first)), True)
             raise TooManyChangesError(LSN(first))
-    yield Stretch(rows, True)
+    yield RowBatch(rows, True)
 
 
 def rows_before(uri: str, rows: pa.Table, value_bytes: int) -> Iterator[pa.Table]:
@@ -139,7 +143,7 @@ def _last_of(files: list[ChangelogFile], value_bytes: int) -> tuple[LSN, list[Ch
 
 
 @dataclass(frozen=True)
-class ReadFault:
+class ReadError:
     """The error that stopped reading before the change, or the transaction, at `position`.
 
     `relations`: the oids of its tables. `is_of_all`: True if it stops all tables, because transactions are
@@ -161,7 +165,7 @@ def gap_error(gap: EventPosition) -> GapError:
     )
 
 
-def for_readers(fault: ReadFault) -> PgReplError:
+def for_readers(fault: ReadError) -> PgReplError:
     """Return the error of a fault for readers in Python. Its hint names the position to continue from."""
     error, place = fault.error, fault.position
     mend = "give the pipeline instead of its lake root, with the column in text_columns"
@@ -222,18 +226,18 @@ class OrderedReader(Generic[Made]):
         tables: Collection[str] | TableSelection | None = None,
         *,
         after: After = None,
-        make: Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Made]],
+        make: Callable[[KnownRelations, OptionsOf, TableSelection], ChangeConverter[Made]],
         whole: int | None = None,
         unchanged: Unchanged = "mark",
     ) -> None:
         root = lake.lake_root if isinstance(lake, Pipeline) else str(lake)
         self._followed = FollowedChangelog(changelog_uri(root))
-        choices_of = lake.choices if isinstance(lake, Pipeline) else lambda _: TableChoices()
+        options_of = lake.options if isinstance(lake, Pipeline) else lambda _: TableOptions()
         with changelog_errors():
             changelog = open_changelog(changelog_uri(root))
             relations, before = KnownRelations(root), partial(rows_before, self._followed.uri)
             selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
-            self._changes = make(relations, choices_of, selection)
+            self._changes = make(relations, options_of, selection)
             asks_lake = unchanged in ("look_up", "require")
             look_up = None
             if asks_lake and isinstance(lake, Pipeline) and lake.has_lake_tables:
@@ -245,10 +249,10 @@ class OrderedReader(Generic[Made]):
             self.position = self.position.before_transaction
         self._whole = whole
         self._changelog: ChangelogTail | None = None
-        self._stretches: Iterator[Stretch] = iter(())
+        self._stretches: Iterator[RowBatch] = iter(())
         self.ends_transaction = True
-        self._next_fault: ReadFault | None = None
-        self.fault: ReadFault | None = None
+        self._next_fault: ReadError | None = None
+        self.fault: ReadError | None = None
         self.durable_lsn = LSN(0)
 
     def read(self) -> Iterator[list[Made]]:
@@ -331,13 +335,13 @@ class OrderedReader(Generic[Made]):
         self._end(self._changelog)
         return None
 
-    def _next_stretch(self) -> Stretch | None:
+    def _next_stretch(self) -> RowBatch | None:
         try:
             return next(self._stretches, None)
         except TooManyChangesError as error:
             place = EventPosition.after_transaction(self.position.epoch, error.commit_lsn)
             assert self._whole is not None
-            self.fault = ReadFault(too_many_changes(place, self._whole), place, frozenset(), is_of_all=True)
+            self.fault = ReadError(too_many_changes(place, self._whole), place, frozenset(), is_of_all=True)
         raise self.fault.error
 
     def _take(self, rows: pa.Table, ends_transaction: bool) -> list[Made]:
@@ -355,7 +359,7 @@ class OrderedReader(Generic[Made]):
             self.position = self._last_position(before)
         return changes
 
-    def _gap(self, rows: pa.Table) -> ReadFault | None:
+    def _gap(self, rows: pa.Table) -> ReadError | None:
         """Return the first skipped transaction that may have changed a wanted table."""
         gaps = rows.filter(pc.equal(rows["op"], GAP)).select(["commit_lsn", "relation_id"]).to_pylist()
         wanted, has_messages = self._changes.is_of_wanted, self._changes.wanted.has_messages
@@ -372,7 +376,7 @@ class OrderedReader(Generic[Made]):
         place = EventPosition.after_transaction(self.position.epoch, lsn)
         concerned = frozenset(oid for at, oid in found if at == lsn)
         known = concerned if has_messages else concerned - {NO_RELATION}
-        return ReadFault(gap_error(place), place, known, self._whole is not None)
+        return ReadError(gap_error(place), place, known, self._whole is not None)
 
     def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Made]]:
         """Return the rows before the first that cannot be converted, with their changes.
@@ -397,7 +401,7 @@ class OrderedReader(Generic[Made]):
             place = self._last_position(faulty)
             stated = type(error)(f"{error.message}, in the change {place}", error.hint)
             concerned = frozenset(faulty["relation_id"].to_pylist())
-            self._next_fault = ReadFault(stated, place, concerned, self._whole is not None)
+            self._next_fault = ReadError(stated, place, concerned, self._whole is not None)
         else:
             # The transform does not fail every time: reading continues before the row that failed.
             self._begin_again()

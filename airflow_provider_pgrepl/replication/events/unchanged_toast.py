@@ -20,16 +20,16 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     letters,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.changelog_rows import Stretch
+from airflow_provider_pgrepl.replication.events.changelog_rows import RowBatch
 from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
 from airflow_provider_pgrepl.replication.lake.merge.changes import (
     TEXTS,
     Bools,
     Ints,
-    Tuples,
+    RowImages,
     array_of,
     bytes_before,
     replaced,
@@ -40,7 +40,7 @@ from airflow_provider_pgrepl.replication.lake.time_travel.rows_by_key import Row
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.text_output import texts_of
 from airflow_provider_pgrepl.trace import trace_of
@@ -222,7 +222,7 @@ class UnchangedValues:
         """The number of times that all rows of a table were forgotten, by its oid."""
         self._untouched.forget()
 
-    def filled(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
+    def filled(self, stretches: Iterator[RowBatch]) -> Iterator[RowBatch]:
         """Yield the same rows, which must be contiguous, with values filled in.
 
         A batch that the values make large is split.
@@ -232,7 +232,7 @@ class UnchangedValues:
             for some in self.fill(rows):
                 end += some.num_rows
                 ends = ends_transaction if end == rows.num_rows else lsns[end - 1] != lsns[end]
-                yield Stretch(some, ends)
+                yield RowBatch(some, ends)
 
     def fill(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Yield `rows` of ROW_SCHEMA, which directly follow the previous ones, with values filled in.
@@ -407,7 +407,7 @@ def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRe
     is_row = pc.is_in(rows["op"], value_set=_OF_A_ROW)
     some, numbers = rows.filter(is_row), np.flatnonzero(is_row.to_numpy())
     if some.num_rows:
-        tuples = Tuples(array_of(some, side, TEXTS), len(record.message.columns), record.name)
+        tuples = RowImages(array_of(some, side, TEXTS), len(record.message.columns), record.name)
         columns = (tuples.column(index).to_pylist() for index in identity)
         for number, key in zip(numbers[tuples.present].tolist(), zip(*columns, strict=True), strict=True):
             found[number] = key
@@ -451,7 +451,7 @@ class LakeValues:
     def _table(
         self, record: RelationRecord, epoch: Epoch, lsn: LSN, places: Collection[int]
     ) -> _Table | None:
-        points = Points(self._pipeline.lake_root)
+        points = ConsistentPoints(self._pipeline.lake_root)
         moment = find_moment(self._pipeline.lake_root, points, lsn, epoch=epoch)
         plan = Planner(self._pipeline, moment, points).plan(record.name)
         relation = plan.relation
@@ -471,15 +471,15 @@ class LakeValues:
         rows = RowsByKey(plan, *names)
         if not values or not rows.can_be_read:
             return None
-        return _Table(rows, self._pipeline.choices(relation.table), relation, keys, values)
+        return _Table(rows, self._pipeline.options(relation.table), relation, keys, values)
 
     def _is_exact(self, column: Column, relation: Relation) -> bool:
         """Return True if the lake's value converts to the text that the server sends (see texts_of)."""
-        choices = self._pipeline.choices(relation.table)
-        choice = choices.column(column.name)
+        options = self._pipeline.options(relation.table)
+        choice = options.column(column.name)
         if choice.excluded or column.attnum in relation.ignored:
             return False
-        kind = typed_column(column, relation.table, choices).lake_type
+        kind = typed_column(column, relation.table, options).lake_type
         is_plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
         return is_plain or (choice.infinity == "error" and "decimal" not in str(kind))
 
@@ -489,14 +489,14 @@ class _Table:
     """A lake table that is looked up. `keys` and `values`: its columns by position in the stream."""
 
     rows: RowsByKey
-    choices: TableChoices
+    options: TableOptions
     relation: Relation
     keys: Mapping[int, Column]
     values: Mapping[int, Column]
 
     def find(self, wanted: Mapping[Key, Collection[int]]) -> dict[Key, Values]:
         names, texts = [one.name for one in self.keys.values()], zip(*wanted, strict=True)
-        parsers = (typed_column(one, self.relation.table, self.choices) for one in self.keys.values())
+        parsers = (typed_column(one, self.relation.table, self.options) for one in self.keys.values())
         typed = [parser.parse(pa.array(some, TEXT)) for parser, some in zip(parsers, texts, strict=True)]
         keys = pa.table(typed, names=names)
         rows = self.rows.find(keys)

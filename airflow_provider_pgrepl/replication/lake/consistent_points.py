@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, own_table_uri
 from airflow_provider_pgrepl.replication.delta import recovery
 from airflow_provider_pgrepl.replication.delta.log import added_action
-from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
+from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
 from airflow_provider_pgrepl.replication.lake.delta.ownership import lake_mark, read_apps, reason_of_lake
 from airflow_provider_pgrepl.replication.lake.history.table import history_key
@@ -57,7 +57,7 @@ _TABLE_PROPERTIES = {
     # Only `epoch` has bounds in every file. Readers would assume that another indexed column never matches.
     "delta.dataSkippingStatsColumns": "epoch",
 }
-__all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
+__all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "ConsistentPoints", "points_uri"]
 POINTS_APP = "pgrepl-points"
 """Delta app ID of the process that writes points. Its version counts the commits."""
 # Opening the points reads every file of their table.
@@ -186,7 +186,7 @@ def write_points(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
         return write_file(uri, pa.Table.from_pylist(rows, SCHEMA), bounds)
 
 
-def find_torn_points(lake_root: str) -> recovery.Torn:
+def find_torn_points(lake_root: str) -> recovery.LogDamage:
     """Return the torn commits of points that a crash of the host left. The next batch writes a new point.
 
     Raises LakeError, also if a file of a point may only be invisible at present; LakeUnavailableError.
@@ -210,7 +210,7 @@ def points_uri(lake_root: str) -> str:
     return own_table_uri(lake_root, POINTS)
 
 
-class Points:
+class ConsistentPoints:
     """The consistent points of one lake. Can be used from several threads.
 
     An instance reads the table once: create a new one to see points that others have written since. Only one
@@ -375,7 +375,7 @@ class Points:
             written = [write_points(self._uri, points)] if points else []
             actions = [*map(_removed, gone), *map(added_action, written)]
             self._log.commit(_OPERATION, actions, apps=self._missing_marks())
-        except TakenOverError:
+        except FencedCommitError:
             raise _fenced() from None
         except (DeltaError, OSError) as error:
             self._forget()

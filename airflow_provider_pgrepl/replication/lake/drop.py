@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     delete_files,
     delete_tree,
-    is_refusal,
+    is_storage_error,
     is_store,
     log_path,
     open_storage,
@@ -82,7 +82,7 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
     try:
         table = open_delta(uri)
     except (DeltaError, OSError) as error:
-        if is_refusal(error):
+        if is_storage_error(error):
             raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
         return f"the table cannot be opened ({type(error).__name__}), so who wrote it last is not known"
     writers = read_writers(uri, int(table.version()))
@@ -112,7 +112,7 @@ def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableNam
         ]
 
 
-def files_of_others(lake_root: str, tables: Iterable[TableName]) -> list[str]:
+def foreign_files(lake_root: str, tables: Iterable[TableName]) -> list[str]:
     """Return the files and links in the tables' folders that `drop_lake_tables` does not delete."""
     filesystem, root = open_storage(lake_root)
     found = []

@@ -18,7 +18,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours, drop_expired
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
@@ -187,16 +187,21 @@ class Maintenance:
         settings = self._pipeline
         # Read the points again each time: a file that a point needs must not be deleted because this process
         # has not read the point.
-        points = Points(settings.lake_root)
+        points = ConsistentPoints(settings.lake_root)
         if not points.all():
             return {}
         # Thinning writes, which fails if the storage is full. Unneeded files can be deleted all the same.
         with _failing_alone(_POINTS, done):
             done.points = points.thin(
-                now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
+                now,
+                settings.consistent_point_keep_all_h,
+                settings.consistent_point_thinning_min,
+                settings.consistent_point_retention_h,
             )
-            # The time for which thinning keeps points: `points_keep_all_h` may be the longer one.
-            keep = timedelta(hours=max(settings.points_keep_h, settings.points_keep_all_h))
+            # The time for which thinning keeps points: `consistent_point_keep_all_h` may be the longer one.
+            keep = timedelta(
+                hours=max(settings.consistent_point_retention_h, settings.consistent_point_keep_all_h)
+            )
             done.points += points.rewrite(
                 lambda points: within_budget(points, now, lambda kept: self._fits(kept, now), keep)
             )
@@ -231,7 +236,7 @@ class Maintenance:
         return path not in done.failed
 
     def _budget(self, path: str) -> int:
-        return budget(self._files_of(path).measured.live, self._pipeline.points_bytes)
+        return budget(self._files_of(path).measured.live, self._pipeline.consistent_point_bytes)
 
     def _is_over(self, path: str, now: datetime) -> bool:
         """Return True if the removed files of a table exceed its budget, or will before more can be deleted.
@@ -244,7 +249,9 @@ class Maintenance:
     def _maintain(self, path: str, kept: Collection[int], done: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(path)
         # A reader that follows a history commit by commit may be as far behind as the oldest point.
-        unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
+        unread = (
+            timedelta(hours=self._pipeline.consistent_point_retention_h) if is_history(path) else timedelta(0)
+        )
         grace, log_age = self._grace, self._log_age
         if self._is_over(path, now):
             grace, log_age = min(grace, self._hold), min(log_age, grace)
@@ -303,7 +310,7 @@ class Maintenance:
                 reason = files.reason_to_leave(self._pipeline.name)
                 if reason is None and not files.is_marked:
                     if named is None:
-                        named = versions_by_path(Points(self._pipeline.lake_root).all())
+                        named = versions_by_path(ConsistentPoints(self._pipeline.lake_root).all())
                     reason = None if path in named or not named else NOT_MARKED
                 if reason is None:
                     own.append(path)

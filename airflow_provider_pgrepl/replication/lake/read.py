@@ -17,13 +17,13 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.lake.sql import sql_reader
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     ArrowAsOf,
-    HistoryAt,
+    HistoryAsOf,
     SparkAsOf,
     arrow_as_of,
     arrow_view_as_of,
@@ -107,10 +107,10 @@ class _View:
         """The tables that the point names, in alphabetical order."""
         return tuple(sorted(key for key in self.point.tables if not is_history(key)))
 
-    def _history(self, table: str) -> HistoryAt:
+    def _history(self, table: str) -> HistoryAsOf:
         pinned = self._pinned(table)
         current = pa.schema(pinned.open().schema().to_arrow())
-        return HistoryAt.find(self.lake_root, pinned.name, current, self.epoch, self.lsn)
+        return HistoryAsOf.find(self.lake_root, pinned.name, current, self.epoch, self.lsn)
 
     def _parsed(self, table: str) -> TableName:
         try:
@@ -209,7 +209,7 @@ def _check_is_lake(lake_root: str) -> None:
 
 
 def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> ConsistentPoint:
-    points = Points(lake_root)
+    points = ConsistentPoints(lake_root)
     latest = points.latest()
     if latest is None:
         _check_is_lake(lake_root)
@@ -225,6 +225,6 @@ def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> Consiste
         in_epoch = f" in epoch {latest.epoch if epoch is None else epoch}"
         raise LakeError(
             f"no consistent point at or before {wanted} is kept{in_epoch}",
-            "points_keep_h of the pipeline says how long they are",
+            "consistent_point_retention_h of the pipeline says how long they are",
         )
     return found

@@ -65,7 +65,7 @@ class TransactionBegin:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitChunk:
     """The rows, control messages and transaction ends of a chunk.
 
     `row_index` is the index of each row among the chunk's messages; with it, rows, `controls` and `ended` can
@@ -98,7 +98,7 @@ class Splitter:
         lsn, us, xid = (int(self._state[of]) for of in (kernels.COMMIT_LSN, kernels.COMMIT_TS, kernels.XID))
         return TransactionBegin(lsn, xid, us + POSTGRES_EPOCH_US)
 
-    def split(self, messages: Sequence[bytes | memoryview]) -> Split:
+    def split(self, messages: Sequence[bytes | memoryview]) -> SplitChunk:
         """Split CopyData messages (`w`, header included).
 
         Raises WireError. After that, this object cannot be used any more.
@@ -154,7 +154,7 @@ class Splitter:
             TransactionEnd(m, commit, end, int(xids[m]), int(times[m]))
             for m, commit, end in commits[:ended].tolist()
         ]
-        return Split(row_index, rows, controls, ends)
+        return SplitChunk(row_index, rows, controls, ends)
 
 
 def _operations(tags: npt.NDArray[np.uint8]) -> pa.Array:

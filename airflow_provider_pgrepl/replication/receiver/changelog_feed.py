@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.pgoutput.columns import (
     TransactionEnd,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver.changelog_rows import KeptMessages, VersionTagger
+from airflow_provider_pgrepl.replication.receiver.changelog_rows import MessagePrefixes, VersionTagger
 from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
 from airflow_provider_pgrepl.replication.receiver.redelivery import RedeliveryFilter
 from airflow_provider_pgrepl.replication.receiver.relation_tracker import CatalogWatch, RelationTracker
@@ -232,7 +232,7 @@ class ChangelogFeed:
             log.warning("the key of the event trigger cannot be read: %s", errors.SNAPSHOT)
         # Without the option, no logical message counts as a message of the event trigger.
         look_at_ddl = tracker.look_at_ddl if pipeline.event_trigger else None
-        kept = KeptMessages(frozenset(pipeline.message_prefixes))
+        kept = MessagePrefixes(frozenset(pipeline.message_prefixes))
         return VersionTagger(self._writer.epoch, tracker.received, look_at_ddl, kept)
 
     @property

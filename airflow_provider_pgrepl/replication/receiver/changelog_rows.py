@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.pgoutput import messages as logical_messages
-from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, ControlMessage, Int64s, Split
+from airflow_provider_pgrepl.replication.pgoutput.columns import NO_TIME, ControlMessage, Int64s, SplitChunk
 from airflow_provider_pgrepl.replication.pgoutput.messages import LogicalMessage
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 
@@ -38,7 +38,7 @@ None: changes of this relation do not belong in the changelog.
 
 
 @dataclass
-class KeptMessages:
+class MessagePrefixes:
     """The prefixes of the logical messages that become rows.
 
     For each prefix, up to 10 prefixes, it logs once that the content of a message was left out.
@@ -194,17 +194,17 @@ class VersionTagger:
         epoch: Epoch,
         look_up: LookUp,
         look_at_ddl: LookAtDdl | None = None,
-        kept: KeptMessages | None = None,
+        kept: MessagePrefixes | None = None,
     ) -> None:
         self._epoch = epoch
-        self._kept = kept or KeptMessages()
+        self._kept = kept or MessagePrefixes()
         self._look_up = look_up
         self._look_at_ddl = look_at_ddl or (lambda _message, _lsn, _xid: None)
         self._versions: dict[int, int] = {}
         self._hidden: dict[int, tuple[int, ...]] = {}
         self._unknown: set[int] = set()
 
-    def tag(self, split: Split) -> pa.Table:
+    def tag(self, split: SplitChunk) -> pa.Table:
         """Return the chunk's rows, ordered by (commit_lsn, ordinal).
 
         Raises WireError for a row whose relation was not received before it.
@@ -233,7 +233,7 @@ class VersionTagger:
             return table
         return table.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def _events(self, split: Split) -> _Events:
+    def _events(self, split: SplitChunk) -> _Events:
         """Look up the chunk's Relation messages, and parse its logical messages and the DDL in them."""
         events = _Events({}, [], {})
         for control in split.controls:
@@ -256,14 +256,14 @@ class VersionTagger:
                 events.effective.extend((control.index, record) for record in (ddl.effective if ddl else ()))
         return events
 
-    def _without_unknown(self, split: Split) -> Split:
+    def _without_unknown(self, split: SplitChunk) -> SplitChunk:
         """Remove the rows of relations that do not belong in the changelog."""
         if not self._unknown:
             return split
         ours = ~np.isin(split.rows["relation_id"].to_numpy(), list(self._unknown))
         return replace(split, rows=split.rows.filter(pa.array(ours)), row_index=split.row_index[ours])
 
-    def _stamp_versions(self, split: Split, events: _Events) -> Int64s:
+    def _stamp_versions(self, split: SplitChunk, events: _Events) -> Int64s:
         """Return each row's relation version: the last one that became effective before the row."""
         ids = split.rows["relation_id"].to_numpy()
         versions = np.zeros(len(ids), np.int64)

@@ -37,7 +37,7 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import (
     ReceiverProgress,
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import Connection, EndedSession, connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, SessionEndDetector, connect
 from airflow_provider_pgrepl.replication.source.slot import advance_slot, read_slot
 from airflow_provider_pgrepl.replication.source.stream import Chunk, Liveness, ReplicationStream, is_at_work
 from airflow_provider_pgrepl.replication.state.source_tokens import renew_token, replace_token
@@ -166,7 +166,7 @@ class Receiver:
         pipeline = self._pipeline
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
-        self._session = EndedSession(self._catalog)
+        self._session = SessionEndDetector(self._catalog)
         # Check the source before the slot: a slot of another database says nothing about this pipeline's.
         server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
         # Check the slot before streaming: START_REPLICATION does not report why a slot was invalidated.

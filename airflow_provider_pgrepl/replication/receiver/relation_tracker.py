@@ -238,8 +238,8 @@ class RelationTracker:
             return None
         return found[0], found[1].trigger
 
-    def _read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
-        found = self._read_from_catalog(oid, told_by)
+    def _read_relation(self, oid: int, received_xid: int = 0) -> Relation | None:
+        found = self._read_from_catalog(oid, received_xid)
         return found if self._hidden is None else self._hidden.bare(found)
 
     def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:
@@ -290,17 +290,17 @@ class CatalogWatch:
         self._record = record
         self._trusts_owners = trusts_owners
 
-    def read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
+    def read_relation(self, oid: int, received_xid: int = 0) -> Relation | None:
         """Return the current table, or None if it does not exist.
 
-        `told_by`: the xid of the transaction in which the stream announces it. If its catalog rows still
+        `received_xid`: the xid of the transaction in which the stream announces it. If its catalog rows still
         cannot be read after retries, logs the error and returns None, so that other tables continue. Raises
         PublicationError, SourceConnectionError.
         """
         self.check_publication()
         for pause_s in (*_PAUSES_S, None):
             try:
-                return self._read(oid, told_by)
+                return self._read(oid, received_xid)
             except (PublicationError, SourceConnectionError):
                 raise
             except (SourceError, LookupError) as error:
@@ -311,14 +311,14 @@ class CatalogWatch:
                     time.sleep(pause_s)
         return None
 
-    def _read(self, oid: int, told_by: int) -> Relation | None:
+    def _read(self, oid: int, received_xid: int) -> Relation | None:
         return read_relation(
             self._connection,
             oid,
             self._record.publication,
             had_rows=True,
             trusts_owners=self._trusts_owners,
-            told_by=told_by,
+            received_xid=received_xid,
         )
 
     def check_publication(self) -> None:

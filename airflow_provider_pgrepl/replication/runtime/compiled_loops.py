@@ -128,7 +128,7 @@ def inner(function: Callable[..., Any]) -> Any:
     return function
 
 
-class Loop:
+class CompiledFunction:
     """A compiled function with one signature, which releases the GIL.
 
     numba is imported at the first call of any such function: most commands call none.
@@ -164,9 +164,9 @@ class Loop:
             self._dispatcher = dispatcher
 
 
-def loop(*signature: str) -> Callable[[Callable[..., Any]], Loop]:
+def loop(*signature: str) -> Callable[[Callable[..., Any]], CompiledFunction]:
     """Return a decorator that makes a function a Loop. `signature`: the types of its arguments."""
-    return lambda function: Loop(function, signature)
+    return lambda function: CompiledFunction(function, signature)
 
 
 def ensure_compiled() -> None:
@@ -201,7 +201,7 @@ def compile_modules(names: Sequence[str]) -> None:
     """Compile every Loop of these modules (named relative to `replication`) in this process."""
     for name in names:
         for found in vars(importlib.import_module(f"{_PACKAGE}.{name}")).values():
-            if isinstance(found, Loop):
+            if isinstance(found, CompiledFunction):
                 found.load()
 
 

@@ -53,7 +53,7 @@ class LogLine:
     is_ours: bool = False
 
 
-class Printable(logging.Formatter):
+class SafeFormatter(logging.Formatter):
     """A formatter that escapes control characters, removes signatures of requests, and shortens exceptions.
 
     Names in a record may contain any characters. Of an exception, only the trace is logged: its text may hold
@@ -77,7 +77,7 @@ class Printable(logging.Formatter):
         return "" if ei[1] is None else trace_of(ei[1])
 
 
-class JsonLines(Printable):
+class JsonLines(SafeFormatter):
     """A formatter that writes each record as one line of JSON, also if its message has several lines."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -92,7 +92,7 @@ class JsonLines(Printable):
 
 def formatter(name: str) -> logging.Formatter:
     """Return the formatter of a name: `json`, or, for any other name, the plain text format."""
-    return JsonLines("%(message)s") if name == JSON else Printable(_FOR_PEOPLE)
+    return JsonLines("%(message)s") if name == JSON else SafeFormatter(_FOR_PEOPLE)
 
 
 def level(name: str) -> int:

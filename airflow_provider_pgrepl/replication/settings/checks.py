@@ -21,8 +21,8 @@ def _check_lake_conn_id(pipeline: Pipeline) -> Iterator[Mistake]:
 
 
 def _check_points(pipeline: Pipeline) -> Iterator[Mistake]:
-    if pipeline.points_keep_h > pipeline.changelog_retention_h:
-        yield Mistake(("points_keep_h",), "must not be longer than changelog_retention_h")
+    if pipeline.consistent_point_retention_h > pipeline.changelog_retention_h:
+        yield Mistake(("consistent_point_retention_h",), "must not be longer than changelog_retention_h")
 
 
 def _check_wal_budget(pipeline: Pipeline) -> Iterator[Mistake]:
@@ -33,10 +33,10 @@ def _check_wal_budget(pipeline: Pipeline) -> Iterator[Mistake]:
 
 def _check_paces(pipeline: Pipeline) -> Iterator[Mistake]:
     for path, given in (((), {}), *((("per_table", name), own) for name, own in pipeline.per_table.items())):
-        least = given.get("freshness_s", pipeline.freshness_s)
+        least = given.get("merge_interval_s", pipeline.merge_interval_s)
         most = given.get("max_staleness_s", pipeline.max_staleness_s)
         if most < least:
-            problem = f"{most} must not be less than freshness_s, {least}"
+            problem = f"{most} must not be less than merge_interval_s, {least}"
             yield Mistake((*path, "max_staleness_s"), problem)
 
 

@@ -143,10 +143,10 @@ def is_object_store(uri: str) -> bool:
 
     There, acknowledged writes are durable, and an object appears only after it was written completely.
     """
-    return place_in_store(uri) is not None
+    return store_location(uri) is not None
 
 
-def place_in_store(uri: str) -> StoreLocation | None:
+def store_location(uri: str) -> StoreLocation | None:
     """Return the location that a URI names in an object store; None for a directory."""
     parts = parse_uri(uri)
     if parts is None or parts[0] == "file":
@@ -174,13 +174,13 @@ class CatalogNames:
 
     def of(self, table: TableName, ending: str = "") -> tuple[str, str]:
         """Return the names of database and table. `ending`: a suffix, as of the table's history table."""
-        told = {
+        values = {
             "pipeline": self.pipeline,
             "schema": self.schemas.get(table.schema, table.schema),
             "table": table.name,
         }
-        name = self.tables.get(table) or self.table.format(**told)
-        return _plain(self.database.format(**told)), _plain(name + ending)
+        name = self.tables.get(table) or self.table.format(**values)
+        return _plain(self.database.format(**values)), _plain(name + ending)
 
 
 def check_template(text: str, needed: str = "") -> None:

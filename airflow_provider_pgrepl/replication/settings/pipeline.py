@@ -33,10 +33,10 @@ from airflow_provider_pgrepl.replication.settings.sections import (
 from airflow_provider_pgrepl.replication.settings.tables import (
     COLUMN_FIELDS,
     SHAPES_COPY,
-    ColumnChoice,
+    ColumnOptions,
     ColumnSettings,
     LakeType,
-    TableChoices,
+    TableOptions,
     TablePolicies,
     TablePolicy,
 )
@@ -80,7 +80,7 @@ class Pipeline(
             )
         return parse_publisher(self.name, name, self.publishers[name], has_lake_tables=self.has_lake_tables)
 
-    def choices(self, table: TableName) -> TableChoices:
+    def options(self, table: TableName) -> TableOptions:
         """Return the settings of a table and its columns."""
         named = {name: self._columns_of(name, table) for name in COLUMN_FIELDS}
         columns = {column for given in named.values() for column in given}
@@ -89,7 +89,7 @@ class Pipeline(
         )
         # Only `per_table` can set `partition_by`, so the pipeline has no such attribute.
         policies = {name: own.get(name, getattr(self, name, None)) for name in TABLE_FIELDS.fields}
-        return TableChoices(
+        return TableOptions(
             TablePolicy(**frozen(policies)),
             {column: self._column_choice(column, named) for column in columns},
             self._column_choice(None, {}),
@@ -108,11 +108,11 @@ class Pipeline(
             if column.table == table
         }
 
-    def _column_choice(self, column: str | None, named: dict[str, dict[str, Any]]) -> ColumnChoice:
+    def _column_choice(self, column: str | None, named: dict[str, dict[str, Any]]) -> ColumnOptions:
         said = {name: given[column] for name, given in named.items() if column in given}
         values: dict[str, Any] = said.get("per_column", {})
         lake_type = "string" if "text_columns" in said else said.get("types")
-        return ColumnChoice(
+        return ColumnOptions(
             lake_type=LakeType.parse(lake_type) if lake_type else None,
             excluded="exclude_columns" in said,
             infinity=values.get("infinity", self.infinity),
@@ -200,22 +200,22 @@ def _shaping(hints: Mapping[str, Any]) -> list[str]:
     return [name for name, hint in hints.items() if any(one is SHAPES_COPY for one in get_args(hint))]
 
 
-def copied_choices(running: Pipeline, config: str | None, table: TableName) -> TableChoices:
+def copied_options(running: Pipeline, config: str | None, table: TableName) -> TableOptions:
     """Return the settings with which a table was copied. Only these of its policy are from then: `deletes`,
     `history`, `partition_by`; the others are the current ones.
 
     `config`: the pipeline file at that time, as TableRecord stores it. If it is None, because an older
     version copied the table, all settings are the current ones. Raises ConfigError if `config` is invalid.
     """
-    now = running.choices(table)
+    now = running.options(table)
     if config is None:
         return now
-    then = Pipeline.from_json(config).choices(table)
+    then = Pipeline.from_json(config).options(table)
     shape = {name: getattr(then.policy, name) for name in _shaping(TABLE_FIELDS.hints)}
     return dataclasses.replace(then, policy=dataclasses.replace(now.policy, **shape))
 
 
-def changed_choices(running: Pipeline, config: str | None, table: TableName) -> list[str]:
+def changed_options(running: Pipeline, config: str | None, table: TableName) -> list[str]:
     """Return the fields whose settings for a table differ from those with which the table was copied.
 
     Only settings that apply from a snapshot on are compared. Returns an empty list if `config` is None.
@@ -223,7 +223,7 @@ def changed_choices(running: Pipeline, config: str | None, table: TableName) -> 
     if config is None:
         return []
     copied = Pipeline.from_json(config)
-    now, then = running.choices(table), copied.choices(table)
+    now, then = running.options(table), copied.options(table)
     policies = _shaping(TABLE_FIELDS.hints)
     plain = [name for name in _shaping(PIPELINE_FIELDS.hints) if name not in policies]
     return [

@@ -40,7 +40,7 @@ class PublisherSettings(PublisherFile):
         return (FORMATS[self.format].place_of or TARGETS[self.target].place_of)(self)
 
     @property
-    def full_place(self) -> str:
+    def destination_of(self) -> str:
         """The destination of the events, with the kind of the target."""
         return f"{self.target}: {self.place}"
 

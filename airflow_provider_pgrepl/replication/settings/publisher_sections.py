@@ -84,7 +84,7 @@ class Delivery:
     4.0. NATS takes its `max_payload`, 1 MiB unless configured; Kafka the topic's `max.message.bytes`, 1 MiB
     unless configured.
     """
-    publish_keep_h: Hours = 336.0
+    publish_retention_h: Hours = 336.0
     """How long unpublished changes are kept; if it is less than `changelog_retention_h`, that applies."""
     metrics: Annotated[str, METRICS] = ""
     """Address of a Prometheus endpoint, as `127.0.0.1:9187`; it has no password. In creek's format it has

@@ -42,11 +42,11 @@ def _below_fields(section: type) -> Iterator[tuple[str, str]]:
 
 
 def _of_fields(fields: Fields) -> dict[str, Any]:
-    told = descriptions(fields)
+    descriptions_by_name = descriptions(fields)
     properties = {
         name: {
             **_of(hint),
-            "description": _LINK.sub(r"\1", told[name]),
+            "description": _LINK.sub(r"\1", descriptions_by_name[name]),
             **({"default": _plain(fields.defaults[name])} if name in fields.defaults else {}),
         }
         for name, hint in fields.hints.items()

@@ -150,8 +150,8 @@ class PerTable:
     """Settings of single tables, which override the pipeline's."""
 
     per_table: Annotated[dict[TableText, OfTable], distinct(TableName.parse)] = field(default_factory=dict)
-    """`truncate`, `deletes`, `history`, `on_drift`, `merge`, `freshness_s`, `max_staleness_s`,
-    `write_amplification`, `cluster_by` of single tables: `{"public.t": {"deletes": "soft"}}`; and
+    """`truncate`, `deletes`, `history`, `on_drift`, `merge`, `merge_interval_s`, `max_staleness_s`,
+    `max_write_amplification`, `cluster_by` of single tables: `{"public.t": {"deletes": "soft"}}`; and
     `partition_by`, which exists for single tables only:
     [partitions](policies.md#partitions-of-a-lake-table).
     """
@@ -206,21 +206,22 @@ class Applying:
 class PointsAndMaintenance:
     """Consistent points, and the rounds of maintenance."""
 
-    points_every_s: Seconds = 60.0
+    consistent_point_interval_s: Seconds = 60.0
     """Maximum time without a consistent point while tables are merged at different times. After it, all
-    tables are merged up to the same position, so no table waits longer than this, whatever its `freshness_s`.
+    tables are merged up to the same position, so no table waits longer than this, whatever its
+    `merge_interval_s`.
     """
-    points_keep_all_h: Hours = 1.0
+    consistent_point_keep_all_h: Hours = 1.0
     """How long every consistent point is kept."""
-    points_thin_min: Amount = 10.0
+    consistent_point_thinning_min: Amount = 10.0
     """After that, one point is kept for each such interval."""
-    points_keep_h: Hours = 168.0
+    consistent_point_retention_h: Hours = 168.0
     """How long those are kept; not longer than `changelog_retention_h`."""
-    points_bytes: Amount = 1.25
+    consistent_point_bytes: Amount = 1.25
     """Maximum bytes of a table's older versions, as a multiple of its live bytes (at least 8 MiB). Above it,
     points are deleted at even intervals. The newest of the last minute, and two that divide
-    `points_keep_h`, are never deleted. A table whose merges replace a third of this limit (and more than 16
-    MiB) in two and a half minutes is merged less often.
+    `consistent_point_retention_h`, are never deleted. A table whose merges replace a third of this limit
+    (and more than 16 MiB) in two and a half minutes is merged less often.
     """
     maintenance_interval_s: Seconds = 600.0
     """Time between two rounds of maintenance: thinning, retention, compaction, vacuum."""

@@ -171,7 +171,7 @@ class ColumnSettings(ValuePolicies):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnChoice(ValuePolicies):
+class ColumnOptions(ValuePolicies):
     """The settings of one column's values in the lake.
 
     `lake_type`: None for the default of the column's type. `unconstrained_numeric`: the lake type of numeric
@@ -202,15 +202,15 @@ class TablePolicies:
     """How changes are written to the files of a lake table: `rewrite`, `merge_on_read`, or `auto`, [the
     cheaper of the two](policies.md#merge-rewrite-or-on-read).
     """
-    freshness_s: SecondsOrZero = 1.0
+    merge_interval_s: SecondsOrZero = 1.0
     """The minimum time between the starts of two merges of a table; [when a table is
     merged](policies.md#freshness-when-a-table-is-merged).
     """
     max_staleness_s: Seconds = 60.0
     """The maximum time that changes wait for a merge that the next setting delays; not less than
-    `freshness_s`.
+    `merge_interval_s`.
     """
-    write_amplification: Amount = 20.0
+    max_write_amplification: Amount = 20.0
     """How many bytes may be written to the lake for a byte of change, over an hour, in addition to 256 KiB a
     second; a table above that is merged less often.
     """
@@ -244,7 +244,7 @@ class TablePolicy(TablePolicies):
 
 
 @dataclass(frozen=True)
-class TableChoices:
+class TableOptions:
     """The settings of a pipeline for one table and its columns.
 
     `columns`: settings of the columns that the pipeline file names. `others`: those of all other columns.
@@ -253,13 +253,13 @@ class TableChoices:
     """
 
     policy: TablePolicy = TablePolicy()
-    columns: Mapping[str, ColumnChoice] = field(default_factory=dict)
-    others: ColumnChoice = ColumnChoice()
+    columns: Mapping[str, ColumnOptions] = field(default_factory=dict)
+    others: ColumnOptions = ColumnOptions()
     named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     commit_lsn_column: bool = True
     commit_ts_column: bool = True
 
-    def column(self, name: str, *, is_key: bool = False) -> ColumnChoice:
+    def column(self, name: str, *, is_key: bool = False) -> ColumnOptions:
         """Return the settings of a column. In a key, infinity and NaN are errors: keys must be exact."""
         choice = self.columns.get(name, self.others)
         return dataclasses.replace(choice, infinity="error", numeric_nan="error") if is_key else choice

@@ -35,7 +35,7 @@ class TargetKind:
     - `client`: the required package. `logger`: the name of its logger.
     - `place`: the function of `events/targets/routing` that returns an event's destination.
     - `schemes`: the schemes of URIs and connections, without TLS and with TLS.
-    - `anybody`: login and password of a broker with its initial configuration.
+    - `default_login`: login and password of a broker with its initial configuration.
     - `formats`: the supported formats; the first is the default.
     - `settings`: the settings that no other target has. `defaults`: their defaults, by the pipeline's name.
     - `place_of`: the destination of a publisher's events, for messages. No two publishers may share one.
@@ -56,7 +56,7 @@ class TargetKind:
     defaults: Callable[[str], Mapping[str, str]]
     place_of: Callable[[PublisherSettings], str]
     check: Callable[[PublisherSettings], Iterator[Mistake]]
-    anybody: str = ""
+    default_login: str = ""
     is_keyed: bool = False
     has_hosts: bool = False
     has_virtual_hosts: bool = False
@@ -152,7 +152,7 @@ TARGETS: Mapping[TargetName, TargetKind] = {
         logger="pika",
         place="routing_key",
         schemes=("amqp", "amqps"),
-        anybody="guest",
+        default_login="guest",
         formats=("json", "debezium"),
         settings=("exchange", "unrouted"),
         defaults=lambda pipeline: {"exchange": f"pgrepl.{pipeline}", "route": _ROUTE},

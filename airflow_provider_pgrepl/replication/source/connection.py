@@ -9,9 +9,9 @@ connecting host's certificate file is passed to it.
 keeps the connection and delivers nothing. So the client measures the time, and shuts the socket down: libpq
 then finds the connection closed, in any thread that waits for it.
 
-`EndedSession` detects that the server has ended a session that another thread uses occasionally. A server
-that shuts down ends its sessions with an unrequested error. It then waits for its walsenders until they have
-sent everything, and what they sent is confirmed.
+`SessionEndDetector` detects that the server has ended a session that another thread uses occasionally. A
+server that shuts down ends its sessions with an unrequested error. It then waits for its walsenders until
+they have sent everything, and what they sent is confirmed.
 https://www.postgresql.org/docs/current/server-shutdown.html
 """
 
@@ -75,7 +75,7 @@ PINNED_SETTINGS: dict[str, str] = {
     "synchronous_commit": "local",
     # Leave the few parallel workers to the application.
     "max_parallel_workers_per_gather": "0",
-    # Each of these timeouts would end a `Keeper` session or a long copy.
+    # Each of these timeouts would end a `SnapshotHolder` session or a long copy.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -497,7 +497,7 @@ def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any
     return found[0]
 
 
-class EndedSession:
+class SessionEndDetector:
     """A detector of a session's end. `has_ended` may be called from any thread, and sends nothing."""
 
     def __init__(self, connection: Connection, unread_s: float = UNREAD_S) -> None:

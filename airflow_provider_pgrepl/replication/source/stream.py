@@ -256,11 +256,13 @@ class ReplicationStream:
             data = without_content(data, HEADER, self._message_bytes)
         return bytes(data) if len(data) <= _COPIED_BYTES else data
 
-    def send_status(self, received: LSN, told: LSN, *, wants_reply: bool = False) -> None:
+    def send_status(self, received: LSN, confirmed: LSN, *, wants_reply: bool = False) -> None:
         """Send a standby status update. `told`: the LSN to confirm to the slot."""
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
         try:
-            self._connection.put_copy_data(_STATUS.pack(b"r", received, told, told, now, wants_reply))
+            self._connection.put_copy_data(
+                _STATUS.pack(b"r", received, confirmed, confirmed, now, wants_reply)
+            )
             self._connection.flush()
         except OperationalError as error:
             raise SourceConnectionError("the replication connection was lost") from error

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl import errors as hints
 from airflow_provider_pgrepl.errors import PgReplError, ToolError
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import ensure_compiled
 from airflow_provider_pgrepl.replication.settings.store_variables import reaching_store
-from airflow_provider_pgrepl.replication.storage.probe import SharedPlace
+from airflow_provider_pgrepl.replication.storage.probe import SharedDirectory
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -159,7 +159,7 @@ def check_executors(
     seen = _everywhere(spark, lambda: pickle.loads(sent)(NEEDED, _SPREAD_S))  # noqa: S301
     if told := sorted({fault for host in seen if (fault := differences(wanted, *host))}):
         raise ToolError("; ".join(told), hints.EXECUTORS)
-    with SharedPlace(lake_root) as place:
+    with SharedDirectory(lake_root) as place:
         answers = _everywhere(spark, on_executor(lambda: _reach(place, reach_source)))
     for answer in answers:
         failure = result_of(answer)
@@ -219,7 +219,7 @@ def _by_value(function: Callable[..., Any]) -> bytes:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def _reach(place: SharedPlace, reach_source: Callable[[], None] | None) -> _Failure | None:
+def _reach(place: SharedDirectory, reach_source: Callable[[], None] | None) -> _Failure | None:
     """Compile, and access the lake and the source, in a task. Returns the failure, or None. Runs once in each
     executor, whose tasks share a folder, to save connections."""
     host = look(())[0]

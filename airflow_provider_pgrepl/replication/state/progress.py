@@ -26,8 +26,8 @@ class TableBytes:
 class TableMerges:
     """The merges of a table. `seconds`: duration of the last merge. `written`: bytes that merges wrote to the
     lake in the last hour, for `changed` bytes of changes. `waiting_s`: the age of the oldest change that is
-    not merged, in seconds. `waits_for`: the budget that the change waits for, `write_amplification` or
-    `points_bytes`; empty if it waits only for its turn."""
+    not merged, in seconds. `waits_for`: the budget that the change waits for, `max_write_amplification` or
+    `consistent_point_bytes`; empty if it waits only for its turn."""
 
     seconds: float
     written: int

@@ -341,12 +341,22 @@ class ProgressRecords(StateConnection):
             found = rows(self._connection, _PROGRESS, (pipeline,))
         if not found:
             return None
-        received, durable, told, applied = (LSN.parse(position) for position in found[0][:4])
+        received, durable, confirmed, applied = (LSN.parse(position) for position in found[0][:4])
         commit_ts, rate, holder, updated_at, idle_at, table_bytes, table_merges = found[0][4:]
         measured = {path: TableBytes(**fields) for path, fields in table_bytes.items()}
         merges = {path: TableMerges(**fields) for path, fields in table_merges.items()}
         return Progress(
-            received, durable, told, applied, commit_ts, rate, holder, updated_at, idle_at, measured, merges
+            received,
+            durable,
+            confirmed,
+            applied,
+            commit_ts,
+            rate,
+            holder,
+            updated_at,
+            idle_at,
+            measured,
+            merges,
         )
 
 

@@ -2,14 +2,14 @@
 
 from airflow_provider_pgrepl.replication.storage.errors import (
     delta_errors,
-    is_away,
-    is_refusal,
-    raise_if_away,
+    is_storage_error,
+    is_store_unavailable,
+    raise_if_store_unavailable,
     refusal,
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.storage.filesystem import (
-    HeldFiles,
+    OpenFileCache,
     Output,
     commit_mark,
     commit_path,
@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
 from airflow_provider_pgrepl.replication.storage.stores import is_store
 
 __all__ = [
-    "HeldFiles",
+    "OpenFileCache",
     "Output",
     "commit_mark",
     "commit_path",
@@ -44,9 +44,9 @@ __all__ = [
     "delete_tree",
     "delta_errors",
     "has_commit",
-    "is_away",
-    "is_refusal",
+    "is_storage_error",
     "is_store",
+    "is_store_unavailable",
     "log_path",
     "make_folder",
     "make_folders",
@@ -55,7 +55,7 @@ __all__ = [
     "open_parquet",
     "open_storage",
     "parse_parquet",
-    "raise_if_away",
+    "raise_if_store_unavailable",
     "read_commit",
     "read_commit_actions",
     "read_file",

@@ -72,7 +72,7 @@ _CLOCK = StoreFault(
     "this host's clock differs from the store's, which therefore rejects signed requests",
     "synchronize the clock of this host, for example with NTP",
 )
-SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and freshness_s")
+SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and merge_interval_s")
 
 _UNRESOLVED = StoreFault(
     "the name {} cannot be resolved (DNS)",
@@ -90,10 +90,10 @@ NO_CONDITIONS = StoreFault(
 )
 
 _NO_BUCKET = StoreFault("there is no such bucket", "create it, or correct `lake` in the pipeline file")
-_NOBODYS = StoreFault(
+_UNKNOWN_CREDENTIALS = StoreFault(
     "the store does not recognize the credentials", f"check {GOOGLE_KEY}, or the host's identity"
 )
-_NOT_TAKEN = StoreFault(
+_REJECTED_KEY = StoreFault(
     "the store rejects the key or the token",
     f"check {AZURE_KEY}, {AZURE_SAS} or {AZURE_SECRET}, or the connection that lake_conn_id names",
 )
@@ -124,18 +124,18 @@ FAULTS = {
     "SlowDown": SLOW,
     "ServiceUnavailable": SLOW,
     "NotImplemented": NO_CONDITIONS,
-    "AuthenticationRequired": _NOBODYS,
-    "InvalidSecurity": _NOBODYS,
+    "AuthenticationRequired": _UNKNOWN_CREDENTIALS,
+    "InvalidSecurity": _UNKNOWN_CREDENTIALS,
     # Codes of Google's client in Arrow.
-    "Unauthenticated": _NOBODYS,
+    "Unauthenticated": _UNKNOWN_CREDENTIALS,
     "PermissionDenied": _DENIED,
     "ContainerNotFound": _NO_BUCKET,
     "ContainerBeingDeleted": _NO_BUCKET,
-    "AuthenticationFailed": _NOT_TAKEN,
-    "InvalidAuthenticationInfo": _NOT_TAKEN,
+    "AuthenticationFailed": _REJECTED_KEY,
+    "InvalidAuthenticationInfo": _REJECTED_KEY,
     "AuthorizationFailure": StoreFault(
-        f"{_NOT_TAKEN.sentence}, or rejects this host's network",
-        f"{_NOT_TAKEN.hint}, and the account's firewall",
+        f"{_REJECTED_KEY.sentence}, or rejects this host's network",
+        f"{_REJECTED_KEY.hint}, and the account's firewall",
     ),
     "AuthorizationPermissionMismatch": _DENIED,
     "InsufficientAccountPermissions": _DENIED,
@@ -143,7 +143,7 @@ FAULTS = {
         "the storage account is disabled", "enable it, or correct lake in the pipeline"
     ),
     "ServerBusy": SLOW,
-    **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _NOT_TAKEN),
+    **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _REJECTED_KEY),
     "KeyBasedAuthenticationNotPermitted": StoreFault(
         "the storage account does not allow keys",
         f"set {AZURE_SECRET} to the secret of an application, or grant the hosts a managed identity",
@@ -161,16 +161,16 @@ _BY_WORDS = (
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
 
 
-def code_in(error: BaseException) -> str:
+def store_error_code(error: BaseException) -> str:
     """Return the store's error code in a library's message, or "" if there is none."""
     match = _CODE.search(str(error))
     found = "" if match is None else next(filter(None, match.groups()))
     return _BY_LETTERS.get(found.replace("_", "").lower(), found)
 
 
-def fault_of(error: BaseException) -> StoreFault | None:
+def find_store_fault(error: BaseException) -> StoreFault | None:
     """Return the explanation of the store's error code, or None if the code is missing or unknown."""
-    return FAULTS.get(code_in(error))
+    return FAULTS.get(store_error_code(error))
 
 
 def status_in(error: BaseException) -> str:
@@ -179,13 +179,13 @@ def status_in(error: BaseException) -> str:
     return "" if match is None else next(filter(None, match.groups()))
 
 
-def facts_in(error: BaseException) -> str:
+def parsable_parts(error: BaseException) -> str:
     """Return the parts of a library's message that this module can parse again: code, status, host.
 
     The store's answer itself is left out, because it may contain a token.
     """
     text, status = str(error), status_in(error)
-    found = [f"<Code>{code_in(error)}</Code>", *([f"HTTP status {status}"] if status else [])]
+    found = [f"<Code>{store_error_code(error)}</Code>", *([f"HTTP status {status}"] if status else [])]
     for words, _ in _BY_WORDS:
         if said := words.search(text):
             host = _HOST.search(text)
@@ -195,7 +195,7 @@ def facts_in(error: BaseException) -> str:
 
 def explanation_of(error: BaseException) -> StoreFault | None:
     """Return the explanation by error code, HTTP status or cause of a failed connection, or None."""
-    if fault := fault_of(error) or _BY_STATUS.get(status_in(error)):
+    if fault := find_store_fault(error) or _BY_STATUS.get(status_in(error)):
         return fault
     text = str(error)
     for words, fault in _BY_WORDS:
@@ -206,7 +206,7 @@ def explanation_of(error: BaseException) -> StoreFault | None:
     return None
 
 
-def is_away(error: BaseException) -> bool:
+def is_store_unavailable(error: BaseException) -> bool:
     """Return True if an object store, or the connection to it, failed, so that no table is at fault.
 
     Only errors of libraries that send requests to a store are considered: the message of another error may
@@ -220,13 +220,13 @@ def _asks_stores(error: BaseException) -> bool:
     return isinstance(error, (DeltaError, OSError, BaseError, pa.ArrowException)) or type(error) is Exception
 
 
-def raise_if_away(doing: str, error: BaseException) -> None:
+def raise_if_store_unavailable(doing: str, error: BaseException) -> None:
     """Raise LakeUnavailableError if an object store failed. `doing` as in `refusal`."""
-    if is_away(error):
+    if is_store_unavailable(error):
         raise refusal(doing, error) from None
 
 
-def is_refusal(error: BaseException) -> bool:
+def is_storage_error(error: BaseException) -> bool:
     """Return True if an error comes from the storage, and not from the state of a table."""
     return isinstance(error, OSError) or _is_of_store(error) or bool(_MARKS.search(str(error)))
 
@@ -294,7 +294,7 @@ def storage_errors(place: str) -> Iterator[None]:
     try:
         yield
     except _FORBIDDEN as error:
-        if fault_of(error):
+        if find_store_fault(error):
             raise refusal(f"cannot write under {place}", error) from None
         # Do not quote the error: a store's client may include the request, with the token that signs it.
         raise LakeError(
@@ -313,7 +313,7 @@ def delta_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        if not is_refusal(error):
+        if not is_storage_error(error):
             raise
         failed = refusal(doing, error)
     if failed is not None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, SCHEMES, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, SCHEMES, store_location
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 from airflow_provider_pgrepl.replication.storage.stores import access_to, is_store, open_filesystem
@@ -43,7 +43,7 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     local = local_path(root)
     if local is not None:
         return _LOCAL, str(local)
-    place = place_in_store(root)
+    place = store_location(root)
     if place is None or place.scheme not in SCHEMES:
         raise LakeError(f"the lake {root} cannot be opened", f"give {EXAMPLES}")
     return open_filesystem(access_to(place)), f"{place.bucket}/{place.key}"
@@ -178,7 +178,7 @@ def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     return filesystem.open_input_file(path)
 
 
-class HeldFiles:
+class OpenFileCache:
     """A cache of open files of a store, by path: opening a file costs a request, or reads it completely.
 
     Files that are held in memory are limited to `_HELD_BYTES` bytes together. A file never changes. Threads

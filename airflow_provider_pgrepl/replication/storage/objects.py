@@ -17,7 +17,7 @@ import pyarrow as pa
 from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.storage.errors import facts_in, fault_of
+from airflow_provider_pgrepl.replication.storage.errors import find_store_fault, parsable_parts
 from airflow_provider_pgrepl.replication.storage.stores import store_behind
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _delete(filesystem: fs.FileSystem, bucket: str, keys: list[str]) -> None:
     try:
         obstore.delete(store_behind(filesystem), keys)
     except FileNotFoundError as error:
-        if fault_of(error) is not None:
+        if find_store_fault(error) is not None:
             raise
         for key in keys if len(keys) > 1 else ():
             _delete(filesystem, bucket, [key])
@@ -219,7 +219,7 @@ def _store_errors(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if fault_of(error) is None:
+        if find_store_fault(error) is None:
             raise FileNotFoundError(f"{path} is not there") from None
         raise _unread(path, error) from None
     except BaseError as error:
@@ -228,4 +228,4 @@ def _store_errors(path: str) -> Iterator[None]:
 
 def _unread(path: str, error: Exception) -> OSError:
     """Return an OSError with the known facts only: the store's answer may contain a token."""
-    return OSError(f"{path}: {type(error).__name__} {facts_in(error)}")
+    return OSError(f"{path}: {type(error).__name__} {parsable_parts(error)}")

@@ -19,7 +19,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.settings.lake import StoreLocation, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import StoreLocation, store_location
 from airflow_provider_pgrepl.replication.settings.store_variables import (
     AZURE_ENDPOINT,
     ENDPOINT,
@@ -31,9 +31,9 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     NO_CONDITIONS,
     SLOW,
     StoreFault,
-    code_in,
-    fault_of,
+    find_store_fault,
     storage_errors,
+    store_error_code,
 )
 from airflow_provider_pgrepl.replication.storage.filesystem import delete_files, open_storage
 from airflow_provider_pgrepl.replication.storage.stores import access_to, is_store, open_store
@@ -67,7 +67,7 @@ def check_store(lake_root: str) -> None:
     The object is created below `_pgrepl`. Without such a rejection, two writers could commit the same
     version. Does nothing for a directory. Raises LakeError, LakeUnavailableError.
     """
-    place = place_in_store(lake_root)
+    place = store_location(lake_root)
     if place is None:
         return
     name = f"_pgrepl/probe-{uuid.uuid4().hex}"
@@ -126,7 +126,7 @@ def _is_refused(store: ObjectStore, path: str) -> bool:
 
 
 def _unusable(lake_root: str, error: Exception) -> LakeError:
-    fault = fault_of(error) or _refusal_in(error)
+    fault = find_store_fault(error) or _refusal_in(error)
     if fault is None:
         return LakeUnavailableError(f"{lake_root}: {_UNREACHED.sentence}", _UNREACHED.hint)
     kind = LakeUnavailableError if fault == SLOW else LakeError
@@ -140,7 +140,7 @@ def _refusal_in(error: Exception) -> StoreFault | None:
     """
     if isinstance(error, _NotOpenedError):
         return StoreFault("credentials or endpoint are none that a store can be opened with", _CREDENTIALS)
-    found, code = _REFUSED.search(str(error)), code_in(error)
+    found, code = _REFUSED.search(str(error)), store_error_code(error)
     if found is None:
         return None
     if code:
@@ -151,7 +151,7 @@ def _refusal_in(error: Exception) -> StoreFault | None:
 
 
 @dataclass(frozen=True)
-class SharedPlace:
+class SharedDirectory:
     """A context in which a lake's directory holds a file that identifies it; a store needs no such file."""
 
     lake_root: str

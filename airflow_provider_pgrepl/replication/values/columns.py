@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.errors import ConfigError, TableError, ValueRangeEr
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy, TableOptions
 from airflow_provider_pgrepl.replication.values.parser import Parser, UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
@@ -91,13 +91,13 @@ class TypedColumn:
 
 
 def typed_column(
-    column: Column, table: TableName, choices: TableChoices, index: int | None = None
+    column: Column, table: TableName, options: TableOptions, index: int | None = None
 ) -> TypedColumn:
     """Return the lake column for a column, according to the pipeline's settings.
 
     Raises ConfigError for a lake type that does not fit the column's type.
     """
-    choice = choices.column(column.name, is_key=column.is_key)
+    choice = options.column(column.name, is_key=column.is_key)
     try:
         parser = parser_of(column.pg_type, choice)
     except ConfigError as error:
@@ -160,22 +160,22 @@ class Partitioning:
         return _short(values)
 
 
-def partitioning(relation: Relation, choices: TableChoices) -> Partitioning | None:
+def partitioning(relation: Relation, options: TableOptions) -> Partitioning | None:
     """Return the partitioning of a table, or None if the pipeline sets none.
 
     Raises TableError if the table cannot be partitioned by the column, ConfigError.
     """
-    by = choices.policy.partition
+    by = options.policy.partition
     if by is None:
         return None
-    problem = _missing(relation, choices, by)
+    problem = _missing(relation, options, by)
     column = next((column for column in relation.columns if column.name == by.column), None)
     if problem or column is None:
         raise TableError(
             f"partition_by names column {show_identifier(by.column)}, {problem}", _hint(relation)
         )
     index = relation.columns.index(column)
-    found = typed_column(column, relation.table, choices, index)
+    found = typed_column(column, relation.table, options, index)
     if reason := _reason_against(column, found.lake_type, by):
         raise TableError(f"partition_by: {by}: {reason}", _hint(relation))
     return Partitioning(found, by.unit)
@@ -186,8 +186,8 @@ def _hint(relation: Relation) -> str:
     return f"{CHANGE_IT}; if the table was copied before, then {copied}"
 
 
-def _missing(relation: Relation, choices: TableChoices, by: PartitionBy) -> str:
-    if choices.column(by.column).excluded:
+def _missing(relation: Relation, options: TableOptions, by: PartitionBy) -> str:
+    if options.column(by.column).excluded:
         return "which exclude_columns leaves out"
     published = {column.name: column.attnum for column in relation.columns}
     if by.column in published:
@@ -259,7 +259,7 @@ def _short(texts: pa.Array) -> pa.Array:
     return pc.if_else(nothing, pa.scalar(None, pa.string()), beginnings)
 
 
-def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColumn, ...]:
+def typed_columns(relation: Relation, options: TableOptions) -> tuple[TypedColumn, ...]:
     """Return the lake table's columns of a relation, ordered by attnum, without excluded and ignored ones.
 
     Raises ConfigError for a lake type that does not fit its column.
@@ -267,43 +267,43 @@ def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColum
     published = [(column, index) for index, column in enumerate(relation.columns)]
     others = [(column, None) for column in (*relation.unpublished, *relation.dropped)]
     typed = (
-        typed_column(column, relation.table, choices, index)
+        typed_column(column, relation.table, options, index)
         for column, index in (*published, *others)
-        if column.attnum not in relation.ignored and not choices.column(column.name).excluded
+        if column.attnum not in relation.ignored and not options.column(column.name).excluded
     )
     return tuple(sorted(typed, key=lambda typed: typed.column.attnum))
 
 
-def copied_part(relation: Relation, choices: TableChoices) -> Relation:
+def copied_part(relation: Relation, options: TableOptions) -> Relation:
     """Return the relation without excluded columns, whose values a snapshot does not read from the source."""
-    kept = (c for c in relation.columns if not choices.column(c.name).excluded)
+    kept = (c for c in relation.columns if not options.column(c.name).excluded)
     return replace(relation, columns=tuple(kept))
 
 
-def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
+def lake_schema(relation: Relation, options: TableOptions) -> pa.Schema:
     """Return the lake table's schema: the relation's columns, then the pipeline's bookkeeping columns.
 
     All columns are nullable: a key of the source does not constrain soft-deleted rows or older versions in
     the lake. Raises TableError if a column has a reserved name, or if two names differ only in case, which a
     lake table does not allow; ConfigError.
     """
-    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
+    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, options)]
     taken = {field.name.casefold() for field in fields}
     for own, option in ((COMMIT_LSN, "commit_lsn_column"), (COMMIT_TS, "commit_ts_column")):
-        if own in taken and getattr(choices, option):
+        if own in taken and getattr(options, option):
             raise TableError(
                 f"{relation.table}: column {own} has the name of a column that the lake table gets",
                 f"set {option} to false, rename the column, or leave it out with exclude_columns",
             )
     if any(field.name.casefold() == PARTITION for field in fields):
         raise TableError(f"{relation.table}: {RESERVED}", "rename it, or leave it out with exclude_columns")
-    if choices.policy.deletes == "soft":
+    if options.policy.deletes == "soft":
         fields.append(pa.field(DELETED, pa.bool_()))
-    if choices.commit_lsn_column:
+    if options.commit_lsn_column:
         fields.append(pa.field(COMMIT_LSN, pa.int64()))
-    if choices.commit_ts_column:
+    if options.commit_ts_column:
         fields.append(pa.field(COMMIT_TS, pa.timestamp("us", "UTC")))
-    if partitioning(relation, choices) is not None:
+    if partitioning(relation, options) is not None:
         fields.append(pa.field(PARTITION, pa.string()))
     counts = Counter(field.name.casefold() for field in fields)
     doubles = [one_line(f'"{field.name}"') for field in fields if counts[field.name.casefold()] > 1]
@@ -315,18 +315,18 @@ def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     return pa.schema(fields)
 
 
-def choice_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
+def option_problems(relation: Relation, options: TableOptions) -> Iterator[str]:
     """Yield the settings of the pipeline that do not fit this table or its columns, as messages."""
-    yield from _column_problems(relation, choices)
-    yield from partition_problems(relation, choices)
-    yield from _key_problems(relation, choices)
-    if choices.policy.history:
+    yield from _column_problems(relation, options)
+    yield from partition_problems(relation, options)
+    yield from _key_problems(relation, options)
+    if options.policy.history:
         yield from history_problems(relation)
 
 
-def _column_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
+def _column_problems(relation: Relation, options: TableOptions) -> Iterator[str]:
     known = {column.name: column for column in (*relation.columns, *relation.unpublished)}
-    for field, names in choices.named.items():
+    for field, names in options.named.items():
         for name in names:
             column, shown = known.get(name), show_identifier(name)
             if column is None:
@@ -335,19 +335,19 @@ def _column_problems(relation: Relation, choices: TableChoices) -> Iterator[str]
                 yield f"{field} names column {shown}, which belongs to its key and cannot be left out"
             elif column.is_key and field == "per_column":
                 yield f"{field} names column {shown}, which is of its key and must stay exact"
-    kept = [column for column in known.values() if not choices.column(column.name).excluded]
+    kept = [column for column in known.values() if not options.column(column.name).excluded]
     if known and not kept:
         yield "exclude_columns leaves it no column; take one out of there, or the table out of tables"
-    yield from _type_problems(relation.table, kept, choices)
+    yield from _type_problems(relation.table, kept, options)
 
 
-def partition_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
+def partition_problems(relation: Relation, options: TableOptions) -> Iterator[str]:
     """Yield the reasons why the table cannot have its partitioning, or has a column with a reserved name."""
     columns = (*relation.columns, *relation.unpublished)
-    if any(c.name.casefold() == PARTITION and not choices.column(c.name).excluded for c in columns):
+    if any(c.name.casefold() == PARTITION and not options.column(c.name).excluded for c in columns):
         yield f"{RESERVED}; rename it, or leave it out with exclude_columns"
     try:
-        partitioning(relation, choices)
+        partitioning(relation, options)
     except TableError as error:
         yield f"{error.message}; {error.hint}"
     except ConfigError:
@@ -355,23 +355,23 @@ def partition_problems(relation: Relation, choices: TableChoices) -> Iterator[st
         pass
 
 
-def _type_problems(table: TableName, columns: Iterable[Column], choices: TableChoices) -> Iterator[str]:
+def _type_problems(table: TableName, columns: Iterable[Column], options: TableOptions) -> Iterator[str]:
     for column in columns:
         try:
-            typed_column(column, table, choices)
+            typed_column(column, table, options)
         except ConfigError as error:
             yield f"{error.message}; {error.hint}"
 
 
-def _key_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
+def _key_problems(relation: Relation, options: TableOptions) -> Iterator[str]:
     """Yield the key columns whose different texts would become equal values in the lake.
 
     Only checked if rows that the source no longer has may stay: then keys are distinguished by their texts.
     """
-    if not choices.policy.follows_keys:
+    if not options.policy.follows_keys:
         return
     for column in relation.key_columns:
-        choice = choices.column(column.name, is_key=True)
+        choice = options.column(column.name, is_key=True)
         chosen = choice.lake_type
         if chosen is None or chosen.name == "array":
             chosen = choice.unconstrained_numeric

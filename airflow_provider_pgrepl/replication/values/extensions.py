@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values.nested import list_array, split_array, split_pairs
 from airflow_provider_pgrepl.replication.values.parser import cast, not_output_of_type
 from airflow_provider_pgrepl.replication.values.scalars import Binary
@@ -25,7 +25,7 @@ class HStore:
         )
 
 
-def hstore(_: PgType, __: ColumnChoice) -> HStore:
+def hstore(_: PgType, __: ColumnOptions) -> HStore:
     """Return the parser of the extension's type hstore."""
     return HStore()
 
@@ -41,7 +41,7 @@ class Spatial:
         return Binary().parse(pc.binary_join_element_wise(prefix, texts, none))
 
 
-def spatial(_: PgType, __: ColumnChoice) -> Spatial:
+def spatial(_: PgType, __: ColumnOptions) -> Spatial:
     """Return the parser of PostGIS's geometry and geography."""
     return Spatial()
 
@@ -60,6 +60,6 @@ class Vector:
         return list_array(parts.starts, numbers, texts)
 
 
-def vector(_: PgType, __: ColumnChoice) -> Vector:
+def vector(_: PgType, __: ColumnOptions) -> Vector:
     """Return the parser of pgvector's vector and halfvec."""
     return Vector()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values import kernels
 from airflow_provider_pgrepl.replication.values.parser import (
     Parser,
@@ -181,7 +181,7 @@ def list_array(starts: pa.Array, values: pa.Array, texts: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(starts, values, mask=texts.is_null() if texts.null_count else None)
 
 
-def array(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
+def array(pg_type: PgType, choice: ColumnOptions, parser_of: ParserOf) -> Parser:
     """Return the parser of an array: a list, or nested lists if the settings have `array(n)`.
 
     An empty array becomes an empty outermost list.
@@ -214,7 +214,7 @@ class Composite:
         )
 
 
-def composite(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Parser:
+def composite(pg_type: PgType, choice: ColumnOptions, parser_of: ParserOf) -> Parser:
     """Return the parser of a composite: a struct, or the exact text if no struct is possible.
 
     A struct is not possible without attributes, or if attribute names differ only in case.
@@ -277,7 +277,7 @@ class Multirange:
         return list_array(parts.starts, self.range.parse(parts.texts), texts)
 
 
-def range_(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Range:
+def range_(pg_type: PgType, choice: ColumnOptions, parser_of: ParserOf) -> Range:
     """Return the parser of a range. The column's settings apply to its bounds.
 
     A bound never becomes null, because null means unbounded.
@@ -295,6 +295,6 @@ def range_(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Range:
     )
 
 
-def multirange(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Multirange:
+def multirange(pg_type: PgType, choice: ColumnOptions, parser_of: ParserOf) -> Multirange:
     """Return the parser of a multirange."""
     return Multirange(range_(pg_type.only_part, choice, parser_of))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 
 
 class UnsupportedValue(Exception):  # noqa: N818 - a finding; callers raise ValueRangeError
@@ -40,13 +40,13 @@ class Parser(Protocol):
         """Convert a `string` or `large_string` array to `lake_type`, exactly. Raises UnsupportedValue."""
 
 
-Family = Callable[[PgType, ColumnChoice], Parser]
+Family = Callable[[PgType, ColumnOptions], Parser]
 """Returns the parser of a type of the family, according to a pipeline's settings."""
 
-ParserOf = Callable[[PgType, ColumnChoice], Parser]
+ParserOf = Callable[[PgType, ColumnOptions], Parser]
 """Returns the parser of any type."""
 
-NestedFamily = Callable[[PgType, ColumnChoice, ParserOf], Parser]
+NestedFamily = Callable[[PgType, ColumnOptions, ParserOf], Parser]
 """Returns the parser of a type that has component types, given a function that returns their parsers."""
 
 
@@ -90,6 +90,6 @@ def as_string(texts: pa.Array) -> pa.Array:
         return texts.cast(pa.large_string())
 
 
-def text(_: PgType, __: ColumnChoice) -> Text:
+def text(_: PgType, __: ColumnOptions) -> Text:
     """Return the parser of a type whose lake value is its exact text."""
     return Text()

@@ -7,7 +7,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values.extensions import hstore, spatial, vector
 from airflow_provider_pgrepl.replication.values.nested import array, composite, multirange, range_
 from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser, text
@@ -63,7 +63,7 @@ _OF_KINDS: dict[str, NestedFamily] = {
 }
 
 
-def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
+def parser_of(pg_type: PgType, choice: ColumnOptions) -> Parser:
     """Return the parser of a type. Values of an unregistered type are kept as exact text.
 
     Raises ConfigError. Its message begins with a verb; the caller adds the column as the subject.
@@ -96,7 +96,7 @@ def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
     return parser
 
 
-def _parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
+def _parser_of(pg_type: PgType, choice: ColumnOptions) -> Parser:
     family = _BUILT_IN.get(pg_type.oid) or _OF_EXTENSIONS.get((pg_type.extension, pg_type.name))
     if family is not None:
         return family(pg_type, choice)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values.parser import (
     Family,
     Parser,
@@ -47,7 +47,7 @@ class Boolean:
         return true
 
 
-def boolean(_: PgType, __: ColumnChoice) -> Boolean:
+def boolean(_: PgType, __: ColumnOptions) -> Boolean:
     """Return the parser of boolean."""
     return Boolean()
 
@@ -75,7 +75,7 @@ class Number:
 def _of_width(lake_type: pa.DataType) -> Family:
     parser = Number(lake_type)
 
-    def number(_: PgType, __: ColumnChoice) -> Number:
+    def number(_: PgType, __: ColumnOptions) -> Number:
         return parser
 
     return number
@@ -89,7 +89,7 @@ real, double = _of_width(pa.float32()), _of_width(pa.float64())
 
 @dataclass(frozen=True)
 class Decimal:
-    """numeric as a decimal, never rounded. NaN and infinities are null if `odd_is_null`, else an error.
+    """numeric as a decimal, never rounded. NaN and infinities are null if `special_is_null`, else an error.
 
     `is_declared`: True if precision and scale are the column's own, so that every value fits; False if the
     pipeline sets them.
@@ -97,7 +97,7 @@ class Decimal:
 
     precision: int
     scale: int
-    odd_is_null: bool
+    special_is_null: bool
     is_declared: bool = True
 
     @property
@@ -111,14 +111,14 @@ class Decimal:
         It cannot if a text may have too many digits for Arrow (see `_long`), or if NaN and infinities become
         null.
         """
-        return self.lake_type if self.is_declared and not self.odd_is_null else None
+        return self.lake_type if self.is_declared and not self.special_is_null else None
 
     def parse(self, texts: pa.Array) -> pa.Array:
         if not pc.any(self._long(texts)).as_py():
             numbers = cast(texts, self.lake_type)
             if numbers is not None:
                 return numbers
-        return self._parse_odd(texts)
+        return self._parse_special(texts)
 
     def _long(self, texts: pa.Array) -> pa.Array:
         """Return True for each text that may have more than 38 digits after it is extended to the scale.
@@ -128,10 +128,10 @@ class Decimal:
         """
         return pc.greater(pc.binary_length(texts), _MAX_PRECISION - self.scale)
 
-    def _parse_odd(self, texts: pa.Array) -> pa.Array:
+    def _parse_special(self, texts: pa.Array) -> pa.Array:
         odd = pc.is_in(texts, value_set=pa.array(_NOT_FINITE, texts.type))
         if pc.any(odd).as_py():
-            if not self.odd_is_null:
+            if not self.special_is_null:
                 raise UnsupportedValue(
                     "the value is NaN or infinity",
                     "set numeric_nan to null (not for key columns), and retry the table; or set the column's"
@@ -165,28 +165,28 @@ class Decimal:
         )
 
 
-def numeric(pg_type: PgType, choice: ColumnChoice) -> Parser:
+def numeric(pg_type: PgType, choice: ColumnOptions) -> Parser:
     """Return the parser of numeric: decimal(p,s) if its precision is at most 38, else the exact text.
 
     A lake type in the settings takes precedence.
     """
-    odd_is_null = choice.numeric_nan == "null"
+    special_is_null = choice.numeric_nan == "null"
     chosen = choice.lake_type
     if chosen is None and pg_type.typmod < 0:
         chosen = choice.unconstrained_numeric
     if chosen is not None:
         if chosen.name != "decimal":
             return Text()
-        return Decimal(chosen.precision, chosen.scale, odd_is_null, is_declared=False)
+        return Decimal(chosen.precision, chosen.scale, special_is_null, is_declared=False)
     precision, scale = precision_and_scale(pg_type.typmod)
     if precision <= _MAX_PRECISION and 0 <= scale <= precision:
-        return Decimal(precision, scale, odd_is_null)
+        return Decimal(precision, scale, special_is_null)
     return Text()
 
 
-def xid8(_: PgType, __: ColumnChoice) -> Parser:
+def xid8(_: PgType, __: ColumnOptions) -> Parser:
     """Return the parser of xid8, an unsigned 64-bit integer, which Delta does not support: a decimal."""
-    return Decimal(20, 0, odd_is_null=False)
+    return Decimal(20, 0, special_is_null=False)
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int]:
@@ -220,12 +220,12 @@ class Money:
         return self.amount.parse(digits)
 
 
-def money(_: PgType, choice: ColumnChoice) -> Parser:
+def money(_: PgType, choice: ColumnOptions) -> Parser:
     """Return the parser of money: decimal(19,2), which fits all values, or the decimal in the settings."""
     chosen = choice.lake_type
     if chosen is not None and chosen.name == "decimal":
-        return Money(Decimal(chosen.precision, chosen.scale, odd_is_null=False, is_declared=False))
-    return Money(Decimal(_PRECISION, _SCALE, odd_is_null=False))
+        return Money(Decimal(chosen.precision, chosen.scale, special_is_null=False, is_declared=False))
+    return Money(Decimal(_PRECISION, _SCALE, special_is_null=False))
 
 
 class Binary:
@@ -277,6 +277,6 @@ def _binary_array(offsets: NDArray[np.int64], data: bytes, texts: pa.Array) -> p
     return pa.Array.from_buffers(arrow_type, len(texts), buffers, null_count=texts.null_count)
 
 
-def binary(_: PgType, __: ColumnChoice) -> Binary:
+def binary(_: PgType, __: ColumnOptions) -> Binary:
     """Return the parser of bytea."""
     return Binary()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, Infinity
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, Infinity
 from airflow_provider_pgrepl.replication.values.parser import (
     Parser,
     Text,
@@ -97,7 +97,7 @@ class Temporal:
 
     def parse(self, texts: pa.Array) -> pa.Array:
         fast = cast(texts, self.lake_type)
-        return self._parse_odd(self._finite(texts)) if fast is None else fast
+        return self._parse_special(self._finite(texts)) if fast is None else fast
 
     def _finite(self, texts: pa.Array) -> pa.Array:
         """Return the texts with null or a sentinel in place of infinities. Raises UnsupportedValue."""
@@ -110,7 +110,7 @@ class Temporal:
             texts = pc.if_else(pc.equal(texts, pa.scalar(infinite, texts.type)), instead, texts)
         return texts
 
-    def _parse_odd(self, texts: pa.Array) -> pa.Array:
+    def _parse_special(self, texts: pa.Array) -> pa.Array:
         """Parse with Arrow, and only the rows that Arrow rejects (before 1 AD, or after 9999) by `_count`.
 
         Raises UnsupportedValue.
@@ -159,19 +159,19 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
     return seconds * 1_000_000 + fraction
 
 
-def date(_: PgType, choice: ColumnChoice) -> Parser:
+def date(_: PgType, choice: ColumnOptions) -> Parser:
     """Return the parser of date, which uses the proleptic Gregorian calendar, as PostgreSQL does."""
     return Temporal(pa.date32(), _DATE + _ERA, choice.infinity, (_LAST_DAY, _FIRST_DAY))
 
 
-def timestamp(_: PgType, choice: ColumnChoice) -> Parser:
+def timestamp(_: PgType, choice: ColumnOptions) -> Parser:
     """Return the parser of timestamp: without time zone, or as text if `timestamp_without_tz` is `string`."""
     if choice.timestamp_without_tz == "string":
         return Text()
     return Temporal(pa.timestamp("us"), _DATE + _TIME + _ERA, choice.infinity, _sentinels())
 
 
-def timestamptz(_: PgType, choice: ColumnChoice) -> Parser:
+def timestamptz(_: PgType, choice: ColumnOptions) -> Parser:
     """Return the parser of timestamp with time zone: microseconds in UTC, the session's pinned time zone."""
     lake_type = pa.timestamp("us", "UTC")
     return Temporal(lake_type, _DATE + _TIME + r"\+00" + _ERA, choice.infinity, _sentinels("+00"))

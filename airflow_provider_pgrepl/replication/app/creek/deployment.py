@@ -331,7 +331,7 @@ def _execute(connection: Connection, command: str) -> None:
         cursor.execute(command)
 
 
-class Child:
+class ChildProcess:
     """A child process that runs an app. It is not started yet.
 
     It has the environment variables of this process, and those in `environment`.

@@ -48,7 +48,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPlace
+    from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPosition
     from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 
 log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
@@ -116,7 +116,7 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     table = _wanted(settings, arguments.table)
     servers = cast("JetStream", open_target(settings, process.target_uri())).servers
     # Imported here, where the client is known to be installed.
-    from airflow_provider_pgrepl.replication.creek.snapshot_sender import Wanted, send_snapshot
+    from airflow_provider_pgrepl.replication.creek.snapshot_sender import SnapshotRequest, send_snapshot
 
     begin_compiling()
     with StopSignal() as stop:
@@ -128,7 +128,7 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             position, at = _shown_and_published(pipeline, settings, table, stop)
             read = partial(_payloads, pipeline, settings, table, position, stop=stop)
             lake = StreamLake(pipeline.lake_root)
-            send_snapshot(servers, settings, subject, Wanted(lake, table, position, at, read))
+            send_snapshot(servers, settings, subject, SnapshotRequest(lake, table, position, at, read))
         except StopRequested:
             log.warning("stopped while sending a snapshot of %s: its missing end marks it as partial", table)
             return process.RETRY_MAY_HELP
@@ -213,7 +213,7 @@ def _payloads(
     settings: PublisherSettings,
     table: TableName,
     position: EventPosition,
-    place: StreamPlace,
+    place: StreamPosition,
     stop: StopSignal,
 ) -> tuple[bytes, Iterator[list[bytes]]]:
     """Return the header and the encoded rows of the table as of a position."""
@@ -229,9 +229,9 @@ def _payloads(
     salt = process.hash_salt(settings)
     with changelog_errors():
         relations = KnownRelations(pipeline.lake_root)
-    begun_with = read_columns(pipeline.lake_root, settings.name)
-    published = PublishedColumns(relations, settings.column_rules, salt, begun_with=begun_with)
-    snapshot = SnapshotRows(relation, pipeline.choices(table), published)
+    initial_columns = read_columns(pipeline.lake_root, settings.name)
+    published = PublishedColumns(relations, settings.column_rules, salt, initial_columns=initial_columns)
+    snapshot = SnapshotRows(relation, pipeline.options(table), published)
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)
     header = snapshot.header(position, place.stamp, place.at, rows.num_rows)
     return header, _encoded(snapshot, rows, stop)

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.creek.deployment import (
     OPTIONS_VARIABLE,
     PUBLISHER,
-    Child,
+    ChildProcess,
     Deployment,
     SourceTables,
 )
@@ -57,9 +57,9 @@ class FollowedTables:
     `add`: returns a snapshot app that adds a comma-separated list of tables.
     """
 
-    def __init__(self, source: SourceTables, access: Access, add: Callable[[str], Child]) -> None:
+    def __init__(self, source: SourceTables, access: Access, add: Callable[[str], ChildProcess]) -> None:
         self._source, self._access, self._add = source, access, add
-        self._adding: Child | None = None
+        self._adding: ChildProcess | None = None
         self._being_added: Tables = frozenset()
         self._one_by_one: list[TableName] = []
         self._refused: Tables = frozenset()
@@ -129,7 +129,7 @@ class FollowedTables:
         self._adding = self._add(names)
         self._adding.start()
 
-    def _has_added(self, adding: Child) -> bool:
+    def _has_added(self, adding: ChildProcess) -> bool:
         code = adding.ended()
         if code is None:
             return False
@@ -235,7 +235,7 @@ class Service:
             process_io.LEVEL_VARIABLE: deployment.log_level,
         }
         self._access = Access(pipeline, deployment.dsn, _state_dsn(deployment))
-        self._lasting: list[Child] = []
+        self._lasting: list[ChildProcess] = []
         if pipeline.has_lake_tables:
             self._lasting = [self._child("replicate"), self._child("publish", "--publisher", PUBLISHER)]
         self._tables = FollowedTables(
@@ -266,8 +266,8 @@ class Service:
         unfinished.write_text(self._access.pipeline.to_json(), encoding="utf-8")
         unfinished.replace(self._file)
 
-    def _child(self, app: str, *arguments: str) -> Child:
-        return Child(app, ["--pipeline", str(self._file), *arguments], self._environment)
+    def _child(self, app: str, *arguments: str) -> ChildProcess:
+        return ChildProcess(app, ["--pipeline", str(self._file), *arguments], self._environment)
 
     def _begin(self) -> int:
         """Copy the tables that are not copied yet, and return the exit code.
@@ -287,7 +287,7 @@ class Service:
             self._stop.wait(_PAUSE_S)
         return process.DONE
 
-    def _finished(self, child: Child) -> int:
+    def _finished(self, child: ChildProcess) -> int:
         child.start()
         while (code := child.ended()) is None:
             if self._stop.wait(_TICK_S):

@@ -15,7 +15,7 @@ from typing import Any
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, one_line
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, judge_health
+from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, find_health_problems
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.runtime import spark_submit
@@ -63,7 +63,7 @@ ORDER BY name
 """
 
 
-class Level(StrEnum):
+class CheckStatus(StrEnum):
     """The result of a check."""
 
     OK = "ok"
@@ -75,7 +75,7 @@ class Level(StrEnum):
 class Finding:
     """The result of a check: `text` is a sentence, `hint` the next step."""
 
-    level: Level
+    level: CheckStatus
     check: str
     text: str
     hint: str = ""
@@ -93,7 +93,7 @@ class Diagnosis:
 
     @property
     def has_problems(self) -> bool:
-        return any(finding.level is Level.PROBLEM for finding in self.findings)
+        return any(finding.level is CheckStatus.PROBLEM for finding in self.findings)
 
     def to_text(self) -> str:
         """Return a table of the findings, with the hint below its finding."""
@@ -106,8 +106,8 @@ class Diagnosis:
             lines += [f"{indent}{line.strip()}" for line in more]
             lines += [f"{indent}hint: {line.strip()}" for line in finding.hint.splitlines()[:1]]
             lines += [f"{indent}{line.strip()}" for line in finding.hint.splitlines()[1:]]
-        count = sum(finding.level is Level.PROBLEM for finding in self.findings)
-        warnings = sum(finding.level is Level.WARNING for finding in self.findings)
+        count = sum(finding.level is CheckStatus.PROBLEM for finding in self.findings)
+        warnings = sum(finding.level is CheckStatus.WARNING for finding in self.findings)
         return "\n".join([*lines, "", f"pipeline {self.pipeline}: {count} problems, {warnings} warnings"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,11 +138,11 @@ def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
 
 
 def _problem(check: str, error: PgReplError) -> Finding:
-    return Finding(Level.PROBLEM, check, error.message, error.hint)
+    return Finding(CheckStatus.PROBLEM, check, error.message, error.hint)
 
 
 def _ok(check: str, text: str) -> Finding:
-    return Finding(Level.OK, check, text)
+    return Finding(CheckStatus.OK, check, text)
 
 
 def _packages() -> Iterator[Finding]:
@@ -186,7 +186,7 @@ def _lake(pipeline: Pipeline) -> Iterator[Finding]:
     if lead != UNKNOWN_MARGIN and lead.total_seconds() > _CLOCK_S:
         ahead = show_duration(lead.total_seconds())
         text = f"this host's clock is {ahead} ahead of the lake's storage"
-        yield Finding(Level.WARNING, "clock", text, "synchronize the clock of this host (NTP)")
+        yield Finding(CheckStatus.WARNING, "clock", text, "synchronize the clock of this host (NTP)")
 
 
 def _source(access: Access) -> Iterator[Finding]:
@@ -207,7 +207,8 @@ def _source(access: Access) -> Iterator[Finding]:
         yield from (_problem("role", error) for error in role_problems(connection, pipeline))
         yield from (_problem("slot", error) for error in slot_problems(connection, pipeline, new_epoch=False))
         yield from (
-            Finding(Level.WARNING, "settings", text) for text in server_warnings(connection, pipeline.slot)
+            Finding(CheckStatus.WARNING, "settings", text)
+            for text in server_warnings(connection, pipeline.slot)
         )
         yield from _left_over(connection, pipeline)
         yield from _clock(connection)
@@ -222,7 +223,7 @@ def _pooler(connection: Connection) -> Iterator[Finding]:
         yield _ok("pooler", "none found: the server itself answers")
         return
     yield Finding(
-        Level.WARNING,
+        CheckStatus.WARNING,
         "pooler",
         "a pooler or proxy is between this host and the server: the session's pid is not that of the login",
         "use the server's direct address and port (PgBouncer, RDS Proxy, Supavisor, Neon's -pooler host)",
@@ -239,7 +240,7 @@ def _settings(connection: Connection) -> Iterator[Finding]:
     yield _ok("settings", ", ".join(f"{name} {value}" for name, value in found.items()))
     if limits.wal_keep_bytes is None:
         yield Finding(
-            Level.WARNING,
+            CheckStatus.WARNING,
             "settings",
             "max_slot_wal_keep_size is -1: the slot of a stopped pipeline retains WAL until the disk is full",
             "set it above the WAL of your longest planned stop, or set wal_budget: docs/how-to/be-alerted.md",
@@ -251,7 +252,7 @@ def _left_over(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
         found = rows(connection, _LEFT_OVER, (pipeline.slot,))
     for name, held in found:
         yield Finding(
-            Level.WARNING,
+            CheckStatus.WARNING,
             "slot",
             f"slot {one_line(name)} is not read by any process, and retains {show_bytes(held or 0)} of WAL",
             f"if no pipeline needs it: select pg_drop_replication_slot('{one_line(name)}')",
@@ -267,7 +268,7 @@ def _clock(connection: Connection) -> Iterator[Finding]:
     if ahead > _CLOCK_S:
         text = f"the clocks of this host and of the server differ by {show_duration(ahead)}"
         yield Finding(
-            Level.WARNING, "clock", text, "synchronize both clocks (NTP); lags are wrong until then"
+            CheckStatus.WARNING, "clock", text, "synchronize both clocks (NTP); lags are wrong until then"
         )
     else:
         yield _ok("clock", "this host and the server agree")
@@ -278,7 +279,7 @@ def _tables(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
     faults = table_faults(connection, pipeline, relations)
     yield from (_problem("tables", fault) for fault in faults.values())
     for warning in table_warnings(relations, pipeline):
-        yield Finding(Level.WARNING, "tables", warning)
+        yield Finding(CheckStatus.WARNING, "tables", warning)
     if not faults:
         yield _ok("tables", f"{len(relations)} tables can be replicated")
 
@@ -290,7 +291,7 @@ def _state(access: Access) -> Iterator[Finding]:
             yield _ok("state", f"pipeline {name} is not recorded yet: {errors.SNAPSHOT}")
             return
     yield _ok("state", f"pipeline {name} is recorded")
-    report = judge_health(read_status(access.pipeline, access), HealthLimits())
+    report = find_health_problems(read_status(access.pipeline, access), HealthLimits())
     for problem in report.problems:
-        level = Level.PROBLEM if problem.severity is Severity.FAILURE else Level.WARNING
+        level = CheckStatus.PROBLEM if problem.severity is Severity.FAILURE else CheckStatus.WARNING
         yield Finding(level, "pipeline", problem.reason, problem.hint)

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.app.source_problems import (
 )
 from airflow_provider_pgrepl.replication.app.tables import new_tables
 from airflow_provider_pgrepl.replication.drift.files import new_partitions
-from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import compare_catalog
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -66,7 +66,7 @@ def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pip
     if len(makers) != len(before) or len(set(makers)) != 1:
         return False
     assumed = replace(recorded, truncated_by=makers.pop())
-    return judge_catalog(assumed, current, pipeline.choices(recorded.table)).kind is not DriftKind.UNSAFE
+    return compare_catalog(assumed, current, pipeline.options(recorded.table)).kind is not DriftKind.UNSAFE
 
 
 def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
@@ -156,7 +156,7 @@ def find_drift(
     """
     findings = {}
     for relation in recorded:
-        verdict = judge_catalog(relation, current[relation.table], pipeline.choices(relation.table))
+        verdict = compare_catalog(relation, current[relation.table], pipeline.options(relation.table))
         if verdict.kind is DriftKind.UNSAFE:
             error: PgReplError | None = DriftError(verdict.reason, verdict.hint, verdict.remedy)
         else:

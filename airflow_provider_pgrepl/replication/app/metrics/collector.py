@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import build_i
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 from airflow_provider_pgrepl.replication.state.tables import TableCondition, TableState
 
-MOST_TABLES = 2_000
+MAX_TABLES = 2_000
 """The maximum number of tables that have series of their own. Errored tables come first, then by name."""
 _GAUGES = {
     "source_up": "1 if the source was read successfully last time, else 0: its metrics are stale then.",
@@ -143,7 +143,7 @@ class ReplicationCollector(Collector):
         chosen = _chosen(tables)
         yield self._gauge(
             "tables_omitted",
-            f"Tables without series of their own, beyond the first {MOST_TABLES:,}.",
+            f"Tables without series of their own, beyond the first {MAX_TABLES:,}.",
             len(tables) - len(chosen),
         )
         states = GaugeMetricFamily(
@@ -181,8 +181,8 @@ def _counters(received: ReceiverProgress, applied: ApplierProgress) -> dict[str,
 
 
 def _chosen(tables: Mapping[TableName, TableCondition]) -> list[TableName]:
-    if len(tables) <= MOST_TABLES:
+    if len(tables) <= MAX_TABLES:
         return sorted(tables)
     return sorted(tables, key=lambda table: (tables[table].state is not TableState.ERRORED, table))[
-        :MOST_TABLES
+        :MAX_TABLES
     ]

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.needed_changes import (
     Retention,
     retention,
     retention_lsn,
-    watched_above,
+    unchecked_above,
 )
 from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
@@ -28,8 +28,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.delta.table import has_delta
-from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.files.compaction import Compaction, compact_thoroughly
 from airflow_provider_pgrepl.replication.lake.history.table import history_key, history_uri
@@ -90,7 +90,7 @@ class MaintainedTable:
 
 
 @dataclass
-class Maintained:
+class MaintenanceReport:
     """The result of the maintenance of a pipeline.
 
     `joined_files`: changelog files that were compacted before the last step. `rest`: the result of the last
@@ -164,7 +164,7 @@ def maintain(
     *,
     wait: Wait,
     tell: Tell = lambda _: None,
-) -> Maintained:
+) -> MaintenanceReport:
     """Compact lake tables (`tables`, or all) and closed hours of the changelog, then delete what is not
     needed.
 
@@ -183,7 +183,7 @@ def maintain(
             refuse_without_lake(access.pipeline, "--tables", "leave it out: the changelog is maintained")
         records = choose(store, name, named) if named else list(recorded(store, name).values())
         run = _Run(access, store, begun_epoch(store, access.pipeline), time.monotonic() + limit_s, wait)
-        done = Maintained(name)
+        done = MaintenanceReport(name)
         for table in run.compacted(records):
             done.tables.append(table)
             tell(table)
@@ -217,7 +217,7 @@ class _Run:
             record = self.store.read_tables(name).get(table)
             if record is None or record.relation is None or record.state not in _COPIED:
                 continue
-            chosen = self.access.pipeline.choices(table).policy.cluster_by
+            chosen = self.access.pipeline.options(table).policy.cluster_by
             cluster_by = chosen or [column.name for column in record.relation.key_columns]
             yield self._compact(str(table), f"{root}/{table.path}", cluster_by)
             uri = history_uri(root, table)
@@ -272,10 +272,10 @@ class _Run:
         records = self.store.read_tables(pipeline.name).values()
         try:
             if pipeline.has_lake_tables:
-                tables = TableWorks(pipeline, self.record, Points(pipeline.lake_root))
+                tables = RecordedTables(pipeline, self.record, ConsistentPoints(pipeline.lake_root))
                 own = tables.needed_above(records, {})
             else:
-                own = watched_above(records)
+                own = unchecked_above(records)
             needed = retention_lsn(self.access.dsn, pipeline, own)
             return None if needed is None else retention(pipeline, self.record.epoch, needed)
         except LakeError as error:

@@ -168,7 +168,7 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: s
         ) from None
     # Check again: another program may have written there during the wait for the batch.
     _check_droppable(access, store, tables)
-    for path in drop.files_of_others(root, tables):
+    for path in drop.foreign_files(root, tables):
         log.warning("%s was not written by this pipeline, and is kept", path)
     for table in drop.drop_lake_tables(root, tables):
         log.info("dropped lake table %s", table)

@@ -38,7 +38,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkipResult:
     """The result of `skip_transaction`, or with `dry_run` the result that it would have.
 
     `touched`: tables that the transaction may have changed; they are errored until they are resnapshotted.
@@ -57,7 +57,7 @@ class Skipped:
             f"transaction skipped permanently: {self.lsn} (xid {self.xid})",
             "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
             f" {_names(self.touched)}",
-            f"unchanged according to --untouched: {_names(self.named)}",
+            f"unchanged according to --unchanged-tables: {_names(self.named)}",
             f"unchanged according to the WAL: {_names(self.seen)}",
             "its logical messages, if it had any, are lost",
         ]
@@ -65,8 +65,8 @@ class Skipped:
 
 
 def skip_transaction(
-    access: Access, lsn: LSN | str, untouched: Iterable[TableName | str] = (), *, dry_run: bool = False
-) -> Skipped:
+    access: Access, lsn: LSN | str, unchanged_tables: Iterable[TableName | str] = (), *, dry_run: bool = False
+) -> SkipResult:
     """Advance the slot past the transaction that commits at an LSN, once everything before it is durable.
 
     With `dry_run`, only return the consequences. In either case the changes before the transaction are
@@ -74,7 +74,7 @@ def skip_transaction(
     pipeline runs, ConfigError if that is not the transaction that the server cannot send, SlotError if the
     server can send all, and what receiving raises.
 
-    :param untouched: tables that the transaction has surely not changed
+    :param unchanged_tables: tables that the transaction has surely not changed
     """
     wanted = _parse(lsn)
     name = access.pipeline.name
@@ -85,7 +85,11 @@ def skip_transaction(
         set_aside_torn_commits(found, access.dsn)
         evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
-        named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
+        named = (
+            [record.table for record in choose(store, name, unchanged_tables)]
+            if list(unchanged_tables)
+            else []
+        )
         gap, seen = _done(access, wanted), frozenset[int]()
         if gap is not None:
             _check_spared(gap, records, named)
@@ -127,7 +131,7 @@ def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: lis
     late = [str(table) for table in named if _may_lack(records[table], gap)]
     if late:
         raise ConfigError(
-            f"--untouched: the transaction at {gap.lsn} was skipped already, as one that may have changed"
+            f"--unchanged-tables: the transaction at {gap.lsn} was skipped already, as one that may have changed"
             f" {', '.join(late)}",
             errors.resnapshot(",".join(late)),
         )
@@ -218,10 +222,10 @@ def _may_lack(record: TableRecord, gap: Gap) -> bool:
 
 def _skipped(
     gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName], seen: frozenset[int]
-) -> Skipped:
+) -> SkipResult:
     touched = [record.table for record in records.values() if _may_lack(record, gap)]
     shown = [r.table for r in records.values() if r.relation is not None and r.relation.oid in seen]
-    return Skipped(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
+    return SkipResult(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
 
 
 def _names(tables: Iterable[TableName]) -> str:

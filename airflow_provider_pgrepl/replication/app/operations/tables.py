@@ -16,7 +16,7 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch import check_lake_choice, refuse_without_lake
+from airflow_provider_pgrepl.replication.app.epoch import check_lake_tables_setting, refuse_without_lake
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.selection import change, choose, raise_all, recorded
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
@@ -28,17 +28,17 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.drift.judge import DriftResult, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import DriftResult, compare_catalog
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.apply.table_position import read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, no_position, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, copied_choices
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, copied_options
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
@@ -72,7 +72,7 @@ class RetryCheck:
     epoch: EpochRecord
     floor: LSN
     changelog: DeltaTable = field(repr=False)
-    _points: Points = field(repr=False)
+    _points: ConsistentPoints = field(repr=False)
     _index: RelationIndex = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class RetryCheck:
         Raises ChangelogError, LakeError, and PublicationError if the publication no longer exists, was
         created again or publishes less.
         """
-        points = Points(pipeline.lake_root)
+        points = ConsistentPoints(pipeline.lake_root)
         if pipeline.has_lake_tables:
             # Check the points before opening the changelog, which then covers all of them: a running app
             # appends more.
@@ -109,8 +109,8 @@ class RetryCheck:
         current = read_relation(self.source, relation.oid, publication) or find_relation(
             self.source, relation.table, publication
         )
-        copied = copied_choices(self.pipeline, record.config, record.table)
-        verdict = judge_catalog(relation, current, copied)
+        copied = copied_options(self.pipeline, record.config, record.table)
+        verdict = compare_catalog(relation, current, copied)
         if verdict.kind is DriftKind.UNSAFE:
             hint, remedy = verdict.hint, verdict.remedy
             if _needs_copy(record) and not _needs_copy(verdict):
@@ -154,13 +154,13 @@ class RetryCheck:
         check_no_gap(self.changelog, self.epoch.epoch, record.table, relation.oid, position)
         return relation
 
-    def choices(self, record: TableRecord, relation: Relation) -> str | None:
+    def options(self, record: TableRecord, relation: Relation) -> str | None:
         """Return the present pipeline file if it would have created the same lake table; else None."""
         if record.config is None:
             return None
-        now = self.pipeline.choices(relation.table)
+        now = self.pipeline.options(relation.table)
         try:
-            before = Pipeline.from_json(record.config).choices(relation.table)
+            before = Pipeline.from_json(record.config).options(relation.table)
         except PgReplError:
             return None
         if before.policy.history != now.policy.history:
@@ -251,7 +251,7 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
     with access.store("retry") as store:
         evidence.check(access.pipeline, store, access.dsn)
         # Otherwise the present file would be recorded as the one by which the tables were copied.
-        check_lake_choice(access.pipeline, recorded(store, name))
+        check_lake_tables_setting(access.pipeline, recorded(store, name))
         if tables is None:
             errored = [r for r in recorded(store, name).values() if r.state is _S.ERRORED]
             if not errored:
@@ -267,7 +267,7 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
             raise_all([refused for _, _, refused in checked if refused is not None])
         for record, relation, _ in checked:
             if relation is not None and not store.move(
-                name, record, _S.CATCHING_UP, config=lake.choices(record, relation)
+                name, record, _S.CATCHING_UP, config=lake.options(record, relation)
             ):
                 log.info("table %s was changed by another process meanwhile", record.table)
     if any(relation is not None for _, relation, _ in checked):
@@ -289,7 +289,7 @@ def _problems(records: list[TableRecord]) -> list[PgReplError]:
 def _checked(lake: RetryCheck, record: TableRecord) -> tuple[Relation | None, PgReplError | None]:
     try:
         relation = lake.check(record)
-        lake.choices(record, relation)
+        lake.options(record, relation)
     except PgReplError as error:
         return None, error
     return relation, None

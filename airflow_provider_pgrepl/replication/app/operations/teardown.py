@@ -14,12 +14,12 @@ from airflow_provider_pgrepl.replication.app.ownership import check_no_receiver,
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.own_tables import check_holds_no_lake
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.drop import (
     check_droppable,
     drop_lake_tables,
     drop_system_folder,
-    files_of_others,
+    foreign_files,
     present_tables,
 )
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
@@ -259,7 +259,7 @@ class _Teardown:
         if self._epoch is None:
             return  # Nothing shows that its content is this pipeline's.
         tables = present_tables(root, self._tables())
-        others = files_of_others(root, tables)
+        others = foreign_files(root, tables)
         if not dry_run:
             drop_lake_tables(root, tables)
             # Delete the tables' records, so that a repeated teardown does not take the dropped lake for one
@@ -278,7 +278,7 @@ class _Teardown:
         return known | self._named()
 
     def _named(self) -> set[TableName]:
-        named = {key for point in Points(self.pipeline.lake_root).all() for key in point.tables}
+        named = {key for point in ConsistentPoints(self.pipeline.lake_root).all() for key in point.tables}
         return {TableName.parse(key) for key in named if not is_history(key)}
 
     def _copied(self) -> set[TableName]:

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.errors import SourceConnectionError
 
 LIMIT_S = 2.0
 """The seconds after which a database counts as not answering, when all are asked."""
-PATIENT_S = 10.0
+DETAIL_TIMEOUT_S = 10.0
 """The same when the tables of one pipeline are asked for: there may be thousands, and nothing else waits."""
 _MOST_AT_ONCE = 4
 """The most questions to a database at the same time: a page asks one, and equal ones share an answer."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_provider_pgrepl.errors import StateError
-from airflow_provider_pgrepl.replication.app.page.databases import LIMIT_S, PATIENT_S
+from airflow_provider_pgrepl.replication.app.page.databases import DETAIL_TIMEOUT_S, LIMIT_S
 from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -29,7 +29,7 @@ _EVENTS = 200
 _SAMPLED = timedelta(days=1)
 
 
-def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, is_named: bool = True) -> Document:
+def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, must_have_state: bool = True) -> Document:
     """Return the document of all pipelines of a state database.
 
     :param is_named: raise StateError if the database has no state, because the configuration names it.
@@ -37,7 +37,7 @@ def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, is_named: bool = True)
     """
     with OverviewRecords(dsn, limit_s) as records:
         if not records.is_set_up():
-            if is_named:
+            if must_have_state:
                 raise StateError(
                     "schema _pgrepl does not exist in this database",
                     "list only connections of state databases in [pgrepl] state_conn_ids",
@@ -46,13 +46,13 @@ def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, is_named: bool = True)
         return {"pipelines": [pipeline_document(row) for row in records.read_pipelines()]}
 
 
-def read_tables(dsn: str, pipeline: str, limit_s: float = PATIENT_S) -> Document:
+def read_tables(dsn: str, pipeline: str, limit_s: float = DETAIL_TIMEOUT_S) -> Document:
     """Return the document of the tables of a pipeline."""
     with OverviewRecords(dsn, limit_s) as records:
         return {"tables": [table_document(row) for row in records.read_table_rows(pipeline)]}
 
 
-def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = PATIENT_S) -> Document:
+def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = DETAIL_TIMEOUT_S) -> Document:
     """Return the document of a table: its columns, its newest events, and its lag during the last day.
 
     Events are newest first. `lags`: lags in seconds, oldest first.

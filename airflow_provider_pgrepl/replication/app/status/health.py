@@ -145,7 +145,9 @@ class HealthReport:
         return cls(found["pipeline"], tuple(problems))
 
 
-def judge_health(status: PipelineStatus, limits: HealthLimits, now: datetime | None = None) -> HealthReport:
+def find_health_problems(
+    status: PipelineStatus, limits: HealthLimits, now: datetime | None = None
+) -> HealthReport:
     """Return the problems of a status. `now`: the time at which it was read, by default the current time."""
     now = now or datetime.now(UTC)
     found = sorted(_problems(status, limits, now), key=lambda one: one.severity is Severity.WARNING)

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch import check_lake_choice, lost_lake
+from airflow_provider_pgrepl.replication.app.epoch import check_lake_tables_setting, lost_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import differences
 from airflow_provider_pgrepl.replication.app.source_problems import (
@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.events.publish.record import StoppedTable, read_record
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -332,7 +332,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
 
 def _lake_choice(pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str, ...]:
     try:
-        check_lake_choice(pipeline, {record.table: record for record in tables})
+        check_lake_tables_setting(pipeline, {record.table: record for record in tables})
     except ConfigError as error:
         return (_sentence(error),)
     return ()
@@ -432,7 +432,7 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
     problems: tuple[str, ...] = ()
     point = None
     try:
-        points = Points(pipeline.lake_root)
+        points = ConsistentPoints(pipeline.lake_root)
         points.check_lake()
         point = points.latest()
     except LakeError as error:

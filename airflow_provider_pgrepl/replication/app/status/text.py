@@ -36,12 +36,12 @@ _WATCHED = "looked through: the changelog has all of each table's changes"
 
 def budget_exceeded(merges: TableMerges) -> str:
     """Return a sentence for people: the budget that a table's merges exceed, and why."""
-    if merges.waits_for == "points_bytes":
-        return "its merges replace more of the table than points_bytes has room for"
+    if merges.waits_for == "consistent_point_bytes":
+        return "its merges replace more of the table than consistent_point_bytes has room for"
     share = merges.written / max(merges.changed, 1)
     return (
         f"in the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
-        " write_amplification allows"
+        " max_write_amplification allows"
     )
 
 

@@ -19,7 +19,12 @@ from airflow_provider_pgrepl.replication.avro.columns import (
     fields_of,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChangeMaker, ChoicesOf, TypedShape
+from airflow_provider_pgrepl.replication.events.changes import (
+    ChangeConverter,
+    ChangeMaker,
+    OptionsOf,
+    TypedShape,
+)
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.json import (
@@ -29,9 +34,9 @@ from airflow_provider_pgrepl.replication.events.formats.json import (
     RelationRows,
 )
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, Tuples, array_of
+from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, RowImages, array_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 NOTHING, RECORD = b"\x00", b"\x02"
@@ -41,23 +46,23 @@ NOTHING, RECORD = b"\x00", b"\x02"
 def avro_column(
     published: PublishedColumn,
     table: TableName,
-    choices: TableChoices,
+    options: TableOptions,
     identity: str,
     *,
     is_of_identity: bool,
 ) -> CreekColumn:
     """Return the column of the target. `identity`: the table's replica identity, as in pg_class."""
-    column, choice = published.column, published.choice(choices)
+    column, choice = published.column, published.choice(options)
     return creek_column(column, choice, published.hide, table, identity, is_of_identity=is_of_identity)
 
 
 def avro_columns(
-    record: RelationRecord, published: Mapping[int, PublishedColumn], choices: TableChoices
+    record: RelationRecord, published: Mapping[int, PublishedColumn], options: TableOptions
 ) -> dict[int, CreekColumn]:
     """Return the columns of a relation, by position in the stream."""
     identity, sent = record.message.replica_identity, record.message.columns
     return {
-        index: avro_column(column, record.name, choices, identity, is_of_identity=sent[index].is_identity)
+        index: avro_column(column, record.name, options, identity, is_of_identity=sent[index].is_identity)
         for index, column in published.items()
     }
 
@@ -144,7 +149,7 @@ class EncodedRows:
         numbers = np.array([place for place, op in enumerate(ops) if op != "T"], np.int64)
         with_rows = rows.take(pa.array(numbers))
         old, new = (
-            _Side(Tuples(array_of(with_rows, side, TEXTS), width, table), numbers, len(ops))
+            _Side(RowImages(array_of(with_rows, side, TEXTS), width, table), numbers, len(ops))
             for side in ("old", "new")
         )
         missing = new.fill(unchanged, old, keys) if any(unchanged) else {}
@@ -154,7 +159,7 @@ class EncodedRows:
 class _Side:
     """The rows before, or after, some changes, by the index of their change."""
 
-    def __init__(self, tuples: Tuples, numbers: Ints, count: int) -> None:
+    def __init__(self, tuples: RowImages, numbers: Ints, count: int) -> None:
         self._tuples = tuples
         self.numbers: list[int] = numbers[tuples.present].tolist()
         self._count = count
@@ -217,23 +222,23 @@ class AvroEvent(Event):
     schema: ChangeSchema
 
 
-class AvroEvents(ByRelation[AvroEvent]):
+class AvroEvents(ChangeConverter[AvroEvent]):
     """Makes events with Avro bodies. `source`: the name of the source for consumers."""
 
     def __init__(
         self,
         source: str,
         relations: KnownRelations,
-        choices_of: ChoicesOf,
+        options_of: OptionsOf,
         wanted: TableSelection,
         published: PublishedColumns | None = None,
     ) -> None:
-        super().__init__(relations, choices_of, wanted, published)
+        super().__init__(relations, options_of, wanted, published)
         self._source = source
-        self._keys = _Keys(relations, choices_of, wanted, published)
+        self._keys = _Keys(relations, options_of, wanted, published)
 
     def shape_of(self, record: RelationRecord) -> ChangeMaker[AvroEvent]:
-        columns = avro_columns(record, self.columns_of(record), self.choices_of(record.name))
+        columns = avro_columns(record, self.columns_of(record), self.options_of(record.name))
         schema = ChangeSchema(self._source, record.name, columns)
         return _Shape(schema, len(record.message.columns), self._keys.shape_of(record))
 
@@ -288,9 +293,9 @@ class _Keys(KeyedEvents):
     """Makes events with keys and empty bodies."""
 
     def enveloped(self, record: RelationRecord) -> tuple[TypedShape, BodyFormat]:
-        choices, keys = self.choices_of(record.name), set(self.keys_of(record))
+        options, keys = self.options_of(record.name), set(self.keys_of(record))
         typed = {
-            index: one.typed(record.name, choices, index)
+            index: one.typed(record.name, options, index)
             for index, one in self.columns_of(record).items()
             if index in keys
         }

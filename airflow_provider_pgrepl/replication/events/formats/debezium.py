@@ -18,8 +18,8 @@ from airflow_provider_pgrepl.replication.events.changes import (
     LETTERS,
     OPERATIONS,
     Change,
+    ChangeSide,
     Row,
-    Side,
     TypedShape,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.events.formats.json_text import (
     json_string,
     on_one_line,
 )
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
 Schema = dict[str, Any]
@@ -112,9 +112,9 @@ class DebeziumFormat:
         self._source, self._database, self._with_schemas = source, database, with_schemas
 
     def __call__(
-        self, record: RelationRecord, columns: Mapping[int, PublishedColumn], choices: TableChoices
+        self, record: RelationRecord, columns: Mapping[int, PublishedColumn], options: TableOptions
     ) -> tuple[TypedShape, BodyFormat]:
-        made = {index: debezium_column(one, record.name, choices, index) for index, one in columns.items()}
+        made = {index: debezium_column(one, record.name, options, index) for index, one in columns.items()}
         changes = TypedShape(record, made)
         return changes, DebeziumEnvelope(self._source, self._database, changes, self._with_schemas)
 
@@ -190,7 +190,7 @@ class DebeziumEnvelope:
         now = time.time_ns()
         return f',"ts_ms":{now // 1_000_000},"ts_us":{now // 1_000},"ts_ns":{now}{self._end}'
 
-    def _whole(self, before: Side[pa.Array]) -> Side[pa.Array]:
+    def _whole(self, before: ChangeSide[pa.Array]) -> ChangeSide[pa.Array]:
         """Return the old rows with the columns that the server did not send."""
         if not len(before.numbers):
             return before
@@ -199,7 +199,7 @@ class DebeziumEnvelope:
         for index, column in self._columns.items():
             if index not in values:
                 values[index] = pa.repeat(pa.scalar(_parser(column).unsent, TEXT), count)
-        return Side(before.numbers, [values[index] for index in self._columns])
+        return ChangeSide(before.numbers, [values[index] for index in self._columns])
 
     def _object(self, row: Row, unsent: Collection[str]) -> str:
         found = {}

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT, j
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
-from airflow_provider_pgrepl.replication.settings.tables import ColumnChoice, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
 from airflow_provider_pgrepl.replication.values.nested import split_array
 from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
@@ -255,7 +255,7 @@ def _double(value: float) -> str:
 
 
 def _hstore(texts: pa.Array, pg_type: PgType) -> pa.Array:
-    pairs = parser_of(pg_type, ColumnChoice()).parse(texts).to_pylist(maps_as_pydicts="strict")
+    pairs = parser_of(pg_type, ColumnOptions()).parse(texts).to_pylist(maps_as_pydicts="strict")
     written = (
         None if one is None else json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in pairs
     )
@@ -295,7 +295,7 @@ def hstores(pg_type: PgType) -> Encode:
 
 
 def _parsed(oid: int, texts: pa.Array) -> pa.Array:
-    return parser_of(PgType(oid), ColumnChoice()).parse(texts)
+    return parser_of(PgType(oid), ColumnOptions()).parse(texts)
 
 
 def _is_short(precision: int) -> bool:
@@ -380,10 +380,10 @@ class DebeziumParser:
 
 
 def debezium_column(
-    published: PublishedColumn, table: TableName, choices: TableChoices, index: int
+    published: PublishedColumn, table: TableName, options: TableOptions, index: int
 ) -> DebeziumColumn:
     """Return the column of the target. Its `parser` is a DebeziumParser."""
-    column, hide, choice = published.column, published.hide, published.choice(choices)
+    column, hide, choice = published.column, published.hide, published.choice(options)
     is_text = choice.lake_type is not None and choice.lake_type.name == "string"
     found = _STRING if is_text else _type_of(column.pg_type, column.typmod)
     encode = found.encode if hide is None else lambda texts: found.encode(hide(texts))

@@ -16,11 +16,11 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.events.changes import (
     LETTERS,
     OPERATIONS,
-    ByRelation,
     Change,
-    ChoicesOf,
+    ChangeConverter,
+    ChangeSide,
+    OptionsOf,
     Row,
-    Side,
     TypedShape,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, take
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
 _TRANSACTION = ("epoch", "commit_lsn", "xid", "commit_ts")
@@ -92,17 +92,17 @@ class RelationRows:
     ordinals: pa.Array
     ids: pa.Array
     transactions: ChangeTransactions
-    after: Side[pa.Array]
-    before: Side[pa.Array]
+    after: ChangeSide[pa.Array]
+    before: ChangeSide[pa.Array]
 
     @classmethod
-    def of(cls, rows: pa.Table, after: Side[pa.Array], before: Side[pa.Array]) -> RelationRows:
+    def of(cls, rows: pa.Table, after: ChangeSide[pa.Array], before: ChangeSide[pa.Array]) -> RelationRows:
         of = ChangeTransactions.of(rows)
         ordinals = array_of(rows, "ordinal", pa.int64())
         ids = joined(of.id_starts.take(pa.array(of.number)), ordinals.cast(TEXT))
         return cls(array_of(rows, "op", pa.string()), ordinals, ids, of, after, before)
 
-    def objects(self, made: JsonRows, side: Side[pa.Array]) -> pa.Array:
+    def objects(self, made: JsonRows, side: ChangeSide[pa.Array]) -> pa.Array:
         """Return, for each change, its row on one side as a JSON object; null if it has none."""
         return of_all(made, side, len(self.ops))
 
@@ -126,7 +126,7 @@ class BodyFormat(Protocol):
         """Return the object of one change's key."""
 
 
-def of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
+def of_all(objects: JsonRows, side: ChangeSide[pa.Array], count: int) -> pa.Array:
     """Return, for each change, its row on one side as a JSON object; null if it has none."""
     made = objects.of(side.values, len(side.numbers))
     if len(made) == count:
@@ -180,12 +180,12 @@ class PlainEnvelope:
 
 
 Enveloped = Callable[
-    [RelationRecord, Mapping[int, PublishedColumn], TableChoices], tuple[TypedShape, BodyFormat]
+    [RelationRecord, Mapping[int, PublishedColumn], TableOptions], tuple[TypedShape, BodyFormat]
 ]
 """Returns the typed shape and the envelope of a relation, given its columns."""
 
 
-class JsonEvents(ByRelation[Event]):
+class JsonEvents(ChangeConverter[Event]):
     """Makes events with JSON bodies.
 
     `few`: fewer changes of a relation than this are converted one by one.
@@ -194,13 +194,13 @@ class JsonEvents(ByRelation[Event]):
     def __init__(
         self,
         relations: KnownRelations,
-        choices_of: ChoicesOf,
+        options_of: OptionsOf,
         wanted: TableSelection,
         published: PublishedColumns | None = None,
         few: int = _FEW,
         enveloped: Enveloped | None = None,
     ) -> None:
-        super().__init__(relations, choices_of, wanted, published)
+        super().__init__(relations, options_of, wanted, published)
         self.few, self._enveloped = few, enveloped or _plain
 
     def shape_of(self, record: RelationRecord) -> JsonShape:
@@ -208,13 +208,13 @@ class JsonEvents(ByRelation[Event]):
 
     def enveloped(self, record: RelationRecord) -> tuple[TypedShape, BodyFormat]:
         """Return the typed shape and the envelope of a relation."""
-        return self._enveloped(record, self.columns_of(record), self.choices_of(record.name))
+        return self._enveloped(record, self.columns_of(record), self.options_of(record.name))
 
 
 def _plain(
-    record: RelationRecord, columns: Mapping[int, PublishedColumn], choices: TableChoices
+    record: RelationRecord, columns: Mapping[int, PublishedColumn], options: TableOptions
 ) -> tuple[TypedShape, BodyFormat]:
-    typed = {index: one.typed(record.name, choices, index) for index, one in columns.items()}
+    typed = {index: one.typed(record.name, options, index) for index, one in columns.items()}
     changes = TypedShape(record, typed)
     return changes, PlainEnvelope(changes)
 
@@ -344,11 +344,13 @@ class _KeyedShape(JsonShape):
             pc.binary_join_element_wise(start, keys, end, pa.scalar("", TEXT)) if any(self._frame) else keys
         )
 
-    def _keys_of(self, side: Side[pa.Array], columns: Mapping[int, TypedColumn], count: int) -> pa.Array:
+    def _keys_of(
+        self, side: ChangeSide[pa.Array], columns: Mapping[int, TypedColumn], count: int
+    ) -> pa.Array:
         """Return, for each change, the key of its row on one side; null if it has no row there."""
         places = {index: place for place, index in enumerate(columns)}
         values = [side.values[places[index]] for index in self._keys] if side.values else []
-        return of_all(self._objects, Side(side.numbers, values), count)
+        return of_all(self._objects, ChangeSide(side.numbers, values), count)
 
     def event_of(self, change: Change) -> Event:
         old, new = self._key(change.old, change), self._key(change.data, change)

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.events.business import TRANSACTIONS
-from airflow_provider_pgrepl.replication.events.changes import ByRelation, ChoicesOf
+from airflow_provider_pgrepl.replication.events.changes import ChangeConverter, OptionsOf
 from airflow_provider_pgrepl.replication.events.event import Event, above_all
 from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
 )
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
-from airflow_provider_pgrepl.replication.events.targets.base import Refusal, Sending, Target
+from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents, Refusal, Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -47,7 +47,7 @@ Wait = Callable[[float], bool]
 """Waits at most a number of seconds. Returns True if the publisher must stop."""
 Then = Callable[[int, list[Refusal]], None]
 """Called with the number of events that a target has settled, and with those that it refused."""
-Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
+ConverterFactory = Callable[[KnownRelations, OptionsOf, TableSelection], ChangeConverter[Any]]
 """Returns the converter from changes to events, given the relations, options and tables that are read."""
 _POLL_S = 0.25
 _SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
@@ -71,7 +71,7 @@ class _Batch:
     `settled` and `refusals` are those of earlier attempts to send them.
     """
 
-    sending: Sending
+    sending: PendingEvents
     then: Then
     settled: int = 0
     refusals: list[Refusal] = field(default_factory=list)
@@ -167,10 +167,10 @@ class Delivery:
         """Close the connection to the target."""
         self._target.close()
 
-    def _start(self, events: Sequence[Event], ends_transaction: bool = True) -> Sending:
+    def _start(self, events: Sequence[Event], ends_transaction: bool = True) -> PendingEvents:
         for event in events:
             event.generation = self._generation
-        sending = Sending(events, ends_transaction=ends_transaction)
+        sending = PendingEvents(events, ends_transaction=ends_transaction)
         self._target.send(sending)
         return sending
 
@@ -226,7 +226,7 @@ class Publisher:
         record: PublisherRecord,
         target: Target,
         wait: Wait,
-        make: Maker,
+        make: ConverterFactory,
     ) -> None:
         """`record`: the record in `publisher_log`. `make`: returns the converter from changes to events."""
         self._pipeline, self._settings = pipeline, settings
@@ -273,7 +273,7 @@ class Publisher:
     def _run(self, until: LSN | None) -> bool:
         for table in self._stopped.leave_out(self._selection):
             log.warning("%s, which had stopped, is not of this publisher any more", table.table)
-        log.info("publishing to %s, after %s", self._settings.full_place, self._state.position)
+        log.info("publishing to %s, after %s", self._settings.destination_of, self._state.position)
         try:
             self._delivery.connect()
             while self._stopped.tables:

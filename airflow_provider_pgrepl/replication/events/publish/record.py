@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.delta import recovery
 from airflow_provider_pgrepl.replication.delta.log import added_action, metadata_action
-from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, TakenOverError
+from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
@@ -308,7 +308,7 @@ class PublisherLog:
         assert self._log is not None
         try:
             self._log.commit(operation, actions)
-        except TakenOverError:
+        except FencedCommitError:
             raise self._fenced() from None
         except (DeltaError, OSError) as error:
             raise refusal(_DOING, error) from error

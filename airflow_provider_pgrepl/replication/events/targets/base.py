@@ -24,7 +24,7 @@ class Refusal:
     is_unrouted: bool = False
 
 
-class Sending:
+class PendingEvents:
     """Events that were passed to a target.
 
     The sending is done when the target has acknowledged or refused each, or has failed.
@@ -101,7 +101,7 @@ class Sending:
 class UnacknowledgedEvent:
     """An event that the target has not acknowledged yet."""
 
-    sending: Sending
+    sending: PendingEvents
     index: int
 
     @property
@@ -119,7 +119,7 @@ class Link(Protocol):
     def is_open(self) -> bool:
         """Return True if no error has ended the connection."""
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         """Start to send."""
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class Link(Protocol):
 OfLink = TypeVar("OfLink", bound=Link)
 
 
-class Linked(Generic[OfLink]):
+class LinkedTarget(Generic[OfLink]):
     """The common part of targets that create a new link for each connection."""
 
     stamp = 0
@@ -149,7 +149,7 @@ class Linked(Generic[OfLink]):
     def is_connected(self) -> bool:
         return self._link is not None and self._link.is_open
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         self.link.send(sending)
 
     def commit(self) -> None:
@@ -192,7 +192,7 @@ class Target(Protocol):
     def connect(self) -> None:
         """Connect, or connect again. Raises TargetUnavailableError, TargetError."""
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         """Start to send. Except within a transaction, only a few sendings are unsettled at the same time."""
 
     def commit(self) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
-from airflow_provider_pgrepl.replication.events.event import Sent, Stamps
-from airflow_provider_pgrepl.replication.events.targets.base import Linked
+from airflow_provider_pgrepl.replication.events.event import EventNumbers, PublishedCounts
+from airflow_provider_pgrepl.replication.events.targets.base import LinkedTarget
 from airflow_provider_pgrepl.replication.events.targets.nats import (
     JetStreamLink,
     JetStreamReasons,
@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 _SCHEMES = ("nats", "tls")
 
 
-class JetStream(Linked[JetStreamLink]):
+class JetStream(LinkedTarget[JetStreamLink]):
     """A connection to NATS, served by its own thread.
 
     `uri`: `nats://user:password@host:port`, or `tls://…`; several are separated by commas. It is never
@@ -35,8 +35,8 @@ class JetStream(Linked[JetStreamLink]):
                 " what is special in a password is percent-encoded",
             )
         super().__init__(JetStreamReasons(self.servers).where)
-        self._settings, self.stamps = settings, Stamps()
-        self.sent = Sent()
+        self._settings, self.stamps = settings, EventNumbers()
+        self.sent = PublishedCounts()
         self.messages: Callable[[], Messages] = lambda: PlainMessages(settings)
         """Returns, for each connection, the converter from events to messages."""
 

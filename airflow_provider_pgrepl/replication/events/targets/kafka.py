@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json_object
-from airflow_provider_pgrepl.replication.events.targets.base import Linked, Refusal, Sending
+from airflow_provider_pgrepl.replication.events.targets.base import LinkedTarget, PendingEvents, Refusal
 from airflow_provider_pgrepl.replication.events.targets.kafka_broker import (
     OF_ANOTHER,
     TOO_LARGE,
@@ -158,7 +158,7 @@ class KafkaLink:
         self._has_found = False
         self._error: PgReplError | None = None
         self._is_stopping = False
-        self._sendings: dict[int, Sending] = {}
+        self._sendings: dict[int, PendingEvents] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -216,7 +216,7 @@ class KafkaLink:
 
     # --- the publisher's thread ---
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         """Pass the events to the client. Blocks while its buffer is full."""
         with self._lock:
             if sending.events and self._error is None:
@@ -251,7 +251,7 @@ class KafkaLink:
                 with self._lock:
                     self._sendings = {key: one for key, one in self._sendings.items() if not one.is_done}
 
-    def _send(self, sending: Sending, index: int, event: Event) -> None:
+    def _send(self, sending: PendingEvents, index: int, event: Event) -> None:
         if event.id in self._refused:
             self._settle(sending, index, Refusal(event, self._refused[event.id]))
             return
@@ -313,7 +313,7 @@ class KafkaLink:
             producer.purge(blocking=False)
             producer.poll(0)
 
-    def _delivered(self, sending: Sending, index: int, error: KafkaError | None, _: Any) -> None:
+    def _delivered(self, sending: PendingEvents, index: int, error: KafkaError | None, _: Any) -> None:
         refusal = None
         if error is not None:
             event = sending.events[index]
@@ -331,7 +331,7 @@ class KafkaLink:
             refusal = Refusal(event, reason)
         self._settle(sending, index, refusal)
 
-    def _settle(self, sending: Sending, index: int, refusal: Refusal | None) -> None:
+    def _settle(self, sending: PendingEvents, index: int, refusal: Refusal | None) -> None:
         """Settle an event; both threads call this.
 
         After the producer has failed, events are not settled but sent again.
@@ -377,7 +377,7 @@ class KafkaLink:
             sending.fail(self._error)
 
 
-class Kafka(Linked[KafkaLink]):
+class Kafka(LinkedTarget[KafkaLink]):
     """A producer.
 
     `uri`: `kafka://user:password@host:port,host:port?property=value`, or `kafkas://` with TLS. The properties

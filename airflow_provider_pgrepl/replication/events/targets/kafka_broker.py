@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.targets.base import Sending
+from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents
 from airflow_provider_pgrepl.replication.events.targets.routing import topic, topic_of
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
@@ -298,7 +298,7 @@ class KafkaTransactions:
 
     def __init__(self, producer: Producer, timeout_ms: int, reasons: KafkaReasons) -> None:
         self._producer, self._timeout_s, self._reasons = producer, timeout_ms / 1_000, reasons
-        self._open: list[Sending] = []
+        self._open: list[PendingEvents] = []
         self.is_whole = True
         self._began_at = 0.0
 
@@ -313,7 +313,7 @@ class KafkaTransactions:
         except KafkaException as error:
             raise self._error_of(error.args[0]) from None
 
-    def take(self, sending: Sending) -> None:
+    def take(self, sending: PendingEvents) -> None:
         """Add the events that are sent next to the open transaction, or begin one."""
         self.is_whole = sending.ends_transaction
         if not sending.count:

@@ -22,10 +22,10 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.events.event import Event, Sent
+from airflow_provider_pgrepl.replication.events.event import Event, PublishedCounts
 from airflow_provider_pgrepl.replication.events.targets.base import (
+    PendingEvents,
     Refusal,
-    Sending,
     UnacknowledgedEvent,
     certificate_refused,
 )
@@ -254,7 +254,7 @@ class JetStreamLink:
     """One connection. All methods except `start`, `send` and `stop` run in its own thread."""
 
     def __init__(
-        self, servers: list[str], settings: PublisherSettings, messages: Messages, sent: Sent
+        self, servers: list[str], settings: PublisherSettings, messages: Messages, sent: PublishedCounts
     ) -> None:
         """`messages`: the converter, for this connection only."""
         self._servers, self._settings, self._sent = servers, settings, sent
@@ -262,7 +262,7 @@ class JetStreamLink:
         self._messages = messages
         self._waiting: deque[UnacknowledgedEvent] = deque()
         self._on_the_way: dict[str, _OnTheWire] = {}
-        self._sendings: dict[int, Sending] = {}
+        self._sendings: dict[int, PendingEvents] = {}
         self._bytes = self._tag = 0
         self._error: PgReplError | None = None
         self._lock = threading.Lock()
@@ -288,7 +288,7 @@ class JetStreamLink:
     def is_open(self) -> bool:
         return self._error is None
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         if not sending.events:
             return
         with self._lock:
@@ -383,7 +383,7 @@ class JetStreamLink:
 
     # --- sending ---
 
-    def _take(self, sending: Sending) -> None:
+    def _take(self, sending: PendingEvents) -> None:
         self._waiting += (UnacknowledgedEvent(sending, index) for index in range(len(sending.events)))
         self._wake.set()
 

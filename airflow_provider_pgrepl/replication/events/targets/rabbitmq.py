@@ -23,9 +23,9 @@ from pika.exceptions import (
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.targets.base import (
-    Linked,
+    LinkedTarget,
+    PendingEvents,
     Refusal,
-    Sending,
     UnacknowledgedEvent,
     certificate_refused,
 )
@@ -51,7 +51,7 @@ _HEARTBEAT_S = 20
 _SCHEMES = ("amqp://", "amqps://")
 
 
-class GatheringConnection(pika.SelectConnection):
+class BufferingConnection(pika.SelectConnection):
     """A connection that joins small writes.
 
     pika writes each of the three frames of a message by its own call. In each call the thread releases the
@@ -187,7 +187,7 @@ class RabbitMQLink:
         self._parameters, self._settings = parameters, settings
         self._reasons = RabbitMQReasons(parameters)
         self._refused, self._suspects = refused, suspects
-        self._handed_over: list[Sending] = []
+        self._handed_over: list[PendingEvents] = []
         self._waiting: deque[UnacknowledgedEvent] = deque()
         self._on_the_way: dict[int, UnacknowledgedEvent] = {}
         self._bytes = self._tag = 0
@@ -213,7 +213,7 @@ class RabbitMQLink:
     def is_open(self) -> bool:
         return self._error is None
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: PendingEvents) -> None:
         with self._lock:
             if self._error is None:
                 self._handed_over.append(sending)
@@ -231,7 +231,7 @@ class RabbitMQLink:
 
     def _run(self) -> None:
         try:
-            self._connection = GatheringConnection(
+            self._connection = BufferingConnection(
                 self._parameters,
                 on_open_callback=self._opened,
                 on_open_error_callback=lambda _, error: self._end(error),
@@ -409,7 +409,7 @@ class RabbitMQLink:
         )
 
 
-class RabbitMQ(Linked[RabbitMQLink]):
+class RabbitMQ(LinkedTarget[RabbitMQLink]):
     """A connection with one channel, served by its own thread.
 
     The thread answers heartbeats while nothing is sent. `uri`: `amqp(s)://user:password@host:port/vhost`; it

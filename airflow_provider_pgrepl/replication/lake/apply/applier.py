@@ -24,7 +24,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.apply.changelog_batches import ChangelogBatches
-from airflow_provider_pgrepl.replication.lake.apply.scheduler import MergeRounds
+from airflow_provider_pgrepl.replication.lake.apply.scheduler import MergeScheduler
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
 from airflow_provider_pgrepl.replication.postgres import oids
@@ -81,7 +81,7 @@ class Applier:
         self.progress = progress or ApplierProgress()
         self.error: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
-        self._rounds = MergeRounds(spark, pipeline, store, record, self.progress, self._changed)
+        self._rounds = MergeScheduler(spark, pipeline, store, record, self.progress, self._changed)
         self._until_settled = False
         self._holders = 0
         self._batches = ChangelogBatches(self._uri, pipeline.batch_bytes)

@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
+    TableContext,
+    TableResult,
+    bring_forward,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.spark.executors import on_executor, result_of, slots_of
@@ -45,7 +49,7 @@ class MergeJob:
     files follow.
     """
 
-    work: TableWork
+    work: TableContext
     snapshot: LSN
     through: int
     paths: tuple[str, ...]
@@ -68,7 +72,7 @@ class MergeJob:
     @classmethod
     def plan(
         cls,
-        work: TableWork,
+        work: TableContext,
         snapshot: LSN,
         files: list[ChangelogFile],
         upto: tuple[int, LSN],
@@ -171,7 +175,7 @@ def make_shares(jobs: Iterable[tuple[MergeJob, float]], most: int) -> list[list[
 Done = Callable[[Share, list[TableResult], Exception | None], None]
 
 
-class ShareRunner:
+class MergeTaskPool:
     """A thread pool that runs shares as Spark tasks.
 
     `done` is called in a thread of the pool when a share ends, with the share, the results of the jobs that

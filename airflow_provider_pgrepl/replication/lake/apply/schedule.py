@@ -18,7 +18,11 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, BatchEnds, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeStatistics, Turn
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import (
+    MergePolicy,
+    MergeStatistics,
+    MergeTime,
+)
 from airflow_provider_pgrepl.replication.lake.history.table import history_key
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -224,7 +228,7 @@ class TableSchedule:
     waiting changes were last sealed. No merge of waiting changes crosses it.
     """
 
-    def __init__(self, cadence: Callable[[int], Cadence], limit: int) -> None:
+    def __init__(self, cadence: Callable[[int], MergePolicy], limit: int) -> None:
         self._cadence = cadence
         self._limit = limit
         self.newest = self.boundary = BEFORE_ALL
@@ -283,7 +287,7 @@ class TableSchedule:
             and now >= self._again_at.get(oid, now)
         ]
 
-    def turns(self, now: float) -> dict[int, Turn]:
+    def turns(self, now: float) -> dict[int, MergeTime]:
         """Return when the waiting changes of each caught-up table are to be merged: changes up to a boundary
         now, others at the table's own pace."""
         return {
@@ -403,9 +407,9 @@ class TableSchedule:
         self.caught_up.forget_before(first, spans if is_held else None)
         self.ends.forget_before(first)
 
-    def _turn(self, oid: int, waiting: PendingChanges, now: float) -> Turn:
+    def _turn(self, oid: int, waiting: PendingChanges, now: float) -> MergeTime:
         if waiting.first.through is not None:
-            return Turn(now)
+            return MergeTime(now)
         return self.pace(oid).turn(self._cadence(oid), waiting.first.since, waiting.bytes, now)
 
     def _forget_all(self) -> None:

@@ -13,8 +13,8 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import (
     MergeJob,
+    MergeTaskPool,
     Share,
-    ShareRunner,
     jobs_at_once,
 )
 from airflow_provider_pgrepl.replication.lake.apply.schedule import (
@@ -23,12 +23,16 @@ from airflow_provider_pgrepl.replication.lake.apply.schedule import (
     TableSchedule,
     versions_of,
 )
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult, TableWork, fingerprints_at
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
+    TableContext,
+    TableResult,
+    fingerprints_at,
+)
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
-from airflow_provider_pgrepl.replication.lake.apply.table_records import TableWorks
+from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
-from airflow_provider_pgrepl.replication.lake.apply.write_budget import Cadence, MergeSlots
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.apply.write_budget import MergePolicy, MergeSlots
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -54,7 +58,7 @@ class PointWriter:
 
     def __init__(
         self,
-        points: Points,
+        points: ConsistentPoints,
         epoch: Epoch,
         schedule: TableSchedule,
         progress: ApplierProgress,
@@ -71,7 +75,7 @@ class PointWriter:
 
     def write(self, records: Mapping[int, TableRecord]) -> None:
         """Append the newest consistent point of these tables that is possible, if it is newer than the last
-        one or names tables that the last one lacks. Raises what `Points.append` does.
+        one or names tables that the last one lacks. Raises what `ConsistentPoints.append` does.
 
         If no point was made for `every_s` seconds, set a boundary for the merges.
         """
@@ -145,7 +149,7 @@ def snapshot_of(record: TableRecord) -> LSN:
 class CatchUpPlanner:
     """Plans the next merge of each lagging table from the changelog's live files."""
 
-    def __init__(self, pipeline: Pipeline, record: EpochRecord, tables: TableWorks) -> None:
+    def __init__(self, pipeline: Pipeline, record: EpochRecord, tables: RecordedTables) -> None:
         self._pipeline = pipeline
         self._record = record
         self._tables = tables
@@ -194,7 +198,7 @@ class CatchUpPlanner:
         then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
         return max(position.whole, reach) if then <= position.own else position.whole
 
-    def _work(self, record: TableRecord, position: TablePosition | None) -> TableWork:
+    def _work(self, record: TableRecord, position: TablePosition | None) -> TableContext:
         if position is None:
             return self._tables.work(record)
         return self._tables.work(record, position.own, position.known)
@@ -302,7 +306,7 @@ class TableOutcomes:
             log.info("another process changed the state of table %s at the same time", record.table)
 
 
-class MergeRounds:
+class MergeScheduler:
     """The merges and consistent points of one run of the applier, in rounds. `changed` is notified when a
     share ends.
 
@@ -325,16 +329,18 @@ class MergeRounds:
         self._records: dict[int, TableRecord] = {}
         self._read_at = -_RECORDS_S
         self._read_ts: datetime | None = None
-        self._cadences: dict[TableName, Cadence] = {}
+        self._cadences: dict[TableName, MergePolicy] = {}
         self._begun_ts: dict[int, datetime | None] = {}
         self._ended: list[tuple[Share, list[TableResult], Exception | None]] = []
-        points = Points(pipeline.lake_root)
-        self._tables = TableWorks(pipeline, record, points)
+        points = ConsistentPoints(pipeline.lake_root)
+        self._tables = RecordedTables(pipeline, record, points)
         self._planner = CatchUpPlanner(pipeline, record, self._tables)
         self._schedule = TableSchedule(self._cadence, pipeline.batch_bytes)
         self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)
-        self._points = PointWriter(points, record.epoch, self._schedule, progress, pipeline.points_every_s)
-        self._runner = ShareRunner(spark, self._on_ended)
+        self._points = PointWriter(
+            points, record.epoch, self._schedule, progress, pipeline.consistent_point_interval_s
+        )
+        self._runner = MergeTaskPool(spark, self._on_ended)
         self._lanes = MergeSlots(self._runner.slots, jobs_at_once(pipeline.lake_root))
         self._next_report = 0.0
         self.has_news = False
@@ -491,15 +497,15 @@ class MergeRounds:
     def _expected_s(self, job: MergeJob) -> float:
         return self._schedule.pace(job.oid).expected_s(job.bytes)
 
-    def _cadence(self, oid: int) -> Cadence:
+    def _cadence(self, oid: int) -> MergePolicy:
         table = self._records[oid].table
         if table not in self._cadences:
-            policy = self._pipeline.choices(table).policy
-            self._cadences[table] = Cadence(
-                policy.freshness_s,
+            policy = self._pipeline.options(table).policy
+            self._cadences[table] = MergePolicy(
+                policy.merge_interval_s,
                 policy.max_staleness_s,
-                policy.write_amplification,
-                self._pipeline.points_bytes,
+                policy.max_write_amplification,
+                self._pipeline.consistent_point_bytes,
             )
         return self._cadences[table]
 

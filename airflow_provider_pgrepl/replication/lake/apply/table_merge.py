@@ -48,8 +48,8 @@ from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
-from airflow_provider_pgrepl.replication.storage import is_away, open_storage, refusal
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
+from airflow_provider_pgrepl.replication.storage import is_store_unavailable, open_storage, refusal
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
@@ -132,7 +132,7 @@ class TableResult:
 
 
 @dataclass(frozen=True)
-class TableWork:
+class TableContext:
     """Everything that a task needs to know about a table: its location, the pipeline that writes it, and its
     definition.
 
@@ -143,7 +143,7 @@ class TableWork:
     """
 
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     app: str
     lake_root: str
     slice_bytes: int
@@ -161,7 +161,7 @@ class TableWork:
     @property
     def history_uri(self) -> str | None:
         """The URI of the table's history, None if it has none."""
-        if not self.choices.policy.history:
+        if not self.options.policy.history:
             return None
         return history_uri(self.lake_root, self.relation.table)
 
@@ -177,7 +177,7 @@ class TableWork:
         return RelationCache(self.lake_root, self.changelog, self.relation.oid)
 
 
-def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
+def bring_forward(work: TableContext, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
     """Apply the table's changes below `upto_lsn` that are in the files at `paths`. Errors are returned in the
     result."""
     relation_id = work.relation.oid
@@ -192,7 +192,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
         return replace(result, stops_pipeline=error.scope is Scope.PIPELINE)
     except Exception as error:  # noqa: BLE001 - it goes into the result, without its text
         work.close()
-        if isinstance(error, OSError) or is_away(error):
+        if isinstance(error, OSError) or is_store_unavailable(error):
             told = refusal("the lake cannot be read or written", error)
             return TableResult(
                 relation_id,
@@ -207,7 +207,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
         return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", trace=trace_of(error))
 
 
-def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
+def _apply(work: TableContext, paths: list[str], upto_lsn: LSN) -> TableResult:
     table, left = open_newest(work.uri, work.app, work.version)
     position = _position(table, work)
     if position < work.position:
@@ -238,7 +238,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
 
 
 def _follow(
-    work: TableWork, lake: EvolvingTable, paths: list[str], upto_lsn: LSN
+    work: TableContext, lake: EvolvingTable, paths: list[str], upto_lsn: LSN
 ) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
     """Return the table's changes, the relations that they introduce, and the transaction at which the table
     stops, if any.
@@ -258,13 +258,13 @@ def _follow(
 
 
 def _follow_rows(
-    work: TableWork, lake: EvolvingTable, rows: pa.Table
+    work: TableContext, lake: EvolvingTable, rows: pa.Table
 ) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
     work.relations.remember(rows)
     stop = _first_stop(rows, work)
     if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    return rows, relation_timeline(lake.first, rows, work.relations.find, work.choices), stop
+    return rows, relation_timeline(lake.first, rows, work.relations.find, work.options), stop
 
 
 def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
@@ -274,16 +274,16 @@ def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
     return size + written_bytes(lake.history.table_uri, history_opened, int(lake.history.version()))
 
 
-def _first_stop(rows: pa.Table, work: TableWork) -> _Stop | None:
+def _first_stop(rows: pa.Table, work: TableContext) -> _Stop | None:
     """Return the first transaction at which the table has to stop whatever its columns are, and the error: a
     refused TRUNCATE or a gap. None if there is none."""
-    truncate = refused_truncate(rows, work.relation, work.choices)
+    truncate = refused_truncate(rows, work.relation, work.options)
     gap = first_gap(rows, work.relation.table)
     stops: list[_Stop] = [stop for stop in (truncate, gap) if stop is not None]
     return min(stops, key=lambda stop: stop[0], default=None)
 
 
-def fingerprints_at(work: TableWork, version: int, history_version: int | None) -> str:
+def fingerprints_at(work: TableContext, version: int, history_version: int | None) -> str:
     """Return a fingerprint that identifies the commits of the lake table and its history at these
     versions."""
     fingerprint = commit_fingerprint(work.uri, version)
@@ -292,21 +292,21 @@ def fingerprints_at(work: TableWork, version: int, history_version: int | None) 
     return f"{fingerprint} {commit_fingerprint(work.history_uri, history_version)}"
 
 
-def _leave(work: TableWork, lake: EvolvingTable) -> str:
+def _leave(work: TableContext, lake: EvolvingTable) -> str:
     fingerprint = leave(lake.table, work.uri)
     if work.history_uri is None or lake.history is None:
         return fingerprint
     return f"{fingerprint} {leave(lake.history, work.history_uri)}"
 
 
-def _position(table: DeltaTable, work: TableWork) -> LSN:
+def _position(table: DeltaTable, work: TableContext) -> LSN:
     position = read_position(table, work.app)
     if position is None:
         raise DriftError(f"{work.relation.table}: {no_position(table)}")
     return position
 
 
-def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable:
+def _open(work: TableContext, table: DeltaTable, left: int | None) -> EvolvingTable:
     """Open the table with its history, as `_apply` needs it. Raises LakeTableError, FencedError if the table
     is not as this pipeline left it."""
     known = max((version for version in (work.version, left) if version is not None), default=None)
@@ -314,18 +314,18 @@ def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable
         check_writers(table, work.relation.table, known)
     built, first = _relations(work, table)
     if left is None:
-        check_columns(table, lake_schema(built, work.choices), built)
+        check_columns(table, lake_schema(built, work.options), built)
     # Pass no known version for the history: no commit of a history is set aside because a file is missing, as
     # a snapshot could not restore it.
     history = None if work.history_uri is None else open_newest(work.history_uri, work.app)[0]
     if history is not None:
         check_history(table, history, work.relation, work.app)
     return EvolvingTable(
-        work.choices, work.lake_root, work.slice_bytes, work.app, table, history, built, first
+        work.options, work.lake_root, work.slice_bytes, work.app, table, history, built, first
     )
 
 
-def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
+def _relations(work: TableContext, table: DeltaTable) -> tuple[Relation, Relation]:
     """Return the relation of the lake table, and the relation of its next changes. Both are the recorded one
     if an earlier version of this package wrote the table without them."""
     versions = read_relations(table)
@@ -335,7 +335,7 @@ def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
     return built, built if versions[1] == versions[0] else _relation_of(work, versions[1])
 
 
-def _relation_of(work: TableWork, version: int) -> Relation:
+def _relation_of(work: TableContext, version: int) -> Relation:
     if version == work.relation.version:
         return work.relation
     record = work.relations.find(version)
@@ -346,7 +346,7 @@ def _relation_of(work: TableWork, version: int) -> Relation:
     return record.catalog
 
 
-def _changed_relation(work: TableWork, lake: EvolvingTable) -> str | None:
+def _changed_relation(work: TableContext, lake: EvolvingTable) -> str | None:
     """Return the relation of the lake table as JSON if it is not the recorded one, otherwise None."""
     versions = read_relations(lake.table)
     if versions is None or versions[0] == work.relation.version:

@@ -7,37 +7,37 @@ from collections.abc import Iterable, Mapping
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableWork
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_choices, copied_choices
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_options, copied_options
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
 
 
-class TableWorks:
+class RecordedTables:
     """The recorded tables of a pipeline, and the settings with which each was copied."""
 
-    def __init__(self, pipeline: Pipeline, record: EpochRecord, points: Points) -> None:
+    def __init__(self, pipeline: Pipeline, record: EpochRecord, points: ConsistentPoints) -> None:
         self._pipeline = pipeline
         self._record = record
         self._points = points
         self._app = app_id(pipeline.name, record.epoch)
-        self._copied: dict[TableName, tuple[str | None, TableChoices]] = {}
+        self._copied: dict[TableName, tuple[str | None, TableOptions]] = {}
 
-    def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableWork:
+    def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableContext:
         """Return the work for a table that has been copied. Raises ConfigError, LakeError.
 
         `position`: the position that the table is known to have reached. `version`: a version that this
         pipeline is known to have written, or None.
         """
         assert record.relation is not None
-        return TableWork(
+        return TableContext(
             record.relation,
             self._choices(record),
             self._app,
@@ -93,16 +93,16 @@ class TableWorks:
         )
         self._points.disown(table, self._record.epoch, position.own, position.version)
 
-    def _choices(self, record: TableRecord) -> TableChoices:
-        config, choices = self._copied.get(record.table, (None, None))
-        if choices is None or config != record.config:
-            changed = changed_choices(self._pipeline, record.config, record.table)
+    def _choices(self, record: TableRecord) -> TableOptions:
+        config, options = self._copied.get(record.table, (None, None))
+        if options is None or config != record.config:
+            changed = changed_options(self._pipeline, record.config, record.table)
             if changed:
                 log.warning(
                     "table %s: %s changed in the pipeline file; takes effect when the table is resnapshotted",
                     record.table,
                     ", ".join(changed),
                 )
-            choices = copied_choices(self._pipeline, record.config, record.table)
-            self._copied[record.table] = record.config, choices
-        return choices
+            options = copied_options(self._pipeline, record.config, record.table)
+            self._copied[record.table] = record.config, options
+        return options

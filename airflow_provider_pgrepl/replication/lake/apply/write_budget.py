@@ -37,7 +37,7 @@ _LEAST_SPACING_S = 0.5
 _BYTES_PER_S = 32 << 20
 """Bytes of changes that a merge is assumed to apply per second. Used for the expected duration of a merge."""
 
-Reason = Literal["", "freshness", "write_amplification", "points_bytes"]
+Reason = Literal["", "freshness", "max_write_amplification", "consistent_point_bytes"]
 _LONG_S = 1.0
 _LEAST_S = 0.005
 _SHORT_ONES_COME_S = 60.0
@@ -45,22 +45,23 @@ _SHORT_ONES_COME_S = 60.0
 
 
 @dataclass(frozen=True)
-class Cadence:
+class MergePolicy:
     """The settings that decide when a table is merged.
 
-    `freshness_s`: minimum seconds between the starts of 2 merges. `max_staleness_s`: maximum seconds that a
-    change waits for a budget. `write_amplification`: bytes that merges may write per byte of change.
-    `points_bytes`: bytes that may be stored in addition to the newest version, as a multiple of its bytes.
+    `merge_interval_s`: minimum seconds between the starts of 2 merges. `max_staleness_s`: maximum seconds
+    that a change waits for a budget. `max_write_amplification`: bytes that merges may write per byte of
+    change. `consistent_point_bytes`: bytes that may be stored in addition to the newest version, as a
+    multiple of its bytes.
     """
 
-    freshness_s: float
+    merge_interval_s: float
     max_staleness_s: float
-    write_amplification: float
-    points_bytes: float
+    max_write_amplification: float
+    consistent_point_bytes: float
 
 
 @dataclass(frozen=True)
-class Turn:
+class MergeTime:
     """The time at which a table's changes are to be merged, in seconds of the monotonic clock, and the
     setting that delays them until then."""
 
@@ -129,22 +130,24 @@ class MergeStatistics:
         """Bytes of changes that were merged in the last hour."""
         return sum(slot.changed for slot in self._slots)
 
-    def turn(self, cadence: Cadence, waiting_since: float, changed: int, now: float) -> Turn:
+    def turn(self, cadence: MergePolicy, waiting_since: float, changed: int, now: float) -> MergeTime:
         """Return when `changed` bytes of changes, the oldest of which has waited since `waiting_since`, are
         to be merged.
 
         The reason is the exceeded budget, or "freshness" if none is exceeded.
         """
-        at_best = 0.0 if self._started is None else self._started + cadence.freshness_s
+        at_best = 0.0 if self._started is None else self._started + cadence.merge_interval_s
         at_worst = max(at_best, waiting_since + cadence.max_staleness_s)
         if not self._is_within(cadence, changed, now):
-            return Turn(min(at_worst, max(at_best, now + cadence.freshness_s)), "write_amplification")
+            return MergeTime(
+                min(at_worst, max(at_best, now + cadence.merge_interval_s)), "max_write_amplification"
+            )
         excess = self._excess(cadence, now)
         if excess <= 1 or self._started is None:
-            return Turn(at_best, "freshness")
+            return MergeTime(at_best, "freshness")
         # Squared, because a vector that is written less often also marks more rows each time.
-        spaced = self._started + max(cadence.freshness_s, _LEAST_SPACING_S) * excess**2
-        return Turn(min(at_worst, spaced), "points_bytes")
+        spaced = self._started + max(cadence.merge_interval_s, _LEAST_SPACING_S) * excess**2
+        return MergeTime(min(at_worst, spaced), "consistent_point_bytes")
 
     def _replace(self, now: float, written: int, changed: int, live: int) -> None:
         """Record the bytes of older files that a merge replaced, and the table's new size.
@@ -157,7 +160,7 @@ class MergeStatistics:
             self._replaced.append((now, max(0, replaced)))
         self._live = live
 
-    def _excess(self, cadence: Cadence, now: float) -> float:
+    def _excess(self, cadence: MergePolicy, now: float) -> float:
         """Return the replaced bytes that are in storage on average, relative to the bytes allowed.
 
         Allowed are a third of the bytes that may be stored in addition to the newest version, because
@@ -167,16 +170,16 @@ class MergeStatistics:
             self._replaced.popleft()
         if not self._replaced:
             return 0.0
-        allowed = max(_FREE_REPLACED, self._live * cadence.points_bytes / 3)
+        allowed = max(_FREE_REPLACED, self._live * cadence.consistent_point_bytes / 3)
         known_s = max(REPLACED_S, now - self._replaced[0][0])
         return sum(size for _, size in self._replaced) * REPLACED_S / known_s / allowed
 
-    def _is_within(self, cadence: Cadence, changed: int, now: float) -> bool:
+    def _is_within(self, cadence: MergePolicy, changed: int, now: float) -> bool:
         """Return True if a merge that writes as much as the last one stays within the write budget."""
         if not self._slots:
             return True
         free = FREE_BYTES_PER_S * (now - self._slots[0].began + _SLOT_S)
-        allowed = cadence.write_amplification * (self.changed + changed) + free
+        allowed = cadence.max_write_amplification * (self.changed + changed) + free
         return self.written + self._last_written <= allowed
 
 

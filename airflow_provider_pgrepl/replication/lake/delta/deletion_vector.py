@@ -42,13 +42,17 @@ class VectorRecord:
     rows: int
 
     @classmethod
-    def of_action(cls, told: Mapping[str, Any] | None) -> VectorRecord | None:
+    def of_action(cls, descriptor: Mapping[str, Any] | None) -> VectorRecord | None:
         """Return the record for the `deletionVector` field of an `add` or `remove` action; None for None."""
-        if told is None:
+        if descriptor is None:
             return None
-        offset = told.get("offset") or 0
+        offset = descriptor.get("offset") or 0
         return cls(
-            told["storageType"], told["pathOrInlineDv"], offset, told["sizeInBytes"], told["cardinality"]
+            descriptor["storageType"],
+            descriptor["pathOrInlineDv"],
+            offset,
+            descriptor["sizeInBytes"],
+            descriptor["cardinality"],
         )
 
     def to_action(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import (
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog.relations import Comments
-from airflow_provider_pgrepl.replication.storage import durable, is_refusal, refusal
+from airflow_provider_pgrepl.replication.storage import durable, is_storage_error, refusal
 from airflow_provider_pgrepl.trace import trace_of
 
 _WRITTEN = {
@@ -66,7 +66,7 @@ _COMMENT = "comment"
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class BlockingSetting:
     """A setting on a table that prevents commits. `what`: its name, with an explanation where needed.
 
     `remedy`: the statement that removes it; empty, for a single setting, if only a resnapshot helps.
@@ -76,7 +76,7 @@ class Obstacle:
     remedy: str
 
 
-def find_obstacle(table: DeltaTable, *, at_rows: bool) -> Obstacle | None:
+def find_obstacle(table: DeltaTable, *, at_rows: bool) -> BlockingSetting | None:
     """Return the settings because of which a commit through `table` failed, as one obstacle, or None.
 
     `at_rows`: the commit failed while rows were written, so look for constraints that reject rows. Otherwise
@@ -90,7 +90,7 @@ def find_obstacle(table: DeltaTable, *, at_rows: bool) -> Obstacle | None:
     return _joined(table, found) if found else None
 
 
-def find_fixed_columns(table: DeltaTable) -> Obstacle | None:
+def find_fixed_columns(table: DeltaTable) -> BlockingSetting | None:
     """Return the setting that prevents changing or replacing the table's columns (column mapping), or None.
 
     deltalake does not check this when files are replaced, and leaves a table that no reader can open.
@@ -99,45 +99,45 @@ def find_fixed_columns(table: DeltaTable) -> Obstacle | None:
     return _joined(table, found) if found else None
 
 
-def _joined(table: DeltaTable, found: Sequence[Obstacle]) -> Obstacle:
+def _joined(table: DeltaTable, found: Sequence[BlockingSetting]) -> BlockingSetting:
     what = ", ".join(one.what for one in found)
     if not all(one.remedy for one in found):
-        return Obstacle(what, f"move the folder {table.table_uri} away, then {errors.RESNAPSHOT}")
-    return Obstacle(what, "; ".join([*(one.remedy for one in found), "then retry the table"]))
+        return BlockingSetting(what, f"move the folder {table.table_uri} away, then {errors.RESNAPSHOT}")
+    return BlockingSetting(what, "; ".join([*(one.remedy for one in found), "then retry the table"]))
 
 
-def _mapped_columns(table: DeltaTable) -> Iterator[Obstacle]:
+def _mapped_columns(table: DeltaTable) -> Iterator[BlockingSetting]:
     if table.metadata().configuration.get("delta.columnMapping.mode", "none").lower() != "none":
-        yield Obstacle(
+        yield BlockingSetting(
             "the property delta.columnMapping.mode, with which no column can be added or replaced", ""
         )
 
 
-def _append_only(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
+def _append_only(table: DeltaTable, alter: str) -> Iterator[BlockingSetting]:
     if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
-        yield Obstacle(
+        yield BlockingSetting(
             "the property delta.appendOnly, which forbids to change and delete rows",
             f"{alter} UNSET TBLPROPERTIES ('delta.appendOnly')",
         )
 
 
-def _of_features(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
+def _of_features(table: DeltaTable, alter: str) -> Iterator[BlockingSetting]:
     protocol = table.protocol()
     demanded = set(protocol.writer_features or ()) - _WRITTEN
     if protocol.writer_features is None and int(protocol.min_writer_version) >= _IDENTITY_WRITER:
         demanded.add(_IDENTITY)
     at_once = [name for name in _DROPPED_AT_ONCE if name in demanded]
     for name in at_once:
-        yield Obstacle(f"the table feature {name}", f"{alter} DROP FEATURE {name}")
+        yield BlockingSetting(f"the table feature {name}", f"{alter} DROP FEATURE {name}")
     for name in sorted(demanded - set(at_once)):
-        yield Obstacle(f"the table feature {name}", "")
+        yield BlockingSetting(f"the table feature {name}", "")
 
 
-def _of_rows(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
+def _of_rows(table: DeltaTable, alter: str) -> Iterator[BlockingSetting]:
     for key in sorted(table.metadata().configuration):
         if key.startswith(_CONSTRAINT):
             name = key.removeprefix(_CONSTRAINT)
-            yield Obstacle(f"the CHECK constraint {name}", f"{alter} DROP CONSTRAINT {name}")
+            yield BlockingSetting(f"the CHECK constraint {name}", f"{alter} DROP CONSTRAINT {name}")
     for field in _fields(table):
         about, name = field["metadata"], field["name"]
         if "delta.generationExpression" in about:
@@ -145,11 +145,13 @@ def _of_rows(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
         elif "delta.invariants" in about:
             what = f"the invariant of column {name}"
         elif not field["nullable"]:
-            yield Obstacle(f"NOT NULL of column {name}", f"{alter} ALTER COLUMN `{name}` DROP NOT NULL")
+            yield BlockingSetting(
+                f"NOT NULL of column {name}", f"{alter} ALTER COLUMN `{name}` DROP NOT NULL"
+            )
             continue
         else:
             continue
-        yield Obstacle(what, "")
+        yield BlockingSetting(what, "")
 
 
 def _fields(table: DeltaTable) -> list[dict[str, Any]]:
@@ -233,7 +235,7 @@ def _failure(
         return overtaken(newest, app, before)
     if damage := next((ours for theirs, ours in sentences.items() if theirs in str(error)), ""):
         return LakeTableError(f"{uri}: {damage}")
-    if is_refusal(error):
+    if is_storage_error(error):
         return refusal(f"{uri}: nothing was committed", error)
     at_rows = type(error) is DeltaError
     obstacle = find_obstacle(table, at_rows=at_rows) if isinstance(error, DeltaError) else None
@@ -245,7 +247,7 @@ def _failure(
     return failed
 
 
-def _prevented(table: DeltaTable, obstacle: Obstacle) -> LakeTableError:
+def _prevented(table: DeltaTable, obstacle: BlockingSetting) -> LakeTableError:
     what = f"nothing was committed, because another program has set {obstacle.what}"
     return LakeTableError(f"{table.table_uri}: {what}", obstacle.remedy)
 

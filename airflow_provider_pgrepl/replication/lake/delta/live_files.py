@@ -60,7 +60,7 @@ def commit_fingerprint(uri: str, version: int) -> str:
         return commit_mark(uri, version)
 
 
-def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
+def settle_log(uri: str, pipeline_name: str, confirmed_version: int | None = None) -> None:
     """Set aside the commits of a lake table from the first incomplete or empty one on.
 
     Call this only in the process that writes the table, while no other process does. The table's position is
@@ -68,7 +68,7 @@ def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
     `find_torn`. Raises LakeTableError if the commit is in an object store, and for a table that this pipeline
     has not written: nothing in it is renamed then.
     """
-    torn, commits = find_torn(uri, told=told), dict(_commits_to_read(uri))
+    torn, commits = find_torn(uri, confirmed_version=confirmed_version), dict(_commits_to_read(uri))
     first = min((version for version, size in commits.items() if not size), default=None)
     if first is not None and local_path(uri) is None:
         raise LakeTableError(f"{uri}: the file of its commit {first} is empty")

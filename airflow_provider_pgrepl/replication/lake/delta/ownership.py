@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.errors import fault_of
+from airflow_provider_pgrepl.replication.storage.errors import find_store_fault
 
 PATH_APP = "pgrepl-path:"
 """Prefix of the Delta app ID that ends with the table's path below the lake root."""
@@ -327,7 +327,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> 
     try:
         known.take(read_checkpoint(filesystem, root, names, ("txn", "metaData")))
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, OSError) and (error.errno is not None or fault_of(error)):
+        if isinstance(error, OSError) and (error.errno is not None or find_store_fault(error)):
             raise
         return None
     return known

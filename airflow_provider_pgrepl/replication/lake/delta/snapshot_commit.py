@@ -41,7 +41,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.storage import (
-    is_refusal,
+    is_storage_error,
     open_storage,
     read_commit_actions,
     refusal,
@@ -240,7 +240,7 @@ def create_table(
         )
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
-        if is_refusal(error) and not isinstance(error, PermissionError):
+        if is_storage_error(error) and not isinstance(error, PermissionError):
             unavailable = refusal(f"cannot create the lake table {uri}", error)
     if failed and has_delta(uri):
         raise FencedError(f"{uri}: another process has created this table", FENCED_HINT)

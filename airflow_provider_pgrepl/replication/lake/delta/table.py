@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
     has_commit,
     open_storage,
-    raise_if_away,
+    raise_if_store_unavailable,
     requests_at_once,
 )
 
@@ -70,7 +70,7 @@ def open_table(uri: str) -> DeltaTable:
     except TableNotFoundError:
         raise LakeTableError(f"there is no lake table at {uri}") from None
     except (DeltaError, OSError) as error:
-        raise_if_away(f"the lake table at {uri} cannot be opened", error)
+        raise_if_store_unavailable(f"the lake table at {uri} cannot be opened", error)
         raise LakeTableError(f"cannot open the lake table at {uri}: {type(error).__name__}") from error
 
 
@@ -131,7 +131,7 @@ def missing_marks(table: DeltaTable) -> dict[str, int]:
     return {} if app_version(table, path_mark(uri)) is not None else table_marks(uri)
 
 
-def open_newest(uri: str, app: str, told: int | None = None) -> tuple[DeltaTable, int | None]:
+def open_newest(uri: str, app: str, confirmed_version: int | None = None) -> tuple[DeltaTable, int | None]:
     """Open the table's newest version. Return it, and the version at which this process left the table.
 
     The second value is None if this process had not opened the table, or if the table was recreated, restored
@@ -149,7 +149,7 @@ def open_newest(uri: str, app: str, told: int | None = None) -> tuple[DeltaTable
         with requests_at_once(open_storage(uri)[0], len(since)) as each:
             if all(each(partial(commit_fingerprint, uri), since)):
                 return table, left
-    settle_log(uri, pipeline_of(app), told)
+    settle_log(uri, pipeline_of(app), confirmed_version)
     table = open_table(uri)
     check_files(table)
     leave(table, uri)
@@ -174,6 +174,6 @@ def _refresh(table: DeltaTable) -> None:
         if has_commit(table.table_uri, int(table.version()) + 1):
             table.update_incremental()
     except (DeltaError, OSError) as error:
-        raise_if_away(f"the lake table at {table.table_uri} cannot be opened", error)
+        raise_if_store_unavailable(f"the lake table at {table.table_uri} cannot be opened", error)
         name = type(error).__name__
         raise LakeTableError(f"cannot open the lake table at {table.table_uri}: {name}") from error

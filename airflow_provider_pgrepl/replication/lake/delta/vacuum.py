@@ -52,7 +52,7 @@ from airflow_provider_pgrepl.replication.storage import (
     is_store,
     log_path,
     open_storage,
-    raise_if_away,
+    raise_if_store_unavailable,
     read_commit_actions,
 )
 
@@ -394,5 +394,5 @@ def _readable(uri: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise_if_away(f"the files of {uri} cannot be maintained", error)
+        raise_if_store_unavailable(f"the files of {uri} cannot be maintained", error)
         raise LakeTableError(f"the files of {uri} cannot be maintained: {type(error).__name__}") from error

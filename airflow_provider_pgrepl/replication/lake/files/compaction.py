@@ -321,7 +321,7 @@ def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -
 
 
 @dataclass(frozen=True)
-class FilesOf:
+class FileStatistics:
     """The number of a table's data files, their bytes, and the number of files with a deletion vector."""
 
     files: int
@@ -329,7 +329,7 @@ class FilesOf:
     marked: int
 
     @classmethod
-    def table(cls, table: DeltaTable) -> FilesOf:
+    def table(cls, table: DeltaTable) -> FileStatistics:
         """Return the numbers of an open table. Raises LakeTableError, LakeUnavailableError."""
         found = live_files(table).values()
         return cls(
@@ -345,8 +345,8 @@ class Compaction:
     time to end.
     """
 
-    before: FilesOf
-    after: FilesOf
+    before: FileStatistics
+    after: FileStatistics
     is_busy: bool = False
     is_left: bool = False
 
@@ -365,7 +365,7 @@ def compact_thoroughly(
     LakeTableError, LakeUnavailableError; FencedError if a later epoch has written the table.
     """
     table = open_table(uri)
-    before, began = FilesOf.table(table), set(live_files(table))
+    before, began = FileStatistics.table(table), set(live_files(table))
     refused, is_left = 0, False
     while is_compactable(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE, row_bytes=0, among=began):
         is_left = is_time_to_end()
@@ -378,7 +378,7 @@ def compact_thoroughly(
             refused += 1
         # Open the table again each time, so that the next commit includes the writer's commits since.
         table = open_table(uri)
-    return Compaction(before, FilesOf.table(table), refused == _ATTEMPTS, is_left)
+    return Compaction(before, FileStatistics.table(table), refused == _ATTEMPTS, is_left)
 
 
 def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str], among: Collection[str]) -> bool:

@@ -176,8 +176,8 @@ def _replacing(
         yield removed(file)
         if file.path in records:
             # The bounds of the remaining rows may be narrower.
-            told = {**file.statistics, "numRecords": rows.count(number), "tightBounds": False}
-            stats = json.dumps(told, separators=(",", ":"))
+            statistics = {**file.statistics, "numRecords": rows.count(number), "tightBounds": False}
+            stats = json.dumps(statistics, separators=(",", ":"))
             vector = records[file.path].to_action()
             again = {key: value for key, value in file.action.items() if value is not None}
             yield {"add": {**again, "dataChange": True, "stats": stats, "deletionVector": vector}}

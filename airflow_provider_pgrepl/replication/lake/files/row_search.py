@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import column_pla
 from airflow_provider_pgrepl.replication.lake.files.row_equality import Ints, match_rows
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
-    HeldFiles,
+    OpenFileCache,
     is_store,
     many_at_once,
     open_parquet,
@@ -47,7 +47,7 @@ _NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Places:
+class RowLocations:
     """Locations of rows in a table's files, ordered by file and row.
 
     `file`: the number of the file. `row`: the number of the row in the file, from 0, with deleted rows
@@ -74,9 +74,9 @@ class Places:
         """Return, by number of each file that has any of the rows, a bitmap of the rows in it."""
         return {file: BitMap64(rows.tolist()) for file, rows in self.by_file()}
 
-    def where(self, chosen: np.ndarray) -> Places:
+    def where(self, chosen: np.ndarray) -> RowLocations:
         """Return some of the locations, chosen by a mask or by numbers."""
-        return Places(self.file[chosen], self.row[chosen], self.which[chosen])
+        return RowLocations(self.file[chosen], self.row[chosen], self.which[chosen])
 
 
 class Search:
@@ -207,7 +207,7 @@ class FileRows:
         self._is_partitioned = is_partitioned(table)
         self._filesystem, self._root = open_storage(self.uri)
         self._metadata: dict[int, pq.FileMetaData] = {}
-        self._held = HeldFiles(self._filesystem)
+        self._held = OpenFileCache(self._filesystem)
         self._gone: dict[int, BitMap64] = {}
 
     def gone(self, file: int) -> BitMap64:
@@ -222,13 +222,13 @@ class FileRows:
 
     def count(self, file: int) -> int:
         """Return the number of rows of a file, with deleted rows counted."""
-        told = self.files[file].statistics.get("numRecords")
-        if told is not None:
-            return int(told)
+        statistics = self.files[file].statistics.get("numRecords")
+        if statistics is not None:
+            return int(statistics)
         with self._reading(), self._open(file) as parquet:
             return int(parquet.metadata.num_rows)
 
-    def find(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> Places:
+    def find(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> RowLocations:
         """Return the locations of the rows that equal one of `wanted` in the columns of `wanted`.
 
         The rows of `wanted` must differ. `partitions`: the partitions to search; None: all.
@@ -240,7 +240,7 @@ class FileRows:
             parts = [part for some in each(partial(self._parts, search), files) for part in some]
             found = list(each(partial(self._find_in, search), parts))
         sizes = [len(rows) for rows, _ in found]
-        return Places(
+        return RowLocations(
             np.repeat(np.array([part.file for part in parts], np.int64), sizes),
             np.concatenate([_NOWHERE, *(rows for rows, _ in found)]),
             np.concatenate([_NOWHERE, *(which for _, which in found)]),
@@ -250,7 +250,7 @@ class FileRows:
         """Return the bytes of all files that `find` would search."""
         return sum(self.files[number].size for number in self._may_hold(self._search(wanted), partitions))
 
-    def rows(self, places: Places, names: Sequence[str]) -> pa.Table:
+    def rows(self, places: RowLocations, names: Sequence[str]) -> pa.Table:
         """Return the columns `names` of the rows at these locations, in their order."""
         schema = pa.schema([self.schema.field(name) for name in names])
         parts = [schema.empty_table()]
@@ -429,15 +429,15 @@ def _batch_rows(groups: Sequence[pq.RowGroupMetaData]) -> int:
 
 
 def _logged(file: LiveFile, side: str, names: Sequence[str]) -> dict[str, Any]:
-    told = file.statistics.get(side, {})
-    return {name: told[name] for name in names if name in told}
+    statistics = file.statistics.get(side, {})
+    return {name: statistics[name] for name in names if name in statistics}
 
 
 def _bounds(group: pq.RowGroupMetaData, places: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the least and the greatest values of columns in a row group, if its statistics have them."""
     least, most = dict[str, Any](), dict[str, Any]()
     for name, place in places.items():
-        told = group.column(place).statistics
-        if told is not None and told.has_min_max:
-            least[name], most[name] = told.min_raw, told.max_raw
+        statistics = group.column(place).statistics
+        if statistics is not None and statistics.has_min_max:
+            least[name], most[name] = statistics.min_raw, statistics.max_raw
     return least, most

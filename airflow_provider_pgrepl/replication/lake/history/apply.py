@@ -38,7 +38,7 @@ from airflow_provider_pgrepl.replication.lake.merge.merge import Applied, apply_
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, lake_schema
 
 _BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED, PARTITION)
@@ -49,7 +49,7 @@ def apply_with_history(
     history: DeltaTable,
     changes: pa.Table,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     app: str,
     lake_root: str,
     slice_bytes: int,
@@ -63,17 +63,17 @@ def apply_with_history(
     """
     position = check_history(table, history, relation, app)
     # Versions must have the types of the table, so check these before anything is appended.
-    check_columns(table, lake_schema(relation, choices), relation)
+    check_columns(table, lake_schema(relation, options), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     changes = changes.slice(int(np.searchsorted(commit_lsn, int(position), side="right")))
-    welcome = _before_refusal(changes, choices)
+    welcome = _before_refusal(changes, options)
     applied = Applied(position, int(table.version()), 0, 0)
     for start, end in slices(changes.slice(0, welcome), slice_bytes):
         part = changes.slice(start, end - start).combine_chunks()
-        _append(table, history, part, relation, choices, app, lake_root)
-        applied = _sum(applied, apply_changes(table, part, relation, choices, app, slice_bytes))
+        _append(table, history, part, relation, options, app, lake_root)
+        applied = _sum(applied, apply_changes(table, part, relation, options, app, slice_bytes))
     if welcome < len(changes):
-        last = apply_changes(table, changes.slice(welcome), relation, choices, app, slice_bytes)
+        last = apply_changes(table, changes.slice(welcome), relation, options, app, slice_bytes)
         applied = _sum(applied, last)
     return applied
 
@@ -96,10 +96,10 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
     return position
 
 
-def _before_refusal(changes: pa.Table, choices: TableChoices) -> int:
+def _before_refusal(changes: pa.Table, options: TableOptions) -> int:
     """Return the number of changes before the first transaction that the table's settings reject. That
     transaction must end no version."""
-    if choices.policy.truncate != "error":
+    if options.policy.truncate != "error":
         return len(changes)
     first = pc.index(changes["op"], "T").as_py()
     if first < 0:
@@ -113,14 +113,14 @@ def _append(
     history: DeltaTable,
     part: pa.Table,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     app: str,
     lake_root: str,
 ) -> None:
     reached, position = read_position(history, app), LSN(part["commit_lsn"][-1].as_py())
     if reached is None or position <= reached:
         return
-    rows = ended_rows(table, part, relation, choices, epoch_of(app), reached)
+    rows = ended_rows(table, part, relation, options, epoch_of(app), reached)
     commit_ts, version = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
     marks = {RELATION_APP: version}
     append_versions(history, rows, relation.table, lake_root, app, position, commit_ts, marks)

@@ -43,7 +43,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 from airflow_provider_pgrepl.replication.values import typed_columns
 
@@ -97,13 +97,13 @@ def path_of(key: str) -> str:
     return TableName.parse(key).path
 
 
-def history_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
+def history_schema(relation: Relation, options: TableOptions) -> pa.Schema:
     """Return the columns of a new history of this table: the lake table's typed columns, then LIFETIME.
 
     Columns that the table gets later are added after these, and columns that it loses stay. Raises
     ConfigError.
     """
-    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
+    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, options)]
     return pa.schema([*fields, *LIFETIME])
 
 
@@ -166,7 +166,7 @@ def prepare_history(
     history.
     """
     uri = history_uri(pipeline.lake_root, relation.table)
-    schema = history_schema(relation, pipeline.choices(relation.table))
+    schema = history_schema(relation, pipeline.options(relation.table))
     check_replaceable(uri, pipeline.name)
     settle_log(uri, pipeline.name)
     if has_delta(uri):

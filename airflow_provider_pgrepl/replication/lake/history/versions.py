@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.lake.merge.collapse import FollowedRows
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -114,7 +114,7 @@ def ended_rows(
     table: DeltaTable | pa.Table,
     changes: pa.Table,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     epoch: Epoch,
     above: LSN,
 ) -> Iterator[pa.Table]:
@@ -124,9 +124,9 @@ def ended_rows(
     `table`: the lake table, or its rows, at the version to which the changes are to be applied. Raises
     DriftError, LakeTableError, ValueRangeError.
     """
-    ignoring = choices.policy.truncate == "ignore"
+    ignoring = options.policy.truncate == "ignore"
     ended = ended_versions(changes, relation, ignoring=ignoring)
-    yield from _Slice(table, changes, ended, relation, choices, epoch).rows(above)
+    yield from _Slice(table, changes, ended, relation, options, epoch).rows(above)
 
 
 def current_rows(
@@ -170,7 +170,7 @@ class _Slice:
     changes: pa.Table
     ended: EndedVersions
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     epoch: Epoch
 
     def rows(self, above: LSN) -> Iterator[pa.Table]:
@@ -195,7 +195,7 @@ class _Slice:
 
     def _names(self) -> list[str]:
         return [
-            *(typed.name for typed in typed_columns(self.relation, self.choices)),
+            *(typed.name for typed in typed_columns(self.relation, self.options)),
             COMMIT_LSN,
             COMMIT_TS,
         ]
@@ -203,7 +203,7 @@ class _Slice:
     def _keys(self, codes: Ints) -> pa.Table:
         keys = {}
         for index, column in enumerate(self.relation.key_columns):
-            typed = typed_column(column, self.relation.table, self.choices)
+            typed = typed_column(column, self.relation.table, self.options)
             keys[typed.name] = typed.parse(self.ended.key_texts(index, codes))
         return pa.table(keys)
 
@@ -229,7 +229,7 @@ class _Slice:
     def _typed(self, entries: Ints, where: Ints, lake: pa.Table) -> pa.Table:
         columns: dict[str, Any] = {}
         made = np.flatnonzero(self.ended.made_by[entries] >= 0)
-        for typed in typed_columns(self.relation, self.choices):
+        for typed in typed_columns(self.relation, self.options):
             if typed.index is None:
                 # A dropped column keeps its values in the versions from before the drop.
                 values, sent = pa.nulls(len(made), typed.lake_type), made

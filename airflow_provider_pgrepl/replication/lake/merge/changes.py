@@ -25,7 +25,7 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "IUDT")
 TEXTS = pa.large_list(pa.large_string())
 
 
-class Tuples:
+class RowImages:
     """One side (`new` or `old`) of some changes of one relation.
 
     `present`: True for each change that has a tuple. `place`: the offset of its tuple among the tuples.
@@ -112,8 +112,8 @@ class ChangedRows:
     """
 
     op: Bytes
-    new: Tuples
-    old: Tuples
+    new: RowImages
+    old: RowImages
     unchanged_row: Ints
     unchanged_column: Ints
     places: Ints
@@ -163,8 +163,8 @@ def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) 
         places = np.flatnonzero(op != _TRUNCATE)
         changes, op = changes.take(pa.array(places)), op[places]
     width = len(relation.columns)
-    new = Tuples(array_of(changes, "new", TEXTS), width, relation.table)
-    old = Tuples(array_of(changes, "old", TEXTS), width, relation.table)
+    new = RowImages(array_of(changes, "new", TEXTS), width, relation.table)
+    old = RowImages(array_of(changes, "old", TEXTS), width, relation.table)
     _check_complete(op, new, old, relation)
     unchanged_row, unchanged_column = unchanged_pairs(array_of(changes, "unchanged", pa.list_(pa.int16())))
     if bool((op[unchanged_row] != _UPDATE).any() or (unchanged_column >= width).any()):
@@ -193,7 +193,7 @@ def _ops(changes: pa.Table) -> Bytes:
     return np.frombuffer(op.buffers()[2], np.uint8)[start : start + len(op)]
 
 
-def _check_complete(op: Bytes, new: Tuples, old: Tuples, relation: Relation) -> None:
+def _check_complete(op: Bytes, new: RowImages, old: RowImages, relation: Relation) -> None:
     deletes = op == _DELETE
     if bool((~np.isin(op, (_INSERT, _UPDATE, _DELETE))).any()):
         raise contradiction(relation, "it holds an operation that is none of a table")

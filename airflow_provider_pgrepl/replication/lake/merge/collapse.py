@@ -213,7 +213,7 @@ def _row_hashes(values: Hashes, present: Bools) -> Hashes:
 
 
 @dataclass(frozen=True)
-class Collapsed:
+class NetChanges:
     """The effect of a batch on a table, with one entry for each row that differs at its end.
 
     `overwrite`: the table was truncated, so all earlier rows are gone and no row has an origin.
@@ -250,7 +250,7 @@ class Collapsed:
         return texts, keep if keep.any() else None
 
 
-def collapse(changes: pa.Table, relation: Relation) -> Collapsed:
+def collapse(changes: pa.Table, relation: Relation) -> NetChanges:
     """Collapse changelog rows of one relation (ops I U D T) to the final states of its rows.
 
     The changelog rows are ordered by (commit_lsn, ordinal). This is for tables where a delete removes its row
@@ -264,7 +264,7 @@ def collapse(changes: pa.Table, relation: Relation) -> Collapsed:
     final = followed.new_code[last]
     stays = np.flatnonzero((last >= 0) & ((followed.origin >= 0) | (final >= 0)))
     version = last[stays]
-    return Collapsed(
+    return NetChanges(
         overwrite=read.truncated,
         origin=followed.origin[stays],
         final=final[stays],

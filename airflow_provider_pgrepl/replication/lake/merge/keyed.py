@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, replaced, take
-from airflow_provider_pgrepl.replication.lake.merge.collapse import Collapsed
+from airflow_provider_pgrepl.replication.lake.merge.collapse import NetChanges
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit, Way
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import (
     Partitioning,
     lake_schema,
@@ -31,7 +31,7 @@ _INSERT, _UPDATE, _DELETE = range(3)
 
 
 @dataclass(frozen=True)
-class Kinds:
+class RowKindEffects:
     """The effects of the kinds of source rows. Each field is the set of kinds that have the effect.
 
     `there`: the lake must have a row with the key. `goes`: the lake's row is deleted. `comes`: a row is added
@@ -59,7 +59,7 @@ class MergeOnRead:
     source: pa.Table
     keys: Mapping[str, str]
     names: Sequence[str]
-    kinds: Kinds
+    kinds: RowKindEffects
     gone_mark: str | None = None
     partitions: Partitioning | None = None
 
@@ -74,7 +74,7 @@ class MergeOnRead:
         """
         self.commit.rewrite(self._rows, *self._changes(), others)
 
-    def _changes(self) -> tuple[Places, pa.Table]:
+    def _changes(self) -> tuple[RowLocations, pa.Table]:
         """Return the locations of the lake's rows with the keys, which are removed, and the rows to add."""
         self._check()
         place, kind = self._place, self._kind
@@ -112,7 +112,7 @@ class MergeOnRead:
         return None if self.partitions is None else self.partitions.of_rows(self._wanted)
 
     @cached_property
-    def _places(self) -> Places:
+    def _places(self) -> RowLocations:
         """The locations of the lake's rows with these keys."""
         return self.commit.read(lambda: self._rows.find(self._wanted, self._may_be_in))
 
@@ -156,17 +156,17 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks()
 
 
-_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
+_KINDS = RowKindEffects(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
 
 
 @dataclass(frozen=True)
 class RowsCommit:
     """The collapsed changes of whole transactions, which become one commit."""
 
-    collapsed: Collapsed
+    collapsed: NetChanges
     changes: pa.Table
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
 
     def make(self, commit: SliceCommit) -> None:
         """Commit the changes. Raises LakeTableError if a required row is missing, or a key is there twice."""
@@ -184,12 +184,12 @@ class RowsCommit:
         return pa.table(dict(zip(self.names(), (values for values, _ in self.values(entries)), strict=True)))
 
     def names(self) -> list[str]:
-        return list(lake_schema(self.relation, self.choices).names)
+        return list(lake_schema(self.relation, self.options).names)
 
     def values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
         """Yield, for each lake column, the typed final values, and where the lake's are kept (or None)."""
         partitions, partition = self._partitions, None
-        for typed in typed_columns(self.relation, self.choices):
+        for typed in typed_columns(self.relation, self.options):
             if typed.index is None:
                 yield pa.nulls(len(entries), typed.lake_type), None
                 continue
@@ -199,9 +199,9 @@ class RowsCommit:
             if partitions is not None and typed.index == partitions.typed.index:
                 partition = partitions.texts(values), keep
         last = self.collapsed.last[entries]
-        if self.choices.commit_lsn_column:
+        if self.options.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), last), None
-        if self.choices.commit_ts_column:
+        if self.options.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), last), None
         if partition is not None:
             # Where the lake's value is kept, its partition is kept, too.
@@ -209,7 +209,7 @@ class RowsCommit:
 
     @property
     def _partitions(self) -> Partitioning | None:
-        return partitioning(self.relation, self.choices)
+        return partitioning(self.relation, self.options)
 
     def _merge(self, commit: SliceCommit) -> None:
         source, kept = self._merge_source()
@@ -265,7 +265,7 @@ class RowsCommit:
         columns: dict[str, pa.Array | pa.ChunkedArray] = {}
         for number, column in enumerate(self.relation.key_columns):
             texts = collapsed.key_texts(number, collapsed.origin[order])
-            columns[f"o{number}"] = typed_column(column, self.relation.table, self.choices).parse(texts)
+            columns[f"o{number}"] = typed_column(column, self.relation.table, self.options).parse(texts)
         kept = set()
         for index, (values, keep) in enumerate(self.values(alive)):
             columns[f"c{index}"] = pa.chunked_array([values, pa.nulls(len(dead), values.type)])

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCom
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices, Truncate
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions, Truncate
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -95,7 +95,7 @@ class NetRows:
 
 
 def net_rows(
-    changes: pa.Table, relation: Relation, choices: TableChoices, truncate: Truncate | None = None
+    changes: pa.Table, relation: Relation, options: TableOptions, truncate: Truncate | None = None
 ) -> NetRows:
     """Return the net effect of changelog rows (ops I U D T, in order) of one relation without a key.
 
@@ -103,10 +103,10 @@ def net_rows(
     rows. Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError, and
     IdentityError if rows were updated or deleted and no column of the relation is in the lake.
     """
-    ignoring = (truncate or choices.policy.truncate) == "ignore"
+    ignoring = (truncate or options.policy.truncate) == "ignore"
     read = read_changes(changes, relation, whole=ignoring)
     overwrite = read.truncated and not ignoring
-    columns = typed_columns(relation, choices)
+    columns = typed_columns(relation, options)
     indexes = [typed.index for typed in columns if typed.index is not None]
     if not indexes and bool((read.op != kernels.INSERT).any()):
         raise IdentityError(
@@ -123,11 +123,11 @@ def net_rows(
     for name, source in ((COMMIT_LSN, "commit_lsn"), (COMMIT_TS, "commit_ts")):
         gained[name] = changes[source].take(pa.array(read.places[made]))
     rows, times = _lost(columns, read, old, lost)
-    partitions = partitioning(relation, choices)
+    partitions = partitioning(relation, options)
     if partitions is not None:
         gained[PARTITION] = partitions.texts(gained[partitions.typed.name])
     may_be_in = None if partitions is None else partitions.of_rows(rows)
-    names = lake_schema(relation, choices).names
+    names = lake_schema(relation, options).names
     return NetRows(overwrite, rows, times, pa.table({name: gained[name] for name in names}), may_be_in)
 
 

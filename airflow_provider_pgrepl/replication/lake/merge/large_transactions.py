@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SCHEMA, letters
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import LakeFiles, files_beside
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import rewrite_files
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Bools, Ints, array_of, bytes_before
 from airflow_provider_pgrepl.replication.lake.merge.collapse import key_hashes
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import (
@@ -196,7 +196,7 @@ def _part_of(rows: pa.Table, relation: Relation, count: int) -> Ints:
 
 
 @dataclass(frozen=True)
-class PartedCommit(SliceCommit):
+class MultiPartCommit(SliceCommit):
     """A commit of several parts: each part writes its rows to files, and `make_of` commits all of them."""
 
     _files: list[LakeFiles] = field(default_factory=list)
@@ -239,7 +239,7 @@ class PartedCommit(SliceCommit):
         """Return "mark": a part only looks up the rows to delete, and `make_of` decides the way."""
         return "mark"
 
-    def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:  # noqa: ARG002
+    def replace(self, found: FileRows, gone: RowLocations, rows: pa.Table, way: Way) -> None:  # noqa: ARG002
         """Note the rows to delete for `make_of`, and write the rows to add."""
         for number, marks in gone.marks().items():
             self._gone[number] = self._gone.get(number, BitMap64()) | marks

@@ -28,16 +28,16 @@ from airflow_provider_pgrepl.replication.lake.merge.large_transactions import (
     ROWS,
     KeysMoveError,
     LargeChanges,
-    PartedCommit,
+    MultiPartCommit,
     bytes_of,
     weight,
 )
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import KeysCommit, held_keys
+from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import SoftDeleteCommit, held_keys
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
 
@@ -55,7 +55,7 @@ def apply_changes(
     table: DeltaTable,
     changes: pa.Table,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     app: str,
     slice_bytes: int,
     large: LargeChanges | None = None,
@@ -81,13 +81,13 @@ def apply_changes(
     position = read_position(table, app)
     if position is None:
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
-    check_columns(table, lake_schema(relation, choices), relation)
+    check_columns(table, lake_schema(relation, options), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     if bool((np.diff(commit_lsn) < 0).any()):
         raise ChangelogError(f"{relation.table}: changes are not in commit order")
     fresh = int(np.searchsorted(commit_lsn, int(position), side="right"))
     changes, commit_lsn = changes.slice(fresh), commit_lsn[fresh:]
-    refused = refused_truncate(changes, relation, choices)
+    refused = refused_truncate(changes, relation, options)
     if refused:
         changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(refused[0]))))
     count = commits = 0
@@ -95,14 +95,14 @@ def apply_changes(
         part = changes.slice(start, end - start).combine_chunks()
         position = LSN(commit_lsn[end - 1])
         at_end = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
-        at = table, app, position, *at_end, choices.policy.merge
+        at = table, app, position, *at_end, options.policy.merge
         if large is None:
             commit = SliceCommit(*at)
-            commit.make(partial(_make, part, relation, choices, commit))
+            commit.make(partial(_make, part, relation, options, commit))
             count += len(part)
         else:
-            parted = PartedCommit(*at)
-            parted.make(partial(_make_large, large, part, relation, choices, parted, slice_bytes))
+            parted = MultiPartCommit(*at)
+            parted.make(partial(_make_large, large, part, relation, options, parted, slice_bytes))
             count += pc.sum(part[ROWS]).as_py()
         commits += 1
     if refused:
@@ -152,24 +152,24 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
         )
 
 
-def _make(part: pa.Table, relation: Relation, choices: TableChoices, commit: SliceCommit) -> None:
-    policy = choices.policy
+def _make(part: pa.Table, relation: Relation, options: TableOptions, commit: SliceCommit) -> None:
+    policy = options.policy
     if not relation.key_columns and relation.replica_identity == "f":
-        commit_net_rows(net_rows(part, relation, choices), commit)
+        commit_net_rows(net_rows(part, relation, options), commit)
     elif relation.key_columns and policy.follows_keys:
-        KeysCommit(held_keys(part, relation, policy.truncate), part, relation, choices).make(commit)
+        SoftDeleteCommit(held_keys(part, relation, policy.truncate), part, relation, options).make(commit)
     else:
         if policy.truncate == "ignore":
             part = part.filter(pc.not_equal(part["op"], "T"))
-        RowsCommit(collapse(part, relation), part, relation, choices).make(commit)
+        RowsCommit(collapse(part, relation), part, relation, options).make(commit)
 
 
 def _make_large(
     large: LargeChanges,
     outline: pa.Table,
     relation: Relation,
-    choices: TableChoices,
-    commit: PartedCommit,
+    options: TableOptions,
+    commit: MultiPartCommit,
     slice_bytes: int,
 ) -> None:
     first, last = (LSN(outline["commit_lsn"][at].as_py()) for at in (0, -1))
@@ -179,34 +179,34 @@ def _make_large(
     has_no_key = not relation.key_columns and relation.replica_identity == "f"
     goes_whole = (
         has_no_key
-        or (is_truncated and choices.policy.follows_keys)
-        or _has_keys_of_many_texts(relation, choices)
+        or (is_truncated and options.policy.follows_keys)
+        or _has_keys_of_many_texts(relation, options)
     )
     if bytes_of(outline) > slice_bytes and commit.is_ours and not goes_whole:
         after = pc.max(outline.filter(truncates)["ordinal"]).as_py() if is_truncated else -1
         parts = large.parts(last, after, weight(outline), relation)
-        make = partial(_make, relation=relation, choices=choices, commit=commit)
+        make = partial(_make, relation=relation, options=options, commit=commit)
         with suppress(KeysMoveError):
             commit.make_of(parts, make, empties=is_truncated)
             return
-    _make(large.read(first, last).combine_chunks(), relation, choices, commit.whole())
+    _make(large.read(first, last).combine_chunks(), relation, options, commit.whole())
 
 
-def _has_keys_of_many_texts(relation: Relation, choices: TableChoices) -> bool:
+def _has_keys_of_many_texts(relation: Relation, options: TableOptions) -> bool:
     """Return True if different text values of a key may be equal in the lake, such as 1.0 and 1.00.
 
     Parts are made by text values, so they could not separate such keys.
     """
     free = [column for column in relation.key_columns if column.typmod < 0]
-    types = (typed_column(column, relation.table, choices).lake_type for column in free)
+    types = (typed_column(column, relation.table, options).lake_type for column in free)
     return any(pa.types.is_decimal(lake_type) for lake_type in types)
 
 
 def refused_truncate(
-    changes: pa.Table, relation: Relation, choices: TableChoices
+    changes: pa.Table, relation: Relation, options: TableOptions
 ) -> tuple[LSN, TruncatedError] | None:
     """Return the commit LSN and the error of the first TRUNCATE if the policy is `error`, else None."""
-    if choices.policy.truncate != "error":
+    if options.policy.truncate != "error":
         return None
     truncates = changes.filter(pc.equal(changes["op"], "T"))["commit_lsn"]
     if len(truncates) == 0:

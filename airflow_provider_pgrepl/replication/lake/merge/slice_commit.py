@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import (
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows, rewrite_files
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.tables import Merge
 
@@ -194,7 +194,7 @@ class SliceCommit:
             return "mark" if dear else "rewrite"
         return "mark" if self.strategy == "merge_on_read" else "rewrite"
 
-    def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:
+    def replace(self, found: FileRows, gone: RowLocations, rows: pa.Table, way: Way) -> None:
         """Delete the rows at the locations `gone`, and add `rows`, which have all columns of the table.
 
         Raises VersionTakenError if another process has committed since the locations were found.
@@ -219,7 +219,7 @@ class SliceCommit:
             rewrite_files(*at, gone, replaces, self._properties)
 
     def rewrite(
-        self, found: FileRows, gone: Places, rows: pa.Table, others: Callable[[pa.Table], pa.Table]
+        self, found: FileRows, gone: RowLocations, rows: pa.Table, others: Callable[[pa.Table], pa.Table]
     ) -> None:
         """Delete and add rows as `replace` does, and rewrite all files. `others` converts the other rows."""
         numbers, lost = range(len(found.files)), gone.marks()

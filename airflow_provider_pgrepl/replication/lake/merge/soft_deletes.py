@@ -23,12 +23,12 @@ from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, replaced, take
 from airflow_provider_pgrepl.replication.lake.merge.collapse import FollowedRows, follow
 from airflow_provider_pgrepl.replication.lake.merge.kernels import DELETE, NONE
-from airflow_provider_pgrepl.replication.lake.merge.keyed import Kinds, MergeOnRead
+from airflow_provider_pgrepl.replication.lake.merge.keyed import MergeOnRead, RowKindEffects
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import BYTES, FLAG, INT, INTS, inner, loop
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices, Truncate
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions, Truncate
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -45,7 +45,7 @@ from airflow_provider_pgrepl.replication.values import (
 # exists, else a row is added. _DELETE: it must exist and is deleted. _CLEAR: it is deleted if it exists.
 _UPDATE, _PUT, _DELETE, _CLEAR = range(4)
 _STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
-_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
+_KINDS = RowKindEffects(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
 
 
 @inner
@@ -164,7 +164,7 @@ def hold_keys(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in 
 
 
 @dataclass(frozen=True)
-class HeldKeys:
+class LakeKeys:
     """The keys whose row in the lake changes, with one entry for each key.
 
     `truncated`: the index of the first TRUNCATE, which marks every live row of the lake as deleted, except
@@ -197,7 +197,7 @@ class HeldKeys:
         return self._followed.texts(index, self._version, self.code)
 
 
-def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> HeldKeys:
+def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> LakeKeys:
     """Return what the keys hold after changelog rows (ops I U D T) of one relation with a key.
 
     The rows are ordered by (commit_lsn, ordinal). `truncate` is `apply` or `ignore`. Raises DriftError if
@@ -215,7 +215,7 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
     in_lake = np.zeros(followed.codes, np.bool_)
     in_lake[origin[origin >= 0]] = True
     code = np.flatnonzero(of_row >= 0)
-    return HeldKeys(
+    return LakeKeys(
         truncated=int(read.truncate_places[0]) if read.truncated and truncate == "apply" else -1,
         code=code,
         gone=gone[code],
@@ -228,13 +228,13 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
 
 
 @dataclass(frozen=True)
-class KeysCommit:
+class SoftDeleteCommit:
     """One slice of changes, followed by key, which becomes one commit."""
 
-    held: HeldKeys
+    held: LakeKeys
     changes: pa.Table
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
 
     def make(self, commit: SliceCommit) -> None:
         """Commit the changes. Raises LakeTableError if a required row is missing, or a key is there twice."""
@@ -278,11 +278,11 @@ class KeysCommit:
         self._check(commit.run(merger))
 
     def _names(self) -> list[str]:
-        return list(lake_schema(self.relation, self.choices).names)
+        return list(lake_schema(self.relation, self.options).names)
 
     @property
     def soft(self) -> bool:
-        return self.choices.policy.deletes == "soft"
+        return self.options.policy.deletes == "soft"
 
     def _kinds(self) -> Ints:
         held = self.held
@@ -316,9 +316,9 @@ class KeysCommit:
         """
         at = self.held.truncated
         marks = {quote_identifier(DELETED): "true"}
-        if self.choices.commit_lsn_column:
+        if self.options.commit_lsn_column:
             marks[quote_identifier(COMMIT_LSN)] = str(self.changes["commit_lsn"][at].as_py())
-        if self.choices.commit_ts_column:
+        if self.options.commit_ts_column:
             micros = self.changes["commit_ts"][at].cast(pa.int64()).as_py()
             marks[quote_identifier(COMMIT_TS)] = (
                 f"arrow_cast({micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
@@ -331,7 +331,7 @@ class KeysCommit:
         A kept value is that of the row with the origin key.
         """
         partitions, partition = self._partitions, None
-        for typed in typed_columns(self.relation, self.choices):
+        for typed in typed_columns(self.relation, self.options):
             if typed.index is None:
                 yield pa.nulls(len(self.held), typed.lake_type), None
                 continue
@@ -342,16 +342,16 @@ class KeysCommit:
                 partition = partitions.texts(found[0]), found[1]
         if self.soft:
             yield pa.array(self.held.gone), None
-        if self.choices.commit_lsn_column:
+        if self.options.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), self.held.since), None
-        if self.choices.commit_ts_column:
+        if self.options.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), self.held.since), None
         if partition is not None:
             yield partition
 
     @property
     def _partitions(self) -> Partitioning | None:
-        return partitioning(self.relation, self.choices)
+        return partitioning(self.relation, self.options)
 
     def _source(self, commit: SliceCommit) -> tuple[pa.Table, set[int]]:
         """Return the source of the merge, and the numbers of the columns that have a column u….
@@ -379,7 +379,7 @@ class KeysCommit:
 
     def _key_columns(self) -> list[TypedColumn]:
         return [
-            typed_column(column, self.relation.table, self.choices) for column in self.relation.key_columns
+            typed_column(column, self.relation.table, self.options) for column in self.relation.key_columns
         ]
 
     def _check(self, metrics: dict[str, Any]) -> None:
@@ -395,7 +395,7 @@ class KeysCommit:
 class _LakeValues:
     """Values of rows that move to another key. Only the lake has them, under the rows' old keys."""
 
-    def __init__(self, keys: KeysCommit, commit: SliceCommit) -> None:
+    def __init__(self, keys: SoftDeleteCommit, commit: SliceCommit) -> None:
         self._keys = keys
         self._commit = commit
         self._rows: pa.Table | None = None
@@ -422,7 +422,7 @@ class _LakeValues:
         wanted = pa.table(
             {key.name: key.parse(held.key_texts(number, origins)) for number, key in enumerate(typed)}
         )
-        names = [column.name for column in typed_columns(self._keys.relation, self._keys.choices)]
+        names = [column.name for column in typed_columns(self._keys.relation, self._keys.options)]
         partitions = self._keys._partitions
         if partitions is not None:
             names.append(PARTITION)

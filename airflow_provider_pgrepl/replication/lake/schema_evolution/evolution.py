@@ -41,7 +41,7 @@ from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
 
 _KIND = "evolution"
@@ -55,7 +55,7 @@ class Evolution:
 
     before: Relation
     after: Relation
-    choices: TableChoices
+    options: TableOptions
     lake_root: str
     app: str
 
@@ -70,14 +70,14 @@ class Evolution:
         self._evolve_table(table)
 
     def _evolve_table(self, table: DeltaTable) -> None:
-        held, wanted = _held(table), lake_schema(self.after, self.choices)
+        held, wanted = _held(table), lake_schema(self.after, self.options)
         schema = _joined(held, wanted)
         # Like the position, the relation of the first changes after it stays the same.
         versions = read_relations(table)
         first = self.before.version if versions is None else versions[1]
         marks = {RELATION_APP: self.after.version, BEFORE_APP: first}
         if self._needs_rewriting(held, schema):
-            convert = lambda rows: evolved(rows, self.before, self.after, self.choices)  # noqa: E731
+            convert = lambda rows: evolved(rows, self.before, self.after, self.options)  # noqa: E731
             place = _Place(table, self.lake_root, self.after.table.path, self.app)
             place.rewrite(schema, convert, marks)
         elif len(schema) > len(held):
@@ -88,13 +88,13 @@ class Evolution:
             return True
         return any(
             typed.column.missing is not None and typed.name not in held.names
-            for typed in typed_columns(self.after, self.choices)
+            for typed in typed_columns(self.after, self.options)
         )
 
     def _evolve_history(self, history: DeltaTable) -> None:
         """Evolve the history. Versions that ended before a column was added get null despite its default."""
         held = _held(history)
-        schema = _joined(held, history_schema(self.after, self.choices))
+        schema = _joined(held, history_schema(self.after, self.options))
         place = _Place(history, self.lake_root, history_path(self.after.table), self.app)
         if _is_widened(held, schema):
             place.rewrite(schema, self._widened, {})
@@ -103,7 +103,7 @@ class Evolution:
 
     def _widened(self, rows: pa.Table) -> pa.Table:
         """Return rows as `evolved` does, without added columns."""
-        found = evolved(rows, self.before, self.after, self.choices)
+        found = evolved(rows, self.before, self.after, self.options)
         return found.select(rows.column_names)
 
 
@@ -191,7 +191,7 @@ class EvolvingTable:
     changes, if the rows of a timeline are their outline.
     """
 
-    choices: TableChoices
+    options: TableOptions
     lake_root: str
     slice_bytes: int
     app: str
@@ -218,7 +218,7 @@ class EvolvingTable:
         changes, before = 0, self.first
         for number, span in enumerate(timeline.spans):
             if number > evolved:
-                step = Evolution(before, span.begins, self.choices, self.lake_root, self.app)
+                step = Evolution(before, span.begins, self.options, self.lake_root, self.app)
                 step.evolve(self.table, self.history)
             changes += self._apply(span)
             before = self.built = span.relation
@@ -228,7 +228,7 @@ class EvolvingTable:
         return changes
 
     def _tidy(self) -> None:
-        if self.choices.policy.merge == "rewrite":
+        if self.options.policy.merge == "rewrite":
             withdraw_vectors(self.table, self.app)
         for handle in (self.table, self.history):
             if handle is not None:
@@ -236,7 +236,7 @@ class EvolvingTable:
 
     @property
     def _cluster_by(self) -> tuple[str, ...]:
-        return self.choices.policy.cluster_by or tuple(column.name for column in self.built.key_columns)
+        return self.options.policy.cluster_by or tuple(column.name for column in self.built.key_columns)
 
     def _steps_done(self, timeline: RelationTimeline) -> int:
         """Return the number of the span up to which the table has already evolved.
@@ -268,14 +268,14 @@ class EvolvingTable:
     def _apply_changes(self, changes: pa.Table, relation: Relation) -> Applied:
         if self.history is None:
             return apply_changes(
-                self.table, changes, relation, self.choices, self.app, self.slice_bytes, self.large
+                self.table, changes, relation, self.options, self.app, self.slice_bytes, self.large
             )
         return apply_with_history(
             self.table,
             self.history,
             changes,
             relation,
-            self.choices,
+            self.options,
             self.app,
             self.lake_root,
             self.slice_bytes,

@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, REL
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import is_same_layout, translated
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import history_problems, lake_schema
 
 FindRecord = Callable[[int], RelationRecord | None]
@@ -101,7 +101,7 @@ def read_relations(table: DeltaTable) -> tuple[int, int] | None:
 
 
 def relation_timeline(
-    relation: Relation, rows: pa.Table, find_record: FindRecord, choices: TableChoices
+    relation: Relation, rows: pa.Table, find_record: FindRecord, options: TableOptions
 ) -> RelationTimeline:
     """Return the timeline of changelog rows, with a check of each relation in them for unsafe changes.
 
@@ -112,7 +112,7 @@ def relation_timeline(
     At an unsafe change, or at a relation version that `find_record` does not find, the timeline ends: the
     spans have the transactions before it. Raises what `find_record` does.
     """
-    return _TimelineBuilder(rows, choices, relation).build(find_record)
+    return _TimelineBuilder(rows, options, relation).build(find_record)
 
 
 @dataclass
@@ -128,7 +128,7 @@ class _Step:
 @dataclass
 class _TimelineBuilder:
     rows: pa.Table
-    choices: TableChoices
+    options: TableOptions
     first: Relation
     stamps: list[tuple[int, Relation]] = field(default_factory=list)
     derived: list[Relation] = field(default_factory=list)
@@ -212,10 +212,10 @@ class _TimelineBuilder:
         if record is None:
             return DriftError("its definition is no longer in the changelog", hint)
         recorded = replace(step.relation, truncated_by=self._truncated_by(record))
-        verdict = judge(recorded, record, self.choices)
+        verdict = judge(recorded, record, self.options)
         if verdict.kind is DriftKind.UNSAFE or verdict.relation is None:
             return DriftError(verdict.reason, verdict.hint or hint, verdict.remedy or Remedy.RESNAPSHOT)
-        problem = _problem(verdict.relation, self.choices)
+        problem = _problem(verdict.relation, self.options)
         if problem is not None:
             return DriftError(f"{verdict.reason}: {problem[0]}", problem[1] or hint)
         if verdict.relation.version == step.relation.version:
@@ -239,8 +239,8 @@ class _TimelineBuilder:
         return _any_of(self.rows["op"].slice(start, end - start), _OBEYING)
 
     def _is_same_table(self, before: Relation, after: Relation) -> bool:
-        return is_same_layout(before, after) and lake_schema(before, self.choices) == lake_schema(
-            after, self.choices
+        return is_same_layout(before, after) and lake_schema(before, self.options) == lake_schema(
+            after, self.options
         )
 
     def _translate(self, begin: int, at: int, before: Relation, after: Relation) -> None:
@@ -279,13 +279,13 @@ def _any_of(ops: pa.ChunkedArray, wanted: list[str]) -> bool:
     return bool(pc.any(pc.is_in(ops, pa.array(wanted))).as_py())
 
 
-def _problem(relation: Relation, choices: TableChoices) -> tuple[str, str] | None:
+def _problem(relation: Relation, options: TableOptions) -> tuple[str, str] | None:
     """Return why a lake table cannot have the columns of a relation, and a hint; None if it can."""
     try:
-        lake_schema(relation, choices)
+        lake_schema(relation, options)
     except PgReplError as error:
         return error.message, error.hint
-    problems = history_problems(relation) if choices.policy.history else iter(())
+    problems = history_problems(relation) if options.policy.history else iter(())
     return next(((problem, "") for problem in problems), None)
 
 

@@ -19,14 +19,14 @@ from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.lake.merge.changes import (
     TEXTS,
     Bools,
-    Tuples,
+    RowImages,
     array_of,
     unchanged_pairs,
 )
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
 
@@ -134,7 +134,7 @@ def _places(relation: Relation) -> dict[int, int]:
 
 
 def _rebuilt(lists: pa.Array, before: Relation, after: Relation, *, whole: bool) -> pa.Array:
-    read = Tuples(lists, len(before.columns), before.table)
+    read = RowImages(lists, len(before.columns), before.table)
     places = _places(before)
     columns = []
     for column in after.columns:
@@ -173,16 +173,16 @@ def _moved(unchanged: pa.Array, before: Relation, after: Relation) -> pa.Array:
     )
 
 
-def evolved(rows: pa.Table, before: Relation, after: Relation, choices: TableChoices) -> pa.Table:
+def evolved(rows: pa.Table, before: Relation, after: Relation, options: TableOptions) -> pa.Table:
     """Convert rows of the lake table for `before` to rows of the lake table for `after`.
 
     Values are cast exactly, added columns have the typed `missing` value, and dropped ones are kept. Columns
     that are not of the relation (bookkeeping, a version's lifetime) are unchanged and come last. Raises
     DriftError for a value that cannot be cast, ConfigError, ValueRangeError.
     """
-    known = {typed.column.attnum: typed for typed in typed_columns(before, choices)}
+    known = {typed.column.attnum: typed for typed in typed_columns(before, options)}
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-    for typed in typed_columns(after, choices):
+    for typed in typed_columns(after, options):
         own = known.pop(typed.column.attnum, None)
         columns[typed.name] = (
             added_values(typed, len(rows)) if own is None else _widened(rows[own.name], own, typed)

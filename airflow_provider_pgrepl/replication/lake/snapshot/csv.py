@@ -14,7 +14,7 @@ from pyarrow import csv
 from airflow_provider_pgrepl.errors import SnapshotError, ValueRangeError, one_line
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 
 BLOCK_BYTES = 2 << 20
 _NEWLINES_TRIED = 64
@@ -30,7 +30,7 @@ class CsvTypeError(Exception):
 def read_csv(
     stream: BinaryIO,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     *,
     block_bytes: int = BLOCK_BYTES,
     as_text: bool = False,
@@ -42,21 +42,21 @@ def read_csv(
     columns' `parse`. Raises CsvTypeError (never with `as_text`), ValueRangeError with the column's name, or
     SnapshotError if the bytes are not such a CSV. No error contains a value.
     """
-    typed = values.typed_columns(relation, choices)
+    typed = values.typed_columns(relation, options)
     types = {
         column.name: (None if as_text else column.csv_type) or pa.string()
         for column in typed
         if column.index is not None
     }
-    for batch in _batches(stream, values.copied_part(relation, choices), types, block_bytes, as_text=as_text):
+    for batch in _batches(stream, values.copied_part(relation, options), types, block_bytes, as_text=as_text):
         yield _type(batch, typed)
 
 
 def read_texts(
-    stream: BinaryIO, relation: Relation, choices: TableChoices, *, block_bytes: int = BLOCK_BYTES
+    stream: BinaryIO, relation: Relation, options: TableOptions, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """Yield the same rows with text values. Raises what `read_csv` does with `as_text`."""
-    relation = values.copied_part(relation, choices)
+    relation = values.copied_part(relation, options)
     types = {column.name: pa.string() for column in relation.columns}
     yield from _batches(stream, relation, types, block_bytes, as_text=True)
 

@@ -27,9 +27,9 @@ from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder
 from airflow_provider_pgrepl.replication.spark.executors import IncompatibleHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import (
     is_of_workers,
@@ -55,7 +55,7 @@ def write_range(
     snapshot: str,
     copy_range: CopyRange,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     lake_root: str,
     position: LSN,
     exported_at: datetime,
@@ -68,10 +68,10 @@ def write_range(
     """
 
     def attempt(*, as_text: bool) -> list[WrittenFile]:
-        batches = _copy(dsn, snapshot, copy_range, relation, choices, as_text=as_text)
+        batches = _copy(dsn, snapshot, copy_range, relation, options, as_text=as_text)
         # Close it here, so that the server's COPY ends before this returns or tries again.
         with closing(batches):
-            return write_files(batches, relation, choices, lake_root, position, exported_at)
+            return write_files(batches, relation, options, lake_root, position, exported_at)
 
     with suppress(CsvTypeError):
         return attempt(as_text=False)
@@ -83,34 +83,34 @@ def _copy(
     snapshot: str,
     copy_range: CopyRange,
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     *,
     as_text: bool,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the range's rows. Ends only after COPY succeeded: an error of COPY is raised before a file is
     complete."""
     with open_copy(dsn, snapshot, copy_range) as stream:
-        yield from read_csv(stream, relation, choices, as_text=as_text)
+        yield from read_csv(stream, relation, options, as_text=as_text)
 
 
 def write_files(
     batches: Iterator[pa.RecordBatch],
     relation: Relation,
-    choices: TableChoices,
+    options: TableOptions,
     lake_root: str,
     position: LSN,
     exported_at: datetime,
 ) -> list[WrittenFile]:
     """Write all batches, which have the relation's columns, and return the files. If this raises, no file
     remains."""
-    schema = values.lake_schema(relation, choices)
+    schema = values.lake_schema(relation, options)
     constants = {
         values.DELETED: pa.scalar(False, pa.bool_()),
         values.COMMIT_LSN: pa.scalar(int(position), pa.int64()),
         values.COMMIT_TS: pa.scalar(exported_at, pa.timestamp("us", "UTC")),
     }
     marks = [constants[name] for name in schema.names if name in constants]
-    partitions = values.partitioning(relation, choices)
+    partitions = values.partitioning(relation, options)
     with data_files(lake_root, relation.table.path, schema) as files:
         for batch in batches:
             files.write(_marked(batch, marks, partitions, schema))
@@ -133,7 +133,7 @@ class CopyJob:
     dsn: str
     snapshot: str
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     lake_root: str
     position: LSN
     exported_at: datetime
@@ -147,7 +147,7 @@ class CopyJob:
                 self.snapshot,
                 copy_range,
                 self.relation,
-                self.choices,
+                self.options,
                 self.lake_root,
                 self.position,
                 self.exported_at,
@@ -231,7 +231,7 @@ Job = TypeVar("Job", bound=RangeJob)
 class RangeTasks(Generic[Job]):
     """The tasks of one table's ranges under one keeper. At most `sessions` of them run at the same time."""
 
-    def __init__(self, spark: SparkSession, job: Job, keeper: TableKeeper, sessions: int) -> None:
+    def __init__(self, spark: SparkSession, job: Job, keeper: TableSnapshotHolder, sessions: int) -> None:
         self._spark = spark
         self._job = job
         self._keeper = keeper

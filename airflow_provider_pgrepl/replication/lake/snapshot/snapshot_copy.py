@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commented, commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
@@ -35,14 +35,17 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     prepare_history,
 )
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import AT_ONCE, Copied, copy_tables
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import AT_ONCE, CopyResult, copy_tables
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Keeper, TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import (
+    SnapshotHolder,
+    TableSnapshotHolder,
+)
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -66,7 +69,7 @@ class SnapshotCopy:
         pipeline: Pipeline,
         store: Store,
         record: EpochRecord,
-        keeper: Keeper,
+        keeper: SnapshotHolder,
         exported: ExportedSnapshot,
     ) -> None:
         self._spark = spark
@@ -88,7 +91,7 @@ class SnapshotCopy:
         self._comments: dict[TableName, Comments] = {}
         self._ranges_at_once = 1
 
-    def run(self) -> Copied:
+    def run(self) -> CopyResult:
         """Copy, commit and record each table. Raises an error that stops more than one table, after the
         running copies have ended and been recorded."""
         found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
@@ -132,20 +135,20 @@ class SnapshotCopy:
             position, epoch, exported_at = self._moment
             positions = {key: int(position) for key in self._versions if not is_history(key)}
             point = ConsistentPoint(epoch, position, exported_at, self._versions, positions)
-            Points(self._pipeline.lake_root).append(point)
+            ConsistentPoints(self._pipeline.lake_root).append(point)
 
     @property
     def _moment(self) -> tuple[LSN, Epoch, datetime]:
         """Position, epoch and export time of the copied rows."""
         return self._position, self._record.epoch, self._exported.exported_at
 
-    def _plan(self, keeper: TableKeeper, relation: Relation) -> list[CopyRange]:
+    def _plan(self, keeper: TableSnapshotHolder, relation: Relation) -> list[CopyRange]:
         """Return the ranges to copy. Raises TableError if settings do not fit the locked table, which may
         have been altered since they were checked."""
         if problems := list(self._rules.problems(relation)):
             raise errors.TableError("\n".join(f"{relation.table}: {problem}" for problem in problems))
-        choices = self._pipeline.choices(relation.table)
-        return keeper.plan(copied_part(relation, choices), self._pipeline.snapshot_range_bytes)
+        options = self._pipeline.options(relation.table)
+        return keeper.plan(copied_part(relation, options), self._pipeline.snapshot_range_bytes)
 
     def _copy(self, relation: Relation) -> int:
         started = time.monotonic()
@@ -153,7 +156,7 @@ class SnapshotCopy:
         self._check_replaceable(relation.table)
         with self._keeper.hold(relation) as keeper:
             ranges = self._plan(keeper, relation)
-            if self._pipeline.choices(relation.table).policy.history:
+            if self._pipeline.options(relation.table).policy.history:
                 prepare_history(relation, self._pipeline, *self._moment)
             files = self._copy_ranges(keeper, relation, ranges)
         rows = self._commit(relation, files)
@@ -164,7 +167,7 @@ class SnapshotCopy:
 
     def _check_replaceable(self, table: TableName) -> None:
         lake_root, name = self._pipeline.lake_root, self._pipeline.name
-        paths = [table.path, *([history_path(table)] if self._pipeline.choices(table).policy.history else [])]
+        paths = [table.path, *([history_path(table)] if self._pipeline.options(table).policy.history else [])]
         for path in paths:
             check_replaceable(f"{lake_root}/{path}", name, lambda: table in self._copied_before)
         if len(paths) > 1 and history_key(table) in self._named_before:
@@ -181,16 +184,16 @@ class SnapshotCopy:
     @cached_property
     def _named_before(self) -> frozenset[str]:
         """The keys of tables and histories that kept consistent points name."""
-        return frozenset(Points(self._pipeline.lake_root).kept_versions())
+        return frozenset(ConsistentPoints(self._pipeline.lake_root).kept_versions())
 
     def _copy_ranges(
-        self, keeper: TableKeeper, relation: Relation, ranges: list[CopyRange]
+        self, keeper: TableSnapshotHolder, relation: Relation, ranges: list[CopyRange]
     ) -> list[WrittenFile]:
         job = CopyJob(
             self._dsn,
             keeper.snapshot,
             relation,
-            self._pipeline.choices(relation.table),
+            self._pipeline.options(relation.table),
             self._pipeline.lake_root,
             self._position,
             self._exported.exported_at,
@@ -198,18 +201,18 @@ class SnapshotCopy:
         return RangeCopies(self._spark, job, keeper, self._ranges_at_once).run(ranges)
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
-        choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
+        options, lake_root = self._pipeline.options(relation.table), self._pipeline.lake_root
         record = RelationRecord.of_catalog(relation)
         with self._index_lock:
             self._index.add(self._record.epoch, record, self._place)
-        if choices.policy.history:
+        if options.policy.history:
             self._versions[history_key(relation.table)] = end_all_versions(
                 relation, self._pipeline, *self._moment
             )
         uri, comments = f"{lake_root}/{relation.table.path}", self._comments[relation.table]
         commit_snapshot(
             uri,
-            commented(lake_schema(relation, choices), comments.columns),
+            commented(lake_schema(relation, options), comments.columns),
             files,
             self._position,
             self._pipeline.name,

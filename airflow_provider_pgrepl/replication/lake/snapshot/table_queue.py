@@ -19,7 +19,7 @@ AT_ONCE = 4
 
 
 @dataclass
-class Copied:
+class CopyResult:
     """The result of copying tables: `done` has the number of rows of each copied table, `failed` the errors
     of tables that stopped.
 
@@ -45,7 +45,7 @@ def copy_tables(
     at_once: int = AT_ONCE,
     finished: Callable[[TableName, int], None],
     failed: Callable[[TableName, errors.PgReplError], None],
-) -> Copied:
+) -> CopyResult:
     """Copy each table in a thread of its own, `at_once` at a time. `copy` returns the number of rows.
 
     `finished` and `failed` record the result of a table, and are called in the calling thread. After an error
@@ -53,7 +53,7 @@ def copy_tables(
     copy is started. Running copies are waited for, and recorded unless recording failed. Raises that error,
     except for a lost snapshot.
     """
-    copied = Copied()
+    copied = CopyResult()
     stopping: errors.PgReplError | None = None
     with ThreadPoolExecutor(min(at_once, len(tables))) as pool:
         futures = {pool.submit(_traced, copy, table): table for table in tables}

@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.history.table import (
     FROM_EPOCH,
     FROM_LSN,
@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
 )
 from airflow_provider_pgrepl.replication.lake.sql import sql_reader
 from airflow_provider_pgrepl.replication.lake.time_travel import spark_overlay
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import Moment, TableVersion, find_moment
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import PointInTime, TableVersion, find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import (
     Planner,
     TablePlan,
@@ -60,7 +60,7 @@ _FROM = {FROM_LSN: COMMIT_LSN, FROM_TS: COMMIT_TS}
 
 
 @dataclass(frozen=True)
-class HistoryAt:
+class HistoryAsOf:
     """The history of a table up to a point in time. Rows are only appended to it, so that any later version
     of it can be used.
 
@@ -73,7 +73,9 @@ class HistoryAt:
     lsn: LSN
 
     @classmethod
-    def find(cls, lake_root: str, table: TableName, current: pa.Schema, epoch: Epoch, lsn: LSN) -> HistoryAt:
+    def find(
+        cls, lake_root: str, table: TableName, current: pa.Schema, epoch: Epoch, lsn: LSN
+    ) -> HistoryAsOf:
         """Return the history of a table. `current`: the table's columns at the point in time. Raises
         LakeError if the table has no history."""
         uri = history_uri(lake_root, table)
@@ -231,20 +233,20 @@ def verified(
 
 def _find(
     pipeline: Pipeline, lsn: int | str | None, timestamp: datetime | None, epoch: int | None
-) -> tuple[Moment, Planner]:
+) -> tuple[PointInTime, Planner]:
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
             "pipeline: reading as of a point in time needs the pipeline, whose settings determine the rows",
             "pass Pipeline.read('pipeline.json')",
         )
-    points = Points(pipeline.lake_root)
+    points = ConsistentPoints(pipeline.lake_root)
     moment = find_moment(pipeline.lake_root, points, lsn, timestamp, epoch)
     return moment, Planner(pipeline, moment, points)
 
 
 @dataclass(frozen=True)
 class _AsOf:
-    moment: Moment
+    moment: PointInTime
     planner: Planner
 
     @property
@@ -278,8 +280,8 @@ class _AsOf:
             warnings.warn(str(plan.unverified), UnverifiedWarning, stacklevel=4)
         return plan
 
-    def _history(self, plan: TablePlan) -> HistoryAt:
-        return HistoryAt.find(self.planner.lake_root, plan.table, plan.schema, self.epoch, plan.lsn)
+    def _history(self, plan: TablePlan) -> HistoryAsOf:
+        return HistoryAsOf.find(self.planner.lake_root, plan.table, plan.schema, self.epoch, plan.lsn)
 
 
 def _parse(table: str) -> TableName:

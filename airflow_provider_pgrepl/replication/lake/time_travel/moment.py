@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -48,7 +48,7 @@ rows."""
 
 
 @dataclass(frozen=True)
-class Moment:
+class PointInTime:
     """A point in time: all transactions of `epoch` that committed at or before `lsn`, and no later ones.
 
     `changelog` was opened when the point was determined, and has every change from `floor_lsn` up to `lsn`.
@@ -82,11 +82,11 @@ def parse_lsn(given: int | str) -> LSN:
 
 def find_moment(
     lake_root: str,
-    points: Points,
+    points: ConsistentPoints,
     lsn: int | str | None = None,
     timestamp: datetime | None = None,
     epoch: int | None = None,
-) -> Moment:
+) -> PointInTime:
     """Return the point in time of an LSN or a timestamp, in `epoch` or else the newest one. Without both,
     return the newest point in time.
 
@@ -115,10 +115,10 @@ def find_moment(
         place = _checked(parse_lsn(lsn), record, wanted, newest)
     else:
         place = newest
-    return Moment(record, wanted, place, floor, timestamp, changelog)
+    return PointInTime(record, wanted, place, floor, timestamp, changelog)
 
 
-def _newest_lsn(changelog: DeltaTable, record: EpochRecord, epoch: Epoch, points: Points) -> LSN:
+def _newest_lsn(changelog: DeltaTable, record: EpochRecord, epoch: Epoch, points: ConsistentPoints) -> LSN:
     """Return the LSN up to which every transaction of the epoch is known. Raises LakeError for an unknown
     epoch, and for one of which nothing is kept."""
     if epoch == record.epoch:
@@ -131,7 +131,7 @@ def _newest_lsn(changelog: DeltaTable, record: EpochRecord, epoch: Epoch, points
     if not known:
         raise LakeError(
             f"nothing of epoch {epoch} is kept any more",
-            "changelog_retention_h and points_keep_h of the pipeline say how long it would be",
+            "changelog_retention_h and consistent_point_retention_h of the pipeline say how long it would be",
         )
     return max(known)
 
@@ -242,16 +242,16 @@ class TableVersion:
     def _unreadable(self) -> LakeError:
         return LakeError(
             f"version {self.version} of {self.name} cannot be read any more, or the table is gone",
-            "read at a newer consistent point; longer reads need a longer points_keep_all_h",
+            "read at a newer consistent point; longer reads need a longer consistent_point_keep_all_h",
         )
 
 
 @dataclass(frozen=True)
-class KeptChanges:
+class ChangelogFinder:
     """Finds rows of one relation in the live changelog files of the epoch. Raises ChangelogError if a file no
     longer exists."""
 
-    moment: Moment
+    moment: PointInTime
     index: RelationIndex
 
     @property

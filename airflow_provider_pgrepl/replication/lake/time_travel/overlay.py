@@ -25,12 +25,12 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merge.keyed import RowsCommit
 from airflow_provider_pgrepl.replication.lake.merge.keyless import NetRows, net_rows
-from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import KeysCommit, held_keys
+from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import SoftDeleteCommit, held_keys
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import relation_timeline
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved, is_same_layout
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
@@ -79,14 +79,14 @@ def kept(number: int) -> str:
     return f"u{number}"
 
 
-def entries_of(changes: pa.Table, relation: Relation, choices: TableChoices) -> pa.Table:
+def entries_of(changes: pa.Table, relation: Relation, options: TableOptions) -> pa.Table:
     """Return the entries of changelog rows of one relation with a key, ops I U D T, ordered by (commit_lsn,
     ordinal).
 
     Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
     """
-    policy = choices.policy
-    builder = _Builder(changes, relation, choices)
+    policy = options.policy
+    builder = _Builder(changes, relation, options)
     return builder.of_held(soft=policy.deletes == "soft") if policy.follows_keys else builder.of_collapsed()
 
 
@@ -94,14 +94,14 @@ def entries_of(changes: pa.Table, relation: Relation, choices: TableChoices) -> 
 class _Builder:
     changes: pa.Table
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
 
     def of_collapsed(self) -> pa.Table:
         done = collapse(self.changes, self.relation)
         alive, dead = np.flatnonzero(done.final >= 0), np.flatnonzero(done.final < 0)
         order = np.concatenate([alive, dead])
         keys = [self._typed_key(number, done.key_texts(number, done.origin[order])) for number in self._keys]
-        values = RowsCommit(done, self.changes, self.relation, self.choices).values(alive)
+        values = RowsCommit(done, self.changes, self.relation, self.options).values(alive)
         columns = {
             KIND: pa.array(np.full(len(order), ROW)),
             ALIVE: pa.array(done.final[order] >= 0),
@@ -114,9 +114,9 @@ class _Builder:
         return pa.concat_tables([entries, _special(entries.schema, EMPTY)]) if done.overwrite else entries
 
     def of_held(self, *, soft: bool) -> pa.Table:
-        policy = self.choices.policy
+        policy = self.options.policy
         done = held_keys(self.changes, self.relation, policy.truncate)
-        values = KeysCommit(done, self.changes, self.relation, self.choices).values()
+        values = SoftDeleteCommit(done, self.changes, self.relation, self.options).values()
         columns = {
             KIND: pa.array(np.full(len(done), ROW)),
             ALIVE: pa.array(np.ones(len(done), np.bool_) if soft else ~done.gone),
@@ -129,7 +129,7 @@ class _Builder:
         if done.truncated < 0:
             return entries
         mark = _special(entries.schema, MARK)
-        for number, name in enumerate(lake_schema(self.relation, self.choices).names):
+        for number, name in enumerate(lake_schema(self.relation, self.options).names):
             if name in _STAMPS:
                 at = mark.schema.get_field_index(value(number))
                 stamp = self.changes[_STAMPS[name]].slice(done.truncated, 1)
@@ -142,7 +142,7 @@ class _Builder:
 
     def _typed_key(self, number: int, texts: pa.Array) -> pa.Array:
         column = self.relation.key_columns[number]
-        return typed_column(column, self.relation.table, self.choices).parse(texts)
+        return typed_column(column, self.relation.table, self.options).parse(texts)
 
 
 def _rows(values: Values, present: int, missing: int) -> dict[str, pa.ChunkedArray]:
@@ -168,7 +168,7 @@ def _special(schema: pa.Schema, kind: int) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedRows:
     """The entries of some changes, and the key columns that identify the version's rows."""
 
     entries: pa.Table
@@ -261,7 +261,7 @@ class Overlay:
     changelog: str
     paths: tuple[str, ...]
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     above: LSN
     upto: LSN
     before: Relation
@@ -273,7 +273,7 @@ class Overlay:
     @property
     def schema(self) -> pa.Schema:
         """The lake table's columns after the changes."""
-        return lake_schema(self.relation, self.choices)
+        return lake_schema(self.relation, self.options)
 
     @property
     def key_names(self) -> list[str]:
@@ -282,7 +282,7 @@ class Overlay:
 
     @property
     def _partitions(self) -> Partitioning | None:
-        return partitioning(self.relation, self.choices)
+        return partitioning(self.relation, self.options)
 
     def fits(self, names: Collection[str]) -> bool:
         """Return True if a version with these columns needs no conversion. A version from before a resnapshot
@@ -294,14 +294,14 @@ class Overlay:
         """Return True if the version must be converted to another relation before the changes are applied."""
         return not (
             is_same_layout(self.before, self.relation)
-            and lake_schema(self.before, self.choices) == self.schema
+            and lake_schema(self.before, self.options) == self.schema
         )
 
     def evolved(self, version: pa.Table) -> pa.Table:
         """Return rows of the version in the layout of the effective relation. Raises DriftError,
         ValueRangeError."""
         if self.evolves:
-            version = evolved(version, self.before, self.relation, self.choices)
+            version = evolved(version, self.before, self.relation, self.options)
         if self._partitions is not None and PARTITION not in version.column_names:
             values = version[self._partitions.typed.name]
             version = version.append_column(PARTITION, self._partitions.texts(values))
@@ -319,17 +319,17 @@ class Overlay:
         rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
         if self.first is not None:
             records = {record.version: record for record in self.received}
-            rows = relation_timeline(self.first, rows, records.get, self.choices).spans[-1].rows
+            rows = relation_timeline(self.first, rows, records.get, self.options).spans[-1].rows
         return rows.filter(pc.is_in(rows["op"], letters(CHANGES))).combine_chunks()
 
     def net_rows(self) -> NetRows:
         """Return the net effect of the changes on a table without a key. Raises LakeTableError,
         ValueRangeError."""
-        return net_rows(self.changes(), self.relation, self.choices)
+        return net_rows(self.changes(), self.relation, self.options)
 
     def entries(self) -> pa.Table:
         """Return the entries of the changes to a table with a key. Raises LakeTableError, ValueRangeError."""
-        return entries_of(self.changes(), self.relation, self.choices)
+        return entries_of(self.changes(), self.relation, self.options)
 
     def lay_over(self, version: pa.Table) -> pa.Table:
         """Return the version with the changes applied. Raises LakeTableError if the version lacks rows that
@@ -338,7 +338,7 @@ class Overlay:
         if not self.count:
             return version
         if self.key_names:
-            return Replaced(self.entries(), self.key_names).lay_over(version)
+            return ReplacedRows(self.entries(), self.key_names).lay_over(version)
         net = self.net_rows()
         gained = net.gained.select(version.column_names).cast(version.schema)
         return pa.concat_tables([net.remaining(version), gained])

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, letters
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import EXPORTED_APP, RELATION_APP, open_table
 from airflow_provider_pgrepl.replication.lake.history.table import aligned, is_history
@@ -30,7 +30,11 @@ from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
     relation_timeline,
 )
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import KeptChanges, Moment, TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import (
+    ChangelogFinder,
+    PointInTime,
+    TableVersion,
+)
 from airflow_provider_pgrepl.replication.lake.time_travel.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import Unverified, find_unverified
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -91,8 +95,8 @@ class Bases:
     """
 
     lake_root: str
-    moment: Moment
-    points: Points
+    moment: PointInTime
+    points: ConsistentPoints
     index: RelationIndex
     newest: bool = False
 
@@ -155,7 +159,7 @@ class Bases:
             )
         return LakeError(
             f"{name} can be read from {LSN(min(later))} on only, {asked} is before that",
-            "it was copied later, or points_keep_h of the pipeline is over: read at a later LSN",
+            "it was copied later, or consistent_point_retention_h of the pipeline is over: read at a later LSN",
         )
 
     def _is_same_member(self, before: DeltaTable, after: DeltaTable) -> bool:
@@ -217,12 +221,14 @@ class TablePlan:
 class Planner:
     """Creates plans of tables for one point in time."""
 
-    def __init__(self, pipeline: Pipeline, moment: Moment, points: Points, *, newest: bool = False) -> None:
+    def __init__(
+        self, pipeline: Pipeline, moment: PointInTime, points: ConsistentPoints, *, newest: bool = False
+    ) -> None:
         index = RelationIndex(relations_uri(pipeline.lake_root))
         self._pipeline = pipeline
         self._moment = moment
         self._bases = Bases(pipeline.lake_root, moment, points, index, newest)
-        self._kept = KeptChanges(moment, index)
+        self._kept = ChangelogFinder(moment, index)
 
     @property
     def lake_root(self) -> str:
@@ -271,7 +277,7 @@ class Planner:
         held = pa.schema(base.opened.schema().to_arrow())
         if relation is None:
             return held
-        names = lake_schema(relation, self._pipeline.choices(relation.table)).names
+        names = lake_schema(relation, self._pipeline.options(relation.table)).names
         return pa.schema([held.field(name) for name in names]) if set(names) == set(held.names) else held
 
     def _check_kept(self, base: Base) -> None:
@@ -290,8 +296,8 @@ class Planner:
         files = self._kept.files(built.oid, above, self._moment.lsn)
         rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
         self._check_gaps(built.table, rows)
-        choices = self._pipeline.choices(built.table)
-        timeline = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), choices)
+        options = self._pipeline.options(built.table)
+        timeline = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), options)
         if timeline.stop:
             lsn, error = timeline.stop
             raise DriftError(
@@ -314,7 +320,7 @@ class Planner:
                 changelog=self._kept.uri,
                 paths=paths,
                 relation=span.begins,
-                choices=self._pipeline.choices(span.begins.table),
+                options=self._pipeline.options(span.begins.table),
                 above=above,
                 upto=LSN(heads["commit_lsn"][-1].as_py()) if len(heads) else above,
                 before=before,
@@ -343,7 +349,7 @@ class Planner:
 
     def _check_truncates(self, table: TableName, rows: pa.Table) -> None:
         truncates = rows.filter(pc.equal(rows["op"], "T"))
-        if truncates.num_rows and self._pipeline.choices(table).policy.truncate == "error":
+        if truncates.num_rows and self._pipeline.options(table).policy.truncate == "error":
             first = LSN(truncates["commit_lsn"][0].as_py())
             raise LakeTableError(
                 f"{table} was truncated at {first}, and its policy is that TRUNCATE stops it",
@@ -401,7 +407,7 @@ def ended_since(plan: TablePlan, schema: pa.Schema, epoch: Epoch) -> pa.Table:
             held = overlay.evolved(plan.version.read() if number == 1 else held)
         if overlay.count:
             rows = ended_rows(
-                held, overlay.changes(), overlay.relation, overlay.choices, epoch, overlay.above
+                held, overlay.changes(), overlay.relation, overlay.options, epoch, overlay.above
             )
             pieces.extend(rows)
         if number < len(plan.overlays):
@@ -414,8 +420,8 @@ def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
     it added are null, whatever their default."""
     before = overlay.before
     held = {column.attnum for column in (*before.columns, *before.unpublished, *before.dropped)}
-    after = evolved(rows, before, overlay.relation, overlay.choices)
-    for number, typed in enumerate(typed_columns(overlay.relation, overlay.choices)):
+    after = evolved(rows, before, overlay.relation, overlay.options)
+    for number, typed in enumerate(typed_columns(overlay.relation, overlay.options)):
         if typed.column.attnum not in held:
             known = typed.name in rows.column_names
             values = rows[typed.name] if known else pa.nulls(len(rows), typed.lake_type)

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
     KIND,
     ROW,
     Overlay,
-    Replaced,
+    ReplacedRows,
     kept,
     origin,
     replaced,
@@ -50,7 +50,7 @@ class RowsByKey:
         goes = self._is_any(rows, [replaced(number) for number in self._places], keys)
         some = rows.filter(pc.or_(comes, goes))
         version = self._of_version(self._with_those_of(some, keys))
-        laid = Replaced(
+        laid = ReplacedRows(
             pa.concat_tables([self._renumbered(some, overlay), self._renumbered(others, overlay)]),
             self._key_names,
         )

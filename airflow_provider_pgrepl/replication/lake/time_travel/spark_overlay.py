@@ -163,7 +163,7 @@ class SparkReplaced:
     def __init__(self, version: DataFrame, overlay: Overlay) -> None:
         from pyspark.sql import functions
 
-        policy = overlay.choices.policy
+        policy = overlay.options.policy
         emptied = overlay.truncated and policy.truncate == "apply"
         self.sql = functions
         self.version = version

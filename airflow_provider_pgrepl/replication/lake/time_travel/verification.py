@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import KeptChanges
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import ChangelogFinder
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -49,7 +49,7 @@ class Unverified:
         )
 
 
-def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -> Unverified | None:
+def find_unverified(relation: Relation, kept: ChangelogFinder, pipeline: Pipeline) -> Unverified | None:
     """Return the unsafe DDL that the next announcement of the table after the point in time shows, if its
     position is not known. Otherwise return None.
 
@@ -84,7 +84,7 @@ def _is_hidden(relation: Relation, record: RelationRecord, pipeline: Pipeline) -
     named = (record.message.schema, record.message.name) == (shape.schema, shape.name)
     same = same and named and record.message.replica_identity == shape.replica_identity
     hidden = same or (record.catalog is not None and _is_altered_alike(relation, record.catalog))
-    return hidden and judge(relation, record, pipeline.choices(relation.table)).kind is DriftKind.UNSAFE
+    return hidden and judge(relation, record, pipeline.options(relation.table)).kind is DriftKind.UNSAFE
 
 
 def _columns(columns: tuple[WireColumn, ...]) -> list[tuple[str, int, int]]:
@@ -108,7 +108,7 @@ def _announcements(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.and_(pc.equal(rows["op"], "R"), sent))
 
 
-def _next_received(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | None:
+def _next_received(relation_id: int, kept: ChangelogFinder) -> tuple[LSN, int] | None:
     """Return the LSN of the relation's first announcement after the point in time, and its version. None if
     there is none."""
     lsn = kept.moment.lsn
@@ -120,7 +120,7 @@ def _next_received(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | Non
     return None
 
 
-def _last_announced(relation_id: int, kept: KeptChanges) -> LSN:
+def _last_announced(relation_id: int, kept: ChangelogFinder) -> LSN:
     """Return the LSN of the relation's last announcement up to the point in time. Returns the changelog's
     floor if there is none in the kept files."""
     upto = kept.moment.lsn

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
-from airflow_provider_pgrepl.replication.lake.consistent_points import Points
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import SparkAsOf, as_of
 from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import quoted
 from airflow_provider_pgrepl.replication.postgres import oids
@@ -47,7 +47,7 @@ def create_views(
     is not json or jsonb. No view is registered then.
     """
     if lsn is None and timestamp is None:
-        point = Points(pipeline.lake_root).at_or_before(2**63 - 1, epoch)
+        point = ConsistentPoints(pipeline.lake_root).at_or_before(2**63 - 1, epoch)
         if point is not None:
             lsn, epoch = point.lsn, point.epoch
     lake = as_of(spark, pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch)

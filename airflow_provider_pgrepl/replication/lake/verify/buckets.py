@@ -81,7 +81,7 @@ class Buckets:
 
 
 @dataclass
-class Sums:
+class BucketSums:
     """The number of rows and the sum of their hashes in each bucket."""
 
     counts: Ints
@@ -89,20 +89,20 @@ class Sums:
     s2: Hashes
 
     @classmethod
-    def zero(cls, buckets: int) -> Sums:
+    def zero(cls, buckets: int) -> BucketSums:
         return cls(np.zeros(buckets, np.int64), np.zeros(buckets, np.uint64), np.zeros(buckets, np.uint64))
 
-    def add(self, other: Sums) -> None:
+    def add(self, other: BucketSums) -> None:
         self.counts += other.counts
         self.s1 += other.s1
         self.s2 += other.s2
 
-    def subtract(self, other: Sums) -> None:
+    def subtract(self, other: BucketSums) -> None:
         self.counts -= other.counts
         self.s1 -= other.s1
         self.s2 -= other.s2
 
-    def differing(self, other: Sums) -> Ints:
+    def differing(self, other: BucketSums) -> Ints:
         """Return the numbers of the buckets in which the two differ."""
         equal = (self.counts == other.counts) & (self.s1 == other.s1) & (self.s2 == other.s2)
         return np.flatnonzero(~equal)
@@ -113,15 +113,15 @@ class Sums:
 
 
 @dataclass
-class Reduction:
+class BucketReducer:
     """Reduces rows to the sums of buckets."""
 
     shape: RowShape
     buckets: Buckets
-    result: Sums = field(init=False)
+    result: BucketSums = field(init=False)
 
     def __post_init__(self) -> None:
-        self.result = Sums.zero(self.buckets.count)
+        self.result = BucketSums.zero(self.buckets.count)
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
         keys, whole = self.shape.hash_rows(rows)
@@ -201,15 +201,15 @@ class Collection:
     shows_keys: bool = False
     keys: Hashes | None = None
 
-    def begin(self) -> Reduction | RowList:
+    def begin(self) -> BucketReducer | RowList:
         if self.wanted is None:
-            return Reduction(self.shape, self.buckets)
+            return BucketReducer(self.shape, self.buckets)
         return RowList(self.shape, self.buckets, self.wanted, self.shows_keys, self.keys)
 
     def merge(self, results: Iterable[Any]) -> Any:
         """Return the result of all rows, from those of parts of them."""
         if self.wanted is None:
-            total = Sums.zero(self.buckets.count)
+            total = BucketSums.zero(self.buckets.count)
             for sums in results:
                 total.add(sums)
             return total

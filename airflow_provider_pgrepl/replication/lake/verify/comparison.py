@@ -11,7 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import TableError
-from airflow_provider_pgrepl.replication.lake.verify.buckets import K1, Buckets, Collection, RowShape, Sums
+from airflow_provider_pgrepl.replication.lake.verify.buckets import (
+    K1,
+    Buckets,
+    BucketSums,
+    Collection,
+    RowShape,
+)
 from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
 from airflow_provider_pgrepl.replication.lake.verify.row_differences import (
     RowDifferences,
@@ -20,7 +26,7 @@ from airflow_provider_pgrepl.replication.lake.verify.row_differences import (
 )
 from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import Sample
 from airflow_provider_pgrepl.replication.values import typed_columns
 
@@ -49,7 +55,7 @@ class Listed:
     """
 
     whole: Collection
-    at_source: Sums
+    at_source: BucketSums
     missing: pa.Table | None
     extra: pa.Table | None
 
@@ -75,9 +81,9 @@ class TableComparison:
     listed: Listed | None = field(default=None, repr=False)
 
 
-def shape_of(relation: Relation, choices: TableChoices) -> RowShape:
+def shape_of(relation: Relation, options: TableOptions) -> RowShape:
     """Return the columns of a table that are compared, and its key, with a new seed."""
-    columns = tuple(typed.name for typed in typed_columns(relation, choices) if typed.index is not None)
+    columns = tuple(typed.name for typed in typed_columns(relation, options) if typed.index is not None)
     keys = tuple(column.name for column in relation.key_columns)
     return RowShape(columns, keys, (secrets.randbits(64), secrets.randbits(64)))
 
@@ -88,7 +94,7 @@ def sample_of(percent: float, rows: int) -> Sample:
 
 
 def uncompared_parts(
-    relation: Relation, choices: TableChoices, sample: Sample | None = None
+    relation: Relation, options: TableOptions, sample: Sample | None = None
 ) -> list[NotCompared]:
     """Return the parts of a table that a comparison leaves out."""
     found = []
@@ -98,7 +104,7 @@ def uncompared_parts(
         found.append(NotCompared("rows that only the lake has", "a sample does not show them"))
     for column in sorted((*relation.columns, *relation.unpublished, *relation.dropped), key=_attnum):
         part = f"column {column.name}"
-        if choices.column(column.name).excluded:
+        if options.column(column.name).excluded:
             found.append(NotCompared(part, "exclude_columns leaves it out of the lake"))
         elif column.attnum in relation.ignored:
             found.append(NotCompared(part, "on_drift ignore leaves it out of the lake"))
@@ -106,7 +112,7 @@ def uncompared_parts(
             found.append(NotCompared(part, "the publication does not carry its values"))
         elif column in relation.dropped:
             found.append(NotCompared(part, "the source has dropped it"))
-    policy = choices.policy
+    policy = options.policy
     if policy.deletes == "soft":
         found.append(NotCompared("soft-deleted rows", "the source no longer has them"))
     if policy.truncate == "ignore" and sample is None:
@@ -136,7 +142,7 @@ class TableComparer:
 
     @property
     def _ignores_extra(self) -> bool:
-        return self.source.choices.policy.truncate == "ignore"
+        return self.source.options.policy.truncate == "ignore"
 
     def compare(self) -> TableComparison:
         """Compare the table. Raises what reading either side raises."""
@@ -195,7 +201,7 @@ class TableComparer:
         return find_differences(at_source, in_lake, self.shape, types, ignores_extra=ignores_extra)
 
 
-def _rows_of(one: Sums, other: Sums) -> Ints:
+def _rows_of(one: BucketSums, other: BucketSums) -> Ints:
     return np.maximum(one.counts, other.counts)
 
 

@@ -25,12 +25,12 @@ from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
     KIND,
     MARK,
     Overlay,
-    Replaced,
+    ReplacedRows,
     origin,
     replaced,
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
-from airflow_provider_pgrepl.replication.lake.verify.buckets import Sums
+from airflow_provider_pgrepl.replication.lake.verify.buckets import BucketSums
 from airflow_provider_pgrepl.replication.lake.verify.row_differences import without
 from airflow_provider_pgrepl.replication.lake.verify.row_pick import Job
 from airflow_provider_pgrepl.replication.spark.executors import on_executor, result_of
@@ -118,7 +118,7 @@ class LakeSide:
         changed = self._changed
         before = None if changed.is_emptied else _collected(collection, changed.before)
         after = _collected(collection, changed.after)
-        if isinstance(found, Sums):
+        if isinstance(found, BucketSums):
             if before is not None:
                 found.subtract(before)
             return collection.merge([found] if after is None else [found, after])
@@ -164,7 +164,7 @@ class LakeSide:
         entries = overlay.entries()
         special = pc.is_in(entries[KIND], pa.array([EMPTY, MARK], entries[KIND].type))
         before = self._in_version(overlay, entries)
-        after = live(Replaced(entries, overlay.key_names).lay_over(before))
+        after = live(ReplacedRows(entries, overlay.key_names).lay_over(before))
         return ChangedRows(live(before), after, bool(pc.any(special).as_py()))
 
     def _in_version(self, overlay: Overlay, entries: pa.Table) -> pa.Table:

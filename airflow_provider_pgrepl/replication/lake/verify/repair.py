@@ -12,14 +12,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.verify.buckets import R1, R2, RowShape
 from airflow_provider_pgrepl.replication.lake.verify.row_pick import RowPicking
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -37,16 +37,16 @@ KIND = "repair"
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def refusal_of(relation: Relation, choices: TableChoices) -> str:
+def refusal_of(relation: Relation, options: TableOptions) -> str:
     """Return why rows of the table cannot be repaired exactly, as a sentence; empty if they can."""
-    policy = choices.policy
+    policy = options.policy
     if policy.history:
         return "it has a history, whose versions of these rows the source does not have"
     if policy.deletes == "soft":
         return "its deletes are soft, and the source does not have the deleted rows"
     if policy.truncate == "ignore":
         return "truncate is ignore, and the source does not have the truncated rows"
-    if relation.dropped or any(typed.index is None for typed in typed_columns(relation, choices)):
+    if relation.dropped or any(typed.index is None for typed in typed_columns(relation, options)):
         return "it has a column that the source dropped, whose values the source does not have"
     return ""
 
@@ -92,7 +92,7 @@ class TableRepair:
     """
 
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     app: str
     position: LSN
     exported_at: datetime
@@ -107,7 +107,7 @@ class TableRepair:
         relations = read_relations(table)
         version = self.relation.version if relations is None else relations[1]
         commit = SliceCommit(
-            table, self.app, self.position, None, version, self.choices.policy.merge, kind=KIND
+            table, self.app, self.position, None, version, self.options.policy.merge, kind=KIND
         )
         if not commit.is_ours:
             raise LakeTableError(
@@ -129,14 +129,14 @@ class TableRepair:
 
     def _rows(self, picked: PickedRows | None) -> pa.Table:
         """Return the rows to add, with all columns of the lake table."""
-        schema = lake_schema(self.relation, self.choices)
+        schema = lake_schema(self.relation, self.options)
         if picked is None:
             return schema.empty_table()
         rows = picked.all
         return pa.table(list(self._columns(rows, schema)), schema=schema)
 
     def _columns(self, rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Array | pa.ChunkedArray]:
-        partitions = partitioning(self.relation, self.choices)
+        partitions = partitioning(self.relation, self.options)
         for name, lake_type in zip(schema.names, schema.types, strict=True):
             if name in rows.column_names:
                 yield rows[name].cast(lake_type)
@@ -150,7 +150,7 @@ class TableRepair:
                 yield partitions.texts(rows[partitions.typed.name])
 
 
-def _last_copies(places: Places, extra: PickedRows) -> Places:
+def _last_copies(places: RowLocations, extra: PickedRows) -> RowLocations:
     """Return the locations of the copies to remove: of equal rows, the last ones. Raises LakeTableError."""
     chosen = []
     for number, times in enumerate(extra.times.tolist()):

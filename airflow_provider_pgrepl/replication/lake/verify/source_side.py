@@ -11,9 +11,9 @@ from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, 
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeOutcome, RangeTasks, outcome_of
 from airflow_provider_pgrepl.replication.lake.verify.row_pick import Job
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import TableChoices
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableKeeper
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ class SourceReading:
     dsn: str
     snapshot: str
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     collection: Job
 
     def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
@@ -46,7 +46,7 @@ class SourceReading:
     def _attempt(self, copy_range: CopyRange, *, as_text: bool) -> Any:
         collector = self.collection.begin()
         with open_copy(self.dsn, self.snapshot, copy_range) as stream:
-            batches = read_csv(stream, self.relation, self.choices, as_text=as_text)
+            batches = read_csv(stream, self.relation, self.options, as_text=as_text)
             with closing(batches):  # type: ignore[type-var]
                 for batch in batches:
                     collector.add(batch)
@@ -62,9 +62,9 @@ class SourceSide:
 
     spark: SparkSession
     dsn: str
-    keeper: TableKeeper
+    keeper: TableSnapshotHolder
     relation: Relation
-    choices: TableChoices
+    options: TableOptions
     ranges: Sequence[CopyRange]
     sessions: int
 
@@ -73,7 +73,7 @@ class SourceSide:
         return collection.merge(self._results(collection))
 
     def _results(self, collection: Job) -> Iterator[Any]:
-        reading = SourceReading(self.dsn, self.keeper.snapshot, self.relation, self.choices, collection)
+        reading = SourceReading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection)
         for first in range(0, len(self.ranges), _RANGES_AT_ONCE):
             tasks = RangeTasks(self.spark, reading.under(self.keeper.snapshot), self.keeper, self.sessions)
             yield from tasks.results(self.ranges[first : first + _RANGES_AT_ONCE])

@@ -207,11 +207,11 @@ class _Node:
 
 
 def with_had_rows(
-    connection: Connection, relation: Relation, *, trusts_owners: bool = False, told_by: int = 0
+    connection: Connection, relation: Relation, *, trusts_owners: bool = False, received_xid: int = 0
 ) -> Relation:
     """Return the relation with `had_rows` of its partitions: see `say_had_rows`."""
     said = say_had_rows(
-        connection, relation.oid, relation.partitions, trusts_owners=trusts_owners, told_by=told_by
+        connection, relation.oid, relation.partitions, trusts_owners=trusts_owners, received_xid=received_xid
     )
     return replace(relation, partitions=said)
 
@@ -222,13 +222,13 @@ def say_had_rows(
     found: Sequence[Partition],
     *,
     trusts_owners: bool = False,
-    told_by: int = 0,
+    received_xid: int = 0,
 ) -> tuple[Partition, ...]:
     """Return a table's partitions with `had_rows`. Does not wait for locks that the application holds.
 
-    `told_by`: the xid of the transaction that is being received, or 0. A partition that a later transaction
-    attached may have been attached before, and have lost rows that the stream has yet to send. It counts as
-    having had rows, unless its first row is still in place, which shows that none was lost.
+    `received_xid`: the xid of the transaction that is being received, or 0. A partition that a later
+    transaction attached may have been attached before, and have lost rows that the stream has yet to send.
+    It counts as having had rows, unless its first row is still in place, which shows that none was lost.
 
     Searching a partition takes a SELECT. If its owner could have code run by that, and is not trusted, the
     partition counts as having had rows. The connection is in autocommit mode. Raises psycopg2's errors if it
@@ -256,7 +256,7 @@ def say_had_rows(
             nodes[oid],
             doubtful[oid],
             trusts_owners=trusts_owners,
-            told_by=told_by,
+            received_xid=received_xid,
         )
     }
     return tuple(replace(part, had_rows=part.oid in had_rows) for part in found)
@@ -271,10 +271,10 @@ def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
         node = nodes.get(node.parent)
 
 
-def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
-    """Return True if the leaf was linked after transaction `told_by`, and existed before it was linked."""
+def _may_be_there_again(leaf: _Node, links: list[_Node], received_xid: int) -> bool:
+    """Return True if the leaf was linked after transaction `received_xid`, and existed before it was linked."""
     return any(
-        link.linked != leaf.born and 0 < (link.linked - told_by) % _XIDS < _XIDS // 2 for link in links
+        link.linked != leaf.born and 0 < (link.linked - received_xid) % _XIDS < _XIDS // 2 for link in links
     )
 
 
@@ -295,7 +295,7 @@ def _has_earlier_row(
     links: list[_Node],
     *,
     trusts_owners: bool,
-    told_by: int,
+    received_xid: int,
 ) -> bool:
     if leaf.relkind != "r" or leaf.pages > _MOST_PAGES or not all(link.link_is_clear for link in links):
         return True
@@ -308,7 +308,7 @@ def _has_earlier_row(
             if not trusts_owners and _read_code(connection, part) != {}:
                 return True
             may_lack_rows = _may_not_be_sent(connection) or (
-                bool(told_by) and _may_be_there_again(leaf, links, told_by)
+                bool(received_xid) and _may_be_there_again(leaf, links, received_xid)
             )
             if may_lack_rows and not _keeps_its_first_row(connection, part, leaf):
                 return True

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.catalog.partitions import (
     read_leaves,
     with_had_rows,
 )
-from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
+from airflow_provider_pgrepl.replication.source.catalog.types import TypePartBudget, Types
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 
@@ -122,7 +122,7 @@ WHERE d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = %(o
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingValue:
     """The missing value of one table's column.
 
     `xmin`: the xmin of the column. `text`: None if the value cannot be determined.
@@ -132,7 +132,7 @@ class Missing:
     text: str | None
 
 
-Found = Mapping[tuple[int, str], Missing]
+Found = Mapping[tuple[int, str], MissingValue]
 
 
 def read_missing(connection: Connection, oids: Iterable[int], row_types: Iterable[int]) -> Found:
@@ -142,7 +142,9 @@ def read_missing(connection: Connection, oids: Iterable[int], row_types: Iterabl
     alters the type.
     """
     wanted = {"oids": sorted(set(oids)), "row_types": sorted(row_types)}
-    return {(oid, name): Missing(xmin, text) for oid, name, xmin, text in rows(connection, MISSING, wanted)}
+    return {
+        (oid, name): MissingValue(xmin, text) for oid, name, xmin, text in rows(connection, MISSING, wanted)
+    }
 
 
 def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Relation:
@@ -260,15 +262,15 @@ def read_relation(
     *,
     had_rows: bool = False,
     trusts_owners: bool = False,
-    told_by: int = 0,
+    received_xid: int = 0,
 ) -> Relation | None:
     """Return the table with this oid, as `publication` publishes it, or None if it does not exist.
 
     Without a publication, it has all columns that are not generated. A table that is not in the publication
     is read as if it were added without a column list. `had_rows`: read everything in one snapshot, and set
     `had_rows` of the partitions. That needs a connection in autocommit mode, and the right to read small
-    partitions. `trusts_owners`: code of their owners may run then. `told_by`: the xid of the transaction that
-    is being received, or 0.
+    partitions. `trusts_owners`: code of their owners may run then. `received_xid`: the xid of the
+    transaction that is being received, or 0.
     """
     if not had_rows:
         return read_relations(connection, [oid], publication).get(oid)
@@ -277,7 +279,7 @@ def read_relation(
     if found is None:
         return None
     with source_errors("looking into the partitions"):
-        return with_had_rows(connection, found, trusts_owners=trusts_owners, told_by=told_by)
+        return with_had_rows(connection, found, trusts_owners=trusts_owners, received_xid=received_xid)
 
 
 def find_relation(
@@ -355,7 +357,7 @@ class _Shape:
         if not key <= {column[0] for column in published}:
             key = frozenset()  # half a key would match too many rows
         unpublished = [column for column in self.columns if _is_left_out(column, self.member)]
-        room = Room()
+        room = TypePartBudget()
         return Relation(
             oid=oid,
             table=TableName(schema, name),
@@ -374,7 +376,7 @@ class _Shape:
             unpublished=tuple(self._column(column, self.key, room) for column in unpublished),
         )
 
-    def _column(self, column: tuple[Any, ...], key: frozenset[int], room: Room) -> Column:
+    def _column(self, column: tuple[Any, ...], key: frozenset[int], room: TypePartBudget) -> Column:
         attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, default_oid, *_ = column
         return Column(
             name=name,

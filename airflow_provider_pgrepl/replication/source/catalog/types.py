@@ -58,7 +58,7 @@ _ENDLESS = MOST_PARTS + 1
 
 
 @dataclass
-class Room:
+class TypePartBudget:
     """The number of parts that the types of a table's columns may still have."""
 
     left: int = MOST_PARTS
@@ -103,7 +103,7 @@ class Types:
         """Return the oids of the row types, and of the types that contain row types."""
         return sorted(oid for oid, size in self._sizes.items() if size.has_row)
 
-    def find(self, oid: int, typmod: int, room: Room) -> PgType | None:
+    def find(self, oid: int, typmod: int, room: TypePartBudget) -> PgType | None:
         """Return the type, or None for a built-in scalar, which oid and typmod describe completely.
 
         If `room` has too few parts left, return a type of kind TOO_LARGE without parts.

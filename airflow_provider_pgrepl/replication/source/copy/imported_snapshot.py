@@ -75,7 +75,7 @@ class PublishedTables:
 
 
 @dataclass(frozen=True)
-class Gate:
+class SnapshotExporter:
     """A session that exports a snapshot. After it has ended, no session can import the snapshot."""
 
     connection: Connection
@@ -95,12 +95,12 @@ class Gate:
             self.connection.close()
 
 
-def open_gate(dsn: str, snapshot: str) -> Gate:
+def open_gate(dsn: str, snapshot: str) -> SnapshotExporter:
     """Import a snapshot in a new session, and export it again."""
     connection = connect(dsn, "keeper")
     try:
         import_snapshot(connection, snapshot, GATE_IDLE_LIMIT_S)
-        return Gate(connection, export_again(connection), connection.info.backend_pid)
+        return SnapshotExporter(connection, export_again(connection), connection.info.backend_pid)
     except BaseException:
         connection.close()
         raise

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
-from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Gate, lost
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import SnapshotExporter, lost
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -140,7 +140,7 @@ class LockWatch:
         connection: Connection,
         name: str,
         kind: type[SnapshotError] = SnapshotError,
-        gate: Gate | None = None,
+        gate: SnapshotExporter | None = None,
         release: Callable[[Connection], None] | None = None,
     ) -> None:
         self.failure: PgReplError | None = None
@@ -174,7 +174,7 @@ class LockWatch:
         if self.failure is not None:
             raise self.failure
 
-    def resume(self, gate: Gate) -> None:
+    def resume(self, gate: SnapshotExporter) -> None:
         """Let copies begin again, at another gate. Called with `turn` held, and the lent lock taken back."""
         self._gate, self.is_lent = gate, False
 

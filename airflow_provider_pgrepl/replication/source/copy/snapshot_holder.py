@@ -23,8 +23,8 @@ from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
     plan_ranges,
 )
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
-    Gate,
     PublishedTables,
+    SnapshotExporter,
     check_as_selected,
     check_unaltered,
     export_again,
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """The most times that a table's lock against code of its owner is lent during its copy."""
-__all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
+__all__ = ["CopyRange", "SnapshotHolder", "keep", "open_copy", "plan_ranges"]
 _OF_TABLE = 3
 """The sessions of a table during its copy: its keeper, the gate, and briefly one that reads the catalog."""
 # `reserved_connections` exists from PostgreSQL 16 on. Walsenders have connection slots of their own.
@@ -63,7 +63,7 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = session_user
 """
 
 
-class TableKeeper:
+class TableSnapshotHolder:
     """A transaction that holds the snapshot, and an ACCESS SHARE lock on one table and its partitions.
 
     The table's copies import the snapshot under the name `snapshot`, from the session `gate`, which ends
@@ -79,7 +79,7 @@ class TableKeeper:
         dsn: str,
         connection: Connection,
         kept: str,
-        gate: Gate,
+        gate: SnapshotExporter,
         relation: Relation,
         lock_timeout_s: float,
         *,
@@ -194,7 +194,7 @@ class TableKeeper:
         """Release the lock. Can be called again."""
         self._watch.close()
 
-    def __enter__(self) -> TableKeeper:
+    def __enter__(self) -> TableSnapshotHolder:
         return self
 
     def __exit__(
@@ -211,7 +211,7 @@ def keep_table(
     lock_timeout_s: float,
     *,
     trusts_owners: bool,
-) -> TableKeeper:
+) -> TableSnapshotHolder:
     """Import a snapshot in a new session, lock the table, and export the snapshot again.
 
     Raises TableSnapshotError if the lock is not acquired in time or the table differs from `then`;
@@ -241,7 +241,7 @@ def keep_table(
     except BaseException:
         connection.close()
         raise
-    return TableKeeper(
+    return TableSnapshotHolder(
         dsn,
         connection,
         snapshot,
@@ -260,7 +260,7 @@ class CopySessions:
     ranges: int
 
 
-class Keeper:
+class SnapshotHolder:
     """A transaction that holds a snapshot until it is closed.
 
     `snapshot`: the name under which it is imported. `relations`: the tables as of the snapshot. The
@@ -289,7 +289,7 @@ class Keeper:
         self._trusts_owners = trusts_owners
         self._watch = LockWatch(connection, "the snapshot")
 
-    def hold(self, relation: Relation) -> TableKeeper:
+    def hold(self, relation: Relation) -> TableSnapshotHolder:
         """Lock a table as of the snapshot, in a new session.
 
         Raises TableSnapshotError if the table was altered since the export, or the lock is not acquired in
@@ -327,7 +327,7 @@ class Keeper:
         """End the snapshot. Can be called again."""
         self._watch.close()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> SnapshotHolder:
         return self
 
     def __exit__(
@@ -344,7 +344,7 @@ def keep(
     lock_timeout_s: float,
     *,
     trusts_owners: bool = False,
-) -> Keeper:
+) -> SnapshotHolder:
     """Import an exported snapshot, and export it again.
 
     `lock_timeout_s`: the seconds that `hold` waits for a table. Raises SnapshotError if the snapshot no
@@ -363,7 +363,9 @@ def keep(
         connection.close()
         raise
     kept = [then.relations[relation.oid] for relation in relations]
-    keeper = Keeper(dsn, connection, exported, kept, then, lock_timeout_s, trusts_owners=trusts_owners)
+    keeper = SnapshotHolder(
+        dsn, connection, exported, kept, then, lock_timeout_s, trusts_owners=trusts_owners
+    )
     keeper.watch()
     return keeper
 

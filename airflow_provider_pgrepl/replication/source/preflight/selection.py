@@ -163,7 +163,7 @@ class RequestedTables:
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedTables:
     """The result of `select_tables`: tables that can be replicated, by name, and the problems of others.
 
     `matched`: tables that only a pattern selects. `unnamed`: tables whose only problem is a setting with an
@@ -207,7 +207,7 @@ def resolve_tables(
     return list(selected.relations)
 
 
-def select_tables(connection: Connection, pipeline: Pipeline, requested: RequestedTables) -> Selected:
+def select_tables(connection: Connection, pipeline: Pipeline, requested: RequestedTables) -> SelectedTables:
     """Select the pipeline's tables, and return each table's problems separately.
 
     Raises ConfigError if insert_only names a table that is not selected, and TableError for a pattern of a
@@ -231,7 +231,7 @@ def select_tables(connection: Connection, pipeline: Pipeline, requested: Request
     ).select(by_pattern=replicated)
 
 
-def left_out_warnings(selected: Selected) -> Iterator[str]:
+def left_out_warnings(selected: SelectedTables) -> Iterator[str]:
     """Yield a warning for each reason why patterns leave tables out, with the tables."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for table, reason in sorted(selected.left_out.items()):
@@ -242,7 +242,7 @@ def left_out_warnings(selected: Selected) -> Iterator[str]:
         yield f"the pattern leaves out {names}: {reason}"
 
 
-def log_left_out(selected: Selected) -> None:
+def log_left_out(selected: SelectedTables) -> None:
     """Log the warnings of `left_out_warnings`."""
     for warning in left_out_warnings(selected):
         log.warning("%s", warning)
@@ -332,7 +332,7 @@ class _Selection:
         self._derived: dict[int, list[str]] = defaultdict(list)
         self._left_out: dict[TableName, str] = {}
 
-    def select(self, by_pattern: frozenset[TableName]) -> Selected:
+    def select(self, by_pattern: frozenset[TableName]) -> SelectedTables:
         for schema in sorted(filter(is_system, self._patterns)):
             raise TableError(f"{schema}.*: a system schema, which is never replicated")
         chosen = self._choose()
@@ -352,7 +352,7 @@ class _Selection:
             for table, texts in sorted(self._problems.items())
         }
         tables = {relation.table for relation in usable} | problems.keys()
-        return Selected(
+        return SelectedTables(
             tuple(sorted(usable, key=lambda relation: relation.table)),
             problems,
             frozenset(tables - self._named | tables & by_pattern),
@@ -467,7 +467,7 @@ class _Selection:
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
         """Yield why rows cannot be distinguished, by a key or, with REPLICA IDENTITY FULL, by all values."""
-        if not relation.key_columns and self._pipeline.choices(relation.table).policy.deletes == "soft":
+        if not relation.key_columns and self._pipeline.options(relation.table).policy.deletes == "soft":
             yield (
                 "it has no key, so deletes: soft cannot say which row of equal ones is marked; give it a"
                 " primary key, or set deletes to hard for it in per_table"

@@ -100,7 +100,7 @@ def why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
 def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
     """Yield the problems of a table's columns, of the pipeline's settings for them, and of its partitions."""
     # Import here: this module loads pyarrow, which callers that only read tables and slots do not need.
-    from airflow_provider_pgrepl.replication.values import choice_problems
+    from airflow_provider_pgrepl.replication.values import option_problems
 
     if not relation.columns and not relation.unpublished:
         yield from _columnless_problems(pipeline, relation)
@@ -111,7 +111,7 @@ def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relatio
             " carry, so that rows cannot be matched. Give it another key; or, from PostgreSQL 18 on, let the"
             " publication hold stored ones: publish_generated_columns = stored"
         )
-    yield from choice_problems(relation, pipeline.choices(relation.table))
+    yield from option_problems(relation, pipeline.options(relation.table))
     if relation.relkind == "p":
         yield from _leaf_problems(connection, pipeline, relation)
 
@@ -133,9 +133,9 @@ def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str
 
 def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:
     """Return True if the lake table has columns in addition to those of the source."""
-    choices = pipeline.choices(relation.table)
-    is_soft = choices.policy.deletes == "soft"
-    return is_soft or choices.commit_lsn_column or choices.commit_ts_column
+    options = pipeline.options(relation.table)
+    is_soft = options.policy.deletes == "soft"
+    return is_soft or options.commit_lsn_column or options.commit_ts_column
 
 
 def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
         if lower in _OWN_COLUMNS and getattr(pipeline, _OWN_COLUMNS[lower]):
             option = _OWN_COLUMNS[lower]
             yield f"column {shown} is one that the lake table gets anyway; set {option} to false"
-        if lower == DELETED and pipeline.choices(relation.table).policy.deletes == "soft":
+        if lower == DELETED and pipeline.options(relation.table).policy.deletes == "soft":
             yield f"column {shown} is one that the lake table gets where deletes are soft; rename it"
         names[lower] = column.name
 
@@ -338,11 +338,11 @@ def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterato
 
 
 def _unpublished_columns(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
-    choices = pipeline.choices(relation.table)
+    options = pipeline.options(relation.table)
     names = [
         show_identifier(column.name)
         for column in relation.unpublished
-        if not choices.column(column.name).excluded
+        if not options.column(column.name).excluded
     ]
     if names:
         columns = "generated column" if len(names) == 1 else "generated columns"

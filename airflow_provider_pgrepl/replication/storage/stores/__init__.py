@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.settings import store_variables
-from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, place_in_store
+from airflow_provider_pgrepl.replication.settings.lake import AZURE, GOOGLE, S3, StoreLocation, store_location
 from airflow_provider_pgrepl.replication.settings.store_variables import StoreVariables
 from airflow_provider_pgrepl.replication.storage.stores.amazon import AmazonAccess
 from airflow_provider_pgrepl.replication.storage.stores.azure import AzureAccess
@@ -69,5 +69,5 @@ def is_store(filesystem: fs.FileSystem) -> bool:
 
 def store_options(uri: str) -> dict[str, str]:
     """Return deltalake's storage options for a URI; an empty dict for a directory. Raises OSError."""
-    place = place_in_store(uri)
+    place = store_location(uri)
     return {} if place is None else access_to(place).delta_options()

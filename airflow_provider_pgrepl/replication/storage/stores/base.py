@@ -13,7 +13,7 @@ from pyarrow import fs
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-PATIENCE = timedelta(minutes=3)
+RETRY_TIMEOUT = timedelta(minutes=3)
 """The time for which a request is retried if the store does not answer, or is overloaded."""
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=10)
 
@@ -60,7 +60,7 @@ class StoreAccess(ABC):
             config=config | self.for_obstore(),
             client_options={"allow_http": self.is_plain},
             retry_config={
-                "retry_timeout": patience or PATIENCE,
+                "retry_timeout": patience or RETRY_TIMEOUT,
                 "max_retries": self.attempts,
                 "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": _LONGEST_PAUSE, "base": 2},
             },
@@ -69,7 +69,7 @@ class StoreAccess(ABC):
     def delta_options(self) -> dict[str, str]:
         """Return deltalake's storage options, including those for retries."""
         return self.options() | {
-            "retry_timeout": f"{PATIENCE.seconds}s",
+            "retry_timeout": f"{RETRY_TIMEOUT.seconds}s",
             "max_retries": str(self.attempts),
             "backoff_config.init_backoff": _milliseconds(_FIRST_PAUSE),
             "backoff_config.max_backoff": _milliseconds(_LONGEST_PAUSE),

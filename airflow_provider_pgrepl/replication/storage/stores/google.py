@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     GOOGLE_KEY,
     store_variable,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import PATIENCE, StoreAccess, said
+from airflow_provider_pgrepl.replication.storage.stores.base import RETRY_TIMEOUT, StoreAccess, said
 
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _environment = Lock()
@@ -47,7 +47,7 @@ class GoogleAccess(StoreAccess):
         return self.is_plain and not self.key
 
     def filesystem(self) -> fs.FileSystem:
-        options: dict[str, Any] = {"anonymous": self.is_anonymous, "retry_time_limit": PATIENCE}
+        options: dict[str, Any] = {"anonymous": self.is_anonymous, "retry_time_limit": RETRY_TIMEOUT}
         if self.url:
             scheme, _, host = self.url.rpartition("://")
             options |= {"endpoint_override": host, "scheme": scheme or "https"}
@@ -58,13 +58,13 @@ class GoogleAccess(StoreAccess):
         return said(
             {
                 "google_base_url": self.url,
-                "google_service_account_key": _nobodys_key(self.url) if self.is_anonymous else self.key,
+                "google_service_account_key": _anonymous_key(self.url) if self.is_anonymous else self.key,
                 "allow_http": "true" if self.is_plain else "",
             }
         )
 
 
-def _nobodys_key(url: str) -> str:
+def _anonymous_key(url: str) -> str:
     """Return a service account key that disables authentication.
 
     deltalake ignores google_skip_signature, and would request a token from the host.
@@ -84,7 +84,9 @@ def _key_in_memory(key: str) -> Iterator[None]:
         yield
         return
     if not hasattr(os, "memfd_create"):
-        raise OSError(f"{GOOGLE_KEY} is supported only on Linux: set {_CREDENTIALS} to the path of a key file")
+        raise OSError(
+            f"{GOOGLE_KEY} is supported only on Linux: set {_CREDENTIALS} to the path of a key file"
+        )
     file = os.memfd_create("key")
     with _environment:
         before = os.environ.get(_CREDENTIALS)
