@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.verify import Verification
+from airflow_provider_pgrepl.replication.app.verification import Verification
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver

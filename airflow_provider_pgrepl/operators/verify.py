@@ -17,7 +17,7 @@ _DIFFERENT = 1
 
 
 class PgVerifyOperator(SparkAppOperator):
-    """Compare lake tables with the source at one LSN. Neither is changed.
+    """Compare lake tables with the source at one LSN. Neither is changed, except by a repair.
 
     The replication application has to run, so that the changelog reaches the LSN at which the source is read.
     A table that differs fails the task without retries. A table that cannot be compared fails the try.
@@ -26,13 +26,20 @@ class PgVerifyOperator(SparkAppOperator):
     :param sample: compare a random sample of the source's pages, as `1%`; None or empty: all rows (templated)
     :param show_keys: name the keys of up to 100 rows of each kind of difference in the log and in XCom
         (templated)
+    :param repair: replace the rows of the lake that differ by the source's; not with `sample` (templated)
     :param timeout_s: seconds to wait until the changelog has reached the source's snapshot
 
     Other parameters: see SparkAppOperator. XCom: the report of `pgrepl verify --json`, also if tables differ.
     """
 
     app = "verify"
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "sample", "show_keys")
+    template_fields: Sequence[str] = (
+        *SparkAppOperator.template_fields,
+        "tables",
+        "sample",
+        "show_keys",
+        "repair",
+    )
 
     def __init__(
         self,
@@ -40,6 +47,7 @@ class PgVerifyOperator(SparkAppOperator):
         tables: Sequence[str] | str | None = None,
         sample: str | float | None = None,
         show_keys: bool | str = False,
+        repair: bool | str = False,
         timeout_s: float = 600.0,
         **kwargs: Any,
     ) -> None:
@@ -47,6 +55,7 @@ class PgVerifyOperator(SparkAppOperator):
         self.tables = tables
         self.sample = sample
         self.show_keys = show_keys
+        self.repair = repair
         self.timeout_s = timeout_s
 
     def app_arguments(self) -> list[str]:
@@ -57,6 +66,8 @@ class PgVerifyOperator(SparkAppOperator):
             arguments.append(f"--sample={self.sample}")
         if read_flag("show_keys", self.show_keys):
             arguments.append("--show-keys")
+        if read_flag("repair", self.repair):
+            arguments.append("--repair")
         return arguments
 
     def check_start(self, access: Access) -> None:

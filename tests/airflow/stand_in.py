@@ -24,6 +24,7 @@ parser.add_argument("--lines", type=Path)
 parser.add_argument("--timeout")
 parser.add_argument("--sample")
 parser.add_argument("--show-keys", action="store_true")
+parser.add_argument("--repair", action="store_true")
 parser.add_argument("--result", help="JSON of the result, or nothing")
 options = parser.parse_args()
 

@@ -69,7 +69,9 @@ def test_verification_fails_for_good_only_if_a_table_differs(
     assert run.state == ("failed" if code else "success")
     assert len(journal.pids()) == tries
     assert task_of(run).xcom_pull(task_ids="verify") == report
-    assert "--timeout=600 --tables public.a --sample=1% --show-keys" in " ".join(journal.events()[0]["argv"])
+    assert "--timeout=600 --tables public.a --sample=1% --show-keys --repair" in " ".join(
+        journal.events()[0]["argv"]
+    )
 
 
 def test_templates_are_filled_in_at_any_depth_of_a_pipeline(behave: Any, journal: Journal) -> None:

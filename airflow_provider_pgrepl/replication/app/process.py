@@ -296,6 +296,11 @@ def of_verify(parser: argparse.ArgumentParser) -> None:
         help="compare a random sample of the source's pages; rows that only the lake has are not found",
     )
     parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="replace the rows of the lake that differ by those of the source, and compare again",
+    )
+    parser.add_argument(
         "--show-keys", action="store_true", help="list the keys of up to 100 rows of each kind of difference"
     )
     parser.add_argument(

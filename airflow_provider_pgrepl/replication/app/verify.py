@@ -1,8 +1,9 @@
-"""The verification application: compares lake tables with the source at one LSN, and changes neither.
+"""The verification application: compares lake tables with the source at one LSN.
 
     verify --pipeline FILE.json                     all tables of the pipeline
     verify --pipeline FILE.json --tables a.b,c.d    these tables
     verify --pipeline FILE.json --sample 1%         a random sample of the source's pages
+    verify --pipeline FILE.json --repair            the lake's rows that differ are replaced
 
 A temporary slot exports a snapshot and is dropped as soon as a keeper has imported it, so that the comparison
 retains no WAL. The replication app has to run, so that the changelog reaches the snapshot.
@@ -14,22 +15,10 @@ import argparse
 import json
 import logging
 import sys
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.errors import (
-    ConfigError,
-    LakeError,
-    LakeUnavailableError,
-    PgReplError,
-    SnapshotError,
-    TableSnapshotError,
-    escaped,
-)
+from airflow_provider_pgrepl.errors import ConfigError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
@@ -37,230 +26,20 @@ from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.process import of_verify
 from airflow_provider_pgrepl.replication.app.start_check import check_recorded
-from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
-from airflow_provider_pgrepl.replication.app.tables import Records, read_selected, requested_of
-from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
-from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
-from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner
-from airflow_provider_pgrepl.replication.lake.verify.comparison import (
-    TableComparer,
-    sample_of,
-    shape_of,
-    uncompared_parts,
-)
-from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
-from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
-from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.app.verification import Verification
+from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables
+from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.settings.tables import TableOptions
-from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
-from airflow_provider_pgrepl.replication.source.preflight.selection import select_tables
-from airflow_provider_pgrepl.replication.source.slot import temporary_name
-from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot, export_snapshot
 from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
-from airflow_provider_pgrepl.replication.values import copied_part, typed_columns
-
-if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.source.connection import Connection
 
 log = logging.getLogger(__name__)
 
 DIFFERENT, NOT_COMPARED = 1, 2
 """Exit codes: a table differs; none differs, but a table could not be compared."""
-_ATTEMPTS = 3
-_POLL_S = 0.1
-
-
-@dataclass
-class Verification:
-    """One run: its connections, and the tables that it compares."""
-
-    access: Access
-    source: Connection
-    store: Store
-    epoch: EpochRecord
-    records: Records
-    session: LazySession
-    timeout_s: float
-    shows_keys: bool
-    percent: float | None = None
-
-    @property
-    def pipeline(self) -> Pipeline:
-        return self.access.pipeline
-
-    def run(self, tables: Collection[TableName]) -> VerifyReport:
-        """Compare these tables. Raises errors that concern all of them."""
-        report = VerifyReport(self.pipeline.name)
-        left = self._comparable(tables, report)
-        for attempt in range(1, _ATTEMPTS + 1):
-            if not left:
-                break
-            try:
-                left = self._compare_at_one_snapshot(left, report)
-            except SnapshotError as error:
-                if attempt == _ATTEMPTS:
-                    raise
-                log.warning("comparing under another snapshot: %s", error.message)
-                left = [found for found in left if found.table not in report.tables]
-        for relation in left:
-            reason = "statements of other sessions needed its lock again and again"
-            report.add(TableReport.not_compared(relation.table, reason))
-        return report
-
-    def _comparable(self, tables: Collection[TableName], report: VerifyReport) -> list[Relation]:
-        """Return the tables that can be compared, and add the others to the report."""
-        known = recorded_names(
-            self.source,
-            self.pipeline,
-            self.epoch,
-            self.records,
-            self.store.read_pipeline(self.pipeline.name),
-            read_selected(self.store, self.pipeline),
-        )
-        selected = select_tables(self.source, self.pipeline, requested_of(self.records, known))
-        relations = {relation.table: relation for relation in selected.relations}
-        found = []
-        for table in sorted(tables):
-            record, problem = self.records[table], selected.problems.get(table)
-            if not record.state.is_followed:
-                report.add(TableReport.not_compared(table, f"it is {record.state}"))
-            elif problem is not None or table not in relations:
-                reason = problem.message if problem is not None else "the source no longer has it"
-                report.add(TableReport.not_compared(table, reason))
-            else:
-                found.append(relations[table])
-        return found
-
-    def _compare_at_one_snapshot(self, relations: list[Relation], report: VerifyReport) -> list[Relation]:
-        """Compare tables at a new snapshot. Return those that gave way to a statement of the source."""
-        exported = export_snapshot(
-            self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
-        )
-        with exported:
-            keeper = snapshot_holder.keep(
-                self.access.dsn,
-                exported.snapshot,
-                relations,
-                self.pipeline.publication,
-                self.pipeline.lock_timeout_s,
-                trusts_owners=self.pipeline.trust_table_owners,
-            )
-        gave_way = []
-        with keeper:
-            sessions = keeper.sessions(1).ranges
-            for relation in keeper.relations:
-                try:
-                    report.add(self._compare(keeper, relation, exported, sessions))
-                except TableSnapshotError as error:
-                    log.warning("%s is compared again: %s", relation.table, error.message)
-                    gave_way.append(relation)
-        named = {relation.table for relation in gave_way}
-        return [relation for relation in relations if relation.table in named]
-
-    def _compare(
-        self,
-        keeper: snapshot_holder.SnapshotHolder,
-        relation: Relation,
-        exported: ExportedSnapshot,
-        sessions: int,
-    ) -> TableReport:
-        started = time.monotonic()
-        try:
-            found = self._compare_table(keeper, relation, exported, sessions)
-        except (LakeUnavailableError, TableSnapshotError):
-            raise
-        except PgReplError as error:
-            if not (isinstance(error, LakeError) or is_of_one_table(error)):
-                raise
-            return TableReport.not_compared(relation.table, error.message)
-        if found.status == "equal" and found.verified_through is not None and found.verified_at is not None:
-            record = self.records[relation.table]
-            self.store.record_verified(self.pipeline.name, record, found.verified_through, found.verified_at)
-        seconds = time.monotonic() - started
-        log.info("compared %s: %s, after %.1f s", relation.table, found.status, seconds)
-        return found
-
-    def _compare_table(
-        self,
-        keeper: snapshot_holder.SnapshotHolder,
-        relation: Relation,
-        exported: ExportedSnapshot,
-        sessions: int,
-    ) -> TableReport:
-        options = self.pipeline.options(relation.table)
-        # The shape of the lake table as it is now: its left out and dropped columns are not in the catalog.
-        now = self._planner().plan(relation.table)
-        held = now.relation or relation
-        relation = without_excluded_defaults(relation, self.pipeline)
-        relation = replace(relation, ignored=held.ignored, dropped=held.dropped)
-        # The snapshot does not include a commit at its consistent point itself.
-        position = LSN(exported.consistent_point - 1)
-        with keeper.hold(next(known for known in keeper.relations if known.oid == relation.oid)) as holder:
-            copied = copied_part(relation, options)
-            spark = self.session.get()
-            rows = LakeSide(spark, now).row_count
-            sample = None if self.percent is None else sample_of(self.percent, rows)
-            ranges = holder.plan(copied, self.pipeline.snapshot_range_bytes, sample)
-            comparer = TableComparer(
-                SourceSide(spark, self.access.dsn, holder, relation, options, ranges, sessions),
-                partial(self._lake_at, relation, position),
-                shape_of(relation, options),
-                rows,
-                self.shows_keys,
-            )
-            compared = comparer.compare() if sample is None else comparer.compare_sample()
-        parts = uncompared_parts(relation, options, sample)
-        return TableReport.of(relation.table, compared, parts, position, exported.exported_at)
-
-    def _lake_at(self, relation: Relation, position: LSN) -> LakeSide:
-        """Return the lake table as of the snapshot, once the changelog has reached it."""
-        self._await(position)
-        plan = self._planner(position).plan(relation.table)
-        if plan.unverified is not None:
-            raise LakeError(str(plan.unverified))
-        options = self.pipeline.options(relation.table)
-        if plan.relation is None or _layout(plan.relation, options) != _layout(relation, options):
-            raise LakeError(
-                f"{relation.table}: its definition at the source is not the one that the lake table follows"
-            )
-        lake = LakeSide(self.session.get(), plan)
-        lake.check_comparable()
-        return lake
-
-    def _planner(self, lsn: LSN | None = None) -> Planner:
-        points = ConsistentPoints(self.pipeline.lake_root)
-        moment = find_moment(self.pipeline.lake_root, points, lsn, epoch=self.epoch.epoch)
-        return Planner(self.pipeline, moment, points, newest=True)
-
-    def _await(self, position: LSN) -> None:
-        deadline, uri = time.monotonic() + self.timeout_s, changelog_uri(self.pipeline.lake_root)
-        while (durable := read_durable_lsn(open_changelog(uri))) <= position:
-            if time.monotonic() > deadline:
-                raise LakeUnavailableError(
-                    f"the changelog is durable up to {durable}, and the source was read at {position}",
-                    "start the replication app, or give it more time with --timeout",
-                )
-            time.sleep(_POLL_S)
-
-
-def _layout(relation: Relation, options: TableOptions) -> list[tuple[int, str, str, bool]]:
-    """Return what identifies the columns of the lake table of a relation."""
-    return [
-        (typed.column.attnum, typed.name, str(typed.lake_type), typed.index is None)
-        for typed in typed_columns(relation, options)
-    ]
 
 
 @contextmanager
@@ -296,6 +75,7 @@ def verify(
     timeout_s: float = process.VERIFY_TIMEOUT_S,
     shows_keys: bool = False,
     percent: float | None = None,
+    repairs: bool = False,
 ) -> VerifyReport:
     """Compare lake tables with the source. Raises PgReplError.
 
@@ -303,11 +83,17 @@ def verify(
     :param timeout_s: how long to wait until the changelog has reached the snapshot
     :param shows_keys: list the keys of up to 100 rows of each kind of difference
     :param percent: compare a random sample of the source's pages, None: all
+    :param repairs: repair the tables that differ; not with `percent`
     """
+    if repairs and percent is not None:
+        raise ConfigError("--repair compares whole tables", "leave out --sample")
     with opened(access, timeout_s, shows_keys=shows_keys, percent=percent) as run:
         check_recorded(tables or (), run.records)
         known = (table for table, record in run.records.items() if record.state is not TableState.REMOVED)
-        return run.run(tables or set(known))
+        report = run.run(tables or set(known))
+        if repairs:
+            repair_tables(run, report)
+        return report
 
 
 def exit_code(report: VerifyReport) -> int:
@@ -335,6 +121,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
         shows_keys=arguments.show_keys,
         percent=arguments.sample,
+        repairs=arguments.repair,
     )
     found = report.to_json()
     leave_result(found)

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 WHOLE = "table"
-Status = Literal["equal", "sample_equal", "different", "not_compared"]
+Status = Literal["equal", "sample_equal", "repaired", "different", "not_compared"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class TableReport:
     """The result for one table.
 
     `parts`: what was not compared, and why. `verified_through`: the last LSN that the compared rows include.
-    `verified_at`: when the source's snapshot was exported.
+    `verified_at`: when the source's snapshot was exported. `repaired_version`: the version of the lake table
+    that repaired the differences. `not_repaired`: why a repair was refused or failed; empty without one.
     """
 
     table: TableName
@@ -29,6 +30,8 @@ class TableReport:
     comparison: TableComparison | None = None
     verified_through: LSN | None = None
     verified_at: datetime | None = None
+    repaired_version: int | None = None
+    not_repaired: str = ""
 
     @classmethod
     def of(
@@ -64,6 +67,10 @@ class TableReport:
             "changed": differences.changed,
             "different_columns": dict(sorted(differences.columns.items())),
         }
+        if self.repaired_version is not None:
+            found["repaired_version"] = self.repaired_version
+        if self.not_repaired:
+            found["not_repaired"] = self.not_repaired
         for name in ("missing_keys", "extra_keys", "changed_keys"):
             if keys := getattr(differences, name):
                 found[name] = keys
@@ -86,6 +93,12 @@ class TableReport:
             )
         elif self.status == "equal":
             head = f"{self.table}: equal through {self.verified_through}: {compared.source_rows:,} rows"
+        elif self.status == "repaired":
+            head = (
+                f"{self.table}: repaired through {self.verified_through}, in version {self.repaired_version}:"
+                f" {differences.missing:,} missing, {differences.extra:,} extra, {differences.changed:,}"
+                f" changed; compared again, equal: {compared.source_rows:,} rows"
+            )
         else:
             head = (
                 f"{self.table}: different at {self.verified_through}: {compared.source_rows:,} rows at the"
@@ -93,6 +106,8 @@ class TableReport:
                 f" {differences.extra:,} extra, {differences.changed:,} changed"
             )
         lines = [head]
+        if self.not_repaired:
+            lines.append(f"  not repaired: {self.not_repaired}")
         if left := compared.differing_ranges - compared.listed_ranges:
             lines.append(f"  {left:,} differing ranges have more rows than are compared one by one")
         lines += [f"  column {name}: {rows:,} rows" for name, rows in sorted(differences.columns.items())]

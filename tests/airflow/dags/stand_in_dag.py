@@ -50,7 +50,9 @@ with DAG(
     PgSnapshotOperator(task_id="snapshot", **{**COMMON, "pipeline": CHOICES})
 
 with DAG("stand_in_verify", schedule=None) as stand_in_verify:
-    PgVerifyOperator(task_id="verify", tables=["public.a"], sample="1%", show_keys="true", **COMMON)
+    PgVerifyOperator(
+        task_id="verify", tables=["public.a"], sample="1%", show_keys="true", repair="true", **COMMON
+    )
 
 with DAG("stand_in_snapshot", schedule=None) as stand_in_snapshot:
     PgSnapshotOperator(task_id="snapshot", tables="public.a, public.b", new_epoch="True", **COMMON)

@@ -80,7 +80,8 @@ def write_left(
 class SliceCommit:
     """The commit that sets `table` to `position`, made through this handle. Only one method may commit.
 
-    `relation_version`: the version of the relation in force at the position.
+    `relation_version`: the version of the relation in force at the position. `kind`: of the commit, in its
+    metadata.
 
     All methods raise FencedError if another process of this pipeline has written the table, LakeTableError,
     LakeUnavailableError.
@@ -92,6 +93,7 @@ class SliceCommit:
     commit_ts: datetime | None
     relation_version: int
     strategy: Merge = "auto"
+    kind: str = "changes"
 
     def make(self, how: Callable[[], None]) -> None:
         """Call `how`, which reads the table and commits, up to 10 times until no other commit comes first.
@@ -122,7 +124,7 @@ class SliceCommit:
     @property
     def _properties(self) -> CommitProperties:
         marks = relation_marks(self.table, self.relation_version)
-        return commit_properties(self.app, self.position, "changes", self.commit_ts, marks)
+        return commit_properties(self.app, self.position, self.kind, self.commit_ts, marks)
 
     def _writer(self, values: Mapping[str, pa.ChunkedArray]) -> WriterProperties:
         """Return the writer properties for a commit that adds these values to the columns.

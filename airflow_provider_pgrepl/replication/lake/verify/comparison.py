@@ -19,7 +19,11 @@ from airflow_provider_pgrepl.replication.lake.verify.buckets import (
     RowShape,
 )
 from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
-from airflow_provider_pgrepl.replication.lake.verify.row_differences import RowDifferences, find_differences
+from airflow_provider_pgrepl.replication.lake.verify.row_differences import (
+    RowDifferences,
+    find_differences,
+    unmatched_rows,
+)
 from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
@@ -42,6 +46,20 @@ class NotCompared:
     reason: str
 
 
+@dataclass(frozen=True)
+class Listed:
+    """The hashes of all rows that differ, and the sums of the source by which a repair is verified.
+
+    `missing`: rows that only the source has, `extra`: rows that only the lake has, each as often as it
+    differs. A changed row is in both.
+    """
+
+    whole: Collection
+    at_source: BucketSums
+    missing: pa.Table | None
+    extra: pa.Table | None
+
+
 @dataclass
 class TableComparison:
     """The result for one table.
@@ -49,6 +67,7 @@ class TableComparison:
     `ranges`: the buckets into which its rows were reduced. `differing_ranges`: those that differ, and
     `listed_ranges` of them those whose rows were compared one by one: `differences` counts no others.
     Of a sample, only `sampled_rows` of the source were compared, and the rows of the lake were not counted.
+    `listed`: the hashes of the differing rows, if all differing ranges were compared one by one.
     """
 
     status: Literal["equal", "sample_equal", "different"]
@@ -59,6 +78,7 @@ class TableComparison:
     listed_ranges: int = 0
     differences: RowDifferences = field(default_factory=RowDifferences)
     sampled_rows: int | None = None
+    listed: Listed | None = field(default=None, repr=False)
 
 
 def shape_of(relation: Relation, options: TableOptions) -> RowShape:
@@ -131,7 +151,7 @@ class TableComparer:
         at_source = self.source.collect(whole)
         lake = self.open_lake()
         in_lake = lake.collect(whole)
-        differing = at_source.differing(in_lake)
+        differing, sums = at_source.differing(in_lake), at_source
         found = TableComparison("equal", at_source.rows, in_lake.rows, buckets.count, len(differing))
         if not len(differing):
             return found
@@ -143,9 +163,12 @@ class TableComparer:
             found.differing_ranges = len(differing)
         listed = _fitting(differing, _rows_of(at_source, in_lake))
         found.listed_ranges = len(listed)
-        if len(listed):
-            found.differences = self._list(lake, buckets, listed)
         is_complete = len(listed) == len(differing)
+        if len(listed):
+            rows = self._list(lake, buckets, listed)
+            found.differences = self._differences(*rows, ignores_extra=self._ignores_extra)
+            if is_complete:
+                found.listed = Listed(whole, sums, *unmatched_rows(*rows))
         if found.differences.rows or not (self._ignores_extra and is_complete):
             found.status = "different"
         return found
@@ -163,13 +186,13 @@ class TableComparer:
         status: Literal["sample_equal", "different"] = "different" if found.rows else "sample_equal"
         return TableComparison(status, len(at_source), 0, 0, differences=found, sampled_rows=len(at_source))
 
-    def _list(self, lake: LakeSide, buckets: Buckets, listed: Ints) -> RowDifferences:
+    def _list(
+        self, lake: LakeSide, buckets: Buckets, listed: Ints
+    ) -> tuple[pa.Table | None, pa.Table | None]:
         wanted = np.zeros(buckets.count, np.bool_)
         wanted[listed] = True
         rows = Collection(self.shape, buckets, wanted, self.shows_keys)
-        return self._differences(
-            self.source.collect(rows), lake.collect(rows), ignores_extra=self._ignores_extra
-        )
+        return self.source.collect(rows), lake.collect(rows)
 
     def _differences(
         self, at_source: pa.Table | None, in_lake: pa.Table | None, *, ignores_extra: bool

@@ -30,8 +30,9 @@ from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
     replaced,
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
-from airflow_provider_pgrepl.replication.lake.verify.buckets import BucketSums, Collection
+from airflow_provider_pgrepl.replication.lake.verify.buckets import BucketSums
 from airflow_provider_pgrepl.replication.lake.verify.row_differences import without
+from airflow_provider_pgrepl.replication.lake.verify.row_pick import Job
 from airflow_provider_pgrepl.replication.spark.executors import on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.values import DELETED
@@ -52,7 +53,7 @@ class FilesReading:
     """The reading of files of one version of a lake table, as it is sent to the tasks."""
 
     version: TableVersion
-    collection: Collection
+    collection: Job
 
     def read(self, number: int, files: Sequence[str]) -> RangeOutcome:
         return outcome_of(number, f"comparing {self.version.name}", lambda: self._collect(set(files)))
@@ -108,7 +109,7 @@ class LakeSide:
         """The number of rows of the version, with those that are marked as deleted."""
         return sum(self._rows.count(number) for number in range(len(self._rows.files)))
 
-    def collect(self, collection: Collection) -> Any:
+    def collect(self, collection: Job) -> Any:
         """Return what the collection finds in the table at the LSN.
 
         Raises LakeError, LakeTableError, ValueRangeError, SparkError.
@@ -123,7 +124,7 @@ class LakeSide:
             return collection.merge([found] if after is None else [found, after])
         return collection.merge([without(found, before), after])
 
-    def _results(self, collection: Collection) -> Iterator[Any]:
+    def _results(self, collection: Job) -> Iterator[Any]:
         read, context = on_executor(FilesReading(self.plan.version, collection).read), self.spark.sparkContext
         shares = list(enumerate(self._shares()))
         for first in range(0, len(shares), _TASKS_AT_ONCE):
@@ -182,7 +183,7 @@ def live(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.invert(rows[DELETED])) if DELETED in rows.column_names else rows
 
 
-def _collected(collection: Collection, rows: pa.Table | None) -> Any:
+def _collected(collection: Job, rows: pa.Table | None) -> Any:
     if rows is None:
         return None
     collector = collection.begin()

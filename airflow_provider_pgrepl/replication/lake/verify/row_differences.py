@@ -89,6 +89,12 @@ def without(rows: pa.Table | None, less: pa.Table | None) -> pa.Table | None:
     return _some(rows, _unmatched(rows, less, (K1, K2, R1, R2))[0])
 
 
+def unmatched_rows(source: pa.Table | None, lake: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
+    """Return the rows that only one of two lists has, of each side. Changed rows are in both."""
+    missing, extra = _unmatched(source, lake, (K1, K2, R1, R2))
+    return _some(source, missing), _some(lake, extra)
+
+
 def _words(rows: pa.Table, name: str) -> Any:
     return rows[name].to_numpy()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeOutcome, RangeTasks, outcome_of
-from airflow_provider_pgrepl.replication.lake.verify.buckets import Collection
+from airflow_provider_pgrepl.replication.lake.verify.row_pick import Job
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
@@ -30,7 +30,7 @@ class SourceReading:
     snapshot: str
     relation: Relation
     options: TableOptions
-    collection: Collection
+    collection: Job
 
     def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
         return outcome_of(number, f"comparing {self.relation.table}", lambda: self._collect(copy_range))
@@ -68,11 +68,11 @@ class SourceSide:
     ranges: Sequence[CopyRange]
     sessions: int
 
-    def collect(self, collection: Collection) -> Any:
+    def collect(self, collection: Job) -> Any:
         """Return what the collection finds in the table. Raises as `RangeCopies.run`."""
         return collection.merge(self._results(collection))
 
-    def _results(self, collection: Collection) -> Iterator[Any]:
+    def _results(self, collection: Job) -> Iterator[Any]:
         reading = SourceReading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection)
         for first in range(0, len(self.ranges), _RANGES_AT_ONCE):
             tasks = RangeTasks(self.spark, reading.under(self.keeper.snapshot), self.keeper, self.sessions)

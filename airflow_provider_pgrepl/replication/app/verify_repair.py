@@ -1,0 +1,205 @@
+"""Repairs of lake tables that a verification found different.
+
+The table is paused, so that the replication application leaves it alone, and brought forward to exactly the
+LSN of a new snapshot of the source. There it has to equal the source, so that the rows that differ are
+replaced by the source's. It is then resumed: later changes are applied to the repaired rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import FencedError, LakeError, SnapshotError, StateError
+from airflow_provider_pgrepl.replication.app.operations import selection
+from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
+from airflow_provider_pgrepl.replication.app.verification import Verification, check_layout
+from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.lake.apply.scheduler import CatchUpPlanner
+from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
+from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
+from airflow_provider_pgrepl.replication.lake.verify.comparison import TableComparer
+from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
+from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair, pick, refusal_of
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.values import lake_schema
+
+log = logging.getLogger(__name__)
+
+
+def repair_tables(run: Verification, report: VerifyReport) -> None:
+    """Repair each table that the report calls different, and replace its entry in the report.
+
+    Raises errors that concern all tables.
+    """
+    repair = Repair(**vars(run))
+    for found in list(report.tables.values()):
+        if found.status == "different":
+            report.add(repair.repair(found))
+
+
+@dataclass
+class Repair(Verification):
+    """A verification that compares paused tables at their newest version, and repairs what differs."""
+
+    def repair(self, found: TableReport) -> TableReport:
+        """Repair one table that differs, and return its new report. Raises errors that concern all tables."""
+        own, table = VerifyReport(self.pipeline.name), found.table
+        relations = self._comparable([table], own)
+        if not relations:
+            return replace(found, not_repaired=own.tables[table].parts[0].reason)
+        if reason := refusal_of(relations[0], self.pipeline.options(table)):
+            return replace(found, not_repaired=reason)
+        try:
+            with self._paused(table):
+                self.compare_all(relations, own)
+        except StateError as error:
+            return replace(found, not_repaired=error.message)
+        repaired = own.tables[table]
+        if repaired.status == "not_compared":
+            return replace(found, not_repaired=repaired.parts[0].reason)
+        return repaired
+
+    @contextmanager
+    def _paused(self, table: TableName) -> Iterator[None]:
+        """Keep the replication application from applying changes to the table during the block.
+
+        Raises StateError if the table cannot be paused, BusyError if the application does not end its merges.
+        """
+        name, deadline = self.pipeline.name, selection.Deadline(self.timeout_s)
+        since = self.store.now()
+        pause_tables(self.access, [table])
+        try:
+            # Make a batch begin that knows the new state, even if there are no changes.
+            writer.mark(changelog_uri(self.pipeline.lake_root))
+            selection.wait_until_released(self.store, name, since, deadline)
+            # The lock was taken if no application ran. One may start now: it finds the table paused.
+            self.store.unlock(name, "replicate")
+            yield
+        finally:
+            self.store.unlock(name, "replicate")
+            if self._record(table).state is TableState.PAUSED:
+                resume_tables(self.access, [table])
+
+    def _record(self, table: TableName) -> TableRecord:
+        record = self.store.read_tables(self.pipeline.name).get(table)
+        if record is None:
+            raise StateError(f"{table}: was removed while it was repaired")
+        return record
+
+    @property
+    def _app(self) -> str:
+        return app_id(self.pipeline.name, self.epoch.epoch)
+
+    def _plan_now(self, table: TableName) -> TablePlan:
+        """Return a plan of the newest version. No consistent point names a paused table, so none is asked."""
+        opened = open_table(f"{self.pipeline.lake_root}/{table.path}")
+        relations = read_relations(opened)
+        index = RelationIndex(relations_uri(self.pipeline.lake_root))
+        record = index.find_version(relations[0]) if relations and relations[0] == relations[1] else None
+        built = None if record is None else record.catalog
+        position = read_position(opened, self._app) or LSN(0)
+        version = TableVersion(table, opened.table_uri.rstrip("/"), int(opened.version()))
+        schema = pa.schema(opened.schema().to_arrow())
+        return TablePlan(table, version, position, built, schema)
+
+    def _lake_at(self, relation: Relation, position: LSN) -> LakeSide:
+        """Bring the table forward to `position`, and return its newest version."""
+        options = self.pipeline.options(relation.table)
+        self.await_changelog(position)
+        self._bring_forward(relation.table, position)
+        plan = self._plan_now(relation.table)
+        check_layout(plan.relation, relation, options)
+        table = plan.version.open()
+        check_columns(table, lake_schema(relation, options), relation)
+        if plan.lsn > position:
+            raise SnapshotError(
+                f"{relation.table} is at {plan.lsn}, past the source's snapshot at {position}"
+            )
+        return LakeSide(self.session.get(), plan)
+
+    def _bring_forward(self, name: TableName, position: LSN) -> None:
+        """Apply the table's changes up to `position`. Raises the error with which the table would stop, and
+        SnapshotError if the table is past the position."""
+        record = self._record(name)
+        assert record.relation is not None
+        oid, points = record.relation.oid, ConsistentPoints(self.pipeline.lake_root)
+        planner = CatchUpPlanner(self.pipeline, self.epoch, RecordedTables(self.pipeline, self.epoch, points))
+        is_last = False
+        while not is_last:
+            refused, jobs = planner.plan({oid: record}, BatchEnd(0, position, None))
+            if refused:
+                raise refused[0].to_error(name)
+            (job,) = jobs
+            if job.work.position > position:
+                raise _past(name, LSN(job.work.position), position)
+            result = job.run()
+            if result.error is not None:
+                raise result.to_error(name)
+            if result.has_gone_back or result.overtaken:
+                raise LakeError(f"{name}: {result.overtaken or 'the lake table was reverted meanwhile'}")
+            planner.remember(oid, LSN(result.position), job.reach_lsn)
+            is_last = job.is_last
+
+    def _concluded(self, report: TableReport, comparer: TableComparer, relation: Relation) -> TableReport:
+        if report.status != "different":
+            return report
+        if reason := refusal_of(relation, self.pipeline.options(relation.table)):
+            return replace(report, not_repaired=reason)
+        if report.comparison is None or report.comparison.listed is None:
+            return replace(report, not_repaired="more rows differ than are compared one by one")
+        try:
+            return self._repaired(report, comparer, relation)
+        except FencedError as error:
+            raise SnapshotError(f"{relation.table}: {error.message}") from error
+
+    def _repaired(self, report: TableReport, comparer: TableComparer, relation: Relation) -> TableReport:
+        """Replace the differing rows, compare the lake table with the source's sums again, and return the
+        report."""
+        assert report.comparison is not None
+        listed, position = report.comparison.listed, report.verified_through
+        assert listed is not None
+        assert position is not None
+        assert report.verified_at is not None
+        before = LakeSide(self.session.get(), self._plan_now(relation.table))
+        table = self._opened(before, position)
+        missing = pick(comparer.source, comparer.shape, listed.missing)
+        extra = pick(before, comparer.shape, listed.extra)
+        options = self.pipeline.options(relation.table)
+        repair = TableRepair(relation, options, self._app, position, report.verified_at)
+        repair.commit(table, missing, extra)
+        after = LakeSide(self.session.get(), self._plan_now(relation.table))
+        left = listed.at_source.differing(after.collect(listed.whole))
+        if len(left):
+            reason = f"after the repair, {len(left)} ranges still differ: another program may write the table"
+            return replace(report, not_repaired=reason)
+        log.warning("table %s: version %d repairs its rows", relation.table, table.version())
+        return replace(report, status="repaired", repaired_version=int(table.version()))
+
+    def _opened(self, lake: LakeSide, position: LSN) -> DeltaTable:
+        table = lake.plan.version.open()
+        reached = read_position(table, self._app)
+        if reached is None or reached > position:
+            raise SnapshotError(f"{lake.plan.table}: another process wrote the lake table")
+        return table
+
+
+def _past(table: TableName, reached: LSN, position: LSN) -> SnapshotError:
+    return SnapshotError(f"{table} is at {reached}, past the source's snapshot at {position}")

@@ -1,0 +1,273 @@
+"""`pgrepl verify --repair`: differing rows are replaced by the source's in one commit, and compared again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.replication.app import verify_repair
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
+from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
+from airflow_provider_pgrepl.replication.state.tables import TableState
+from tests.spark.test_verify import Verified
+from tests.support.in_process import EndedAtOnce
+from tests.support.received import EAGER
+from tests.support.replicated import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EQUAL, _DIFFERENT = 0, 1
+_ROWS = 500
+Change = Callable[[pa.Table], pa.Table]
+
+
+def _begun(spark: SparkSession, dsn: str, folder: Path, **options: Any) -> Verified:
+    execute(
+        dsn,
+        "create table t (id int primary key, n int, v text)",
+        "alter table t alter v set storage external",
+    )
+    execute(dsn, f"insert into t select g, g % 5, repeat('v' || g, 1000) from generate_series(1, {_ROWS}) g")
+    pipeline = Verified(spark, dsn, folder, ("public.t",), **options)
+    pipeline.snapshot()
+    pipeline.catch_up()
+    return pipeline
+
+
+def _damage(pipeline: Verified, table: str, wanted: dict[str, list[Any]], change: Change) -> None:
+    """Replace rows of a lake table in a commit of the pipeline's own, as an error of this package would."""
+    record = read_epoch(pipeline.changelog)
+    lake = open_table(pipeline.lake_path(table))
+    position, rows = pipeline.position(table), FileRows(lake)
+    assert position is not None
+    commit = SliceCommit(
+        lake, app_id(record.pipeline, record.epoch), position, None, app_version(lake, RELATION_APP) or 0
+    )
+    places = rows.find(pa.table(wanted))
+    assert len(places)
+    commit.replace(rows, places, change(rows.rows(places, rows.schema.names)), "rewrite")
+
+
+def _set(name: str, values: Callable[[pa.Table], Any]) -> Change:
+    def change(rows: pa.Table) -> pa.Table:
+        at = rows.schema.get_field_index(name)
+        return rows.set_column(at, rows.schema.field(at), pc.cast(values(rows), rows.schema.field(at).type))
+
+    return change
+
+
+def _with_copy(rows: pa.Table) -> pa.Table:
+    return pa.concat_tables([rows, _set("id", lambda held: pc.negate(held["id"]))(rows)])
+
+
+_DAMAGES: dict[str, tuple[list[int], Change, dict[str, int]]] = {
+    "flipped": ([7], _set("n", lambda rows: pc.add(rows["n"], 1)), {"changed": 1}),
+    "missing": ([7], lambda rows: rows.slice(0, 0), {"missing": 1}),
+    "extra": ([7], _with_copy, {"extra": 1}),
+    "swapped": ([5, 6], _set("id", lambda rows: pc.subtract(11, rows["id"])), {"changed": 2}),
+    "doubled": ([7], lambda rows: pa.concat_tables([rows, rows]), {"extra": 1}),
+}
+
+
+def _last_commit(pipeline: Verified, table: str) -> dict[str, Any]:
+    (commit,) = DeltaTable(pipeline.lake_path(table)).history(1)
+    about: dict[str, Any] = json.loads(commit[COMMIT_METADATA])
+    return about
+
+
+def _counts(report: dict[str, Any]) -> dict[str, int]:
+    return {name: report[name] for name in ("missing", "extra", "changed") if report[name]}
+
+
+def _check_equal(pipeline: Verified, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = pipeline.verify(capsys)
+    assert code == _EQUAL, found
+    assert {report["status"] for report in found.values()} == {"equal"}
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_damaged_rows_are_repaired_in_one_commit_and_compared_again(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    pipeline = _begun(spark, dsn, tmp_path)
+    ids, change, expected = _DAMAGES[damage]
+    _damage(pipeline, "public.t", {"id": ids}, change)
+    # A change that is not in the lake table yet is applied before the repair.
+    execute(dsn, "update t set n = -1 where id = 400")
+    code, found = pipeline.verify(capsys, "--repair")
+    report = found["public.t"]
+    assert (code, report["status"], _counts(report)) == (_EQUAL, "repaired", expected), report
+    about = _last_commit(pipeline, "public.t")
+    position = pipeline.position("public.t")
+    assert (about["kind"], about["position"]) == ("repair", int(position or 0))
+    assert str(position) == report["verified_through"]
+    assert pipeline.states()["public.t"].state is TableState.CATCHING_UP
+    # The value of v is not sent with this change: it comes from the repaired row.
+    execute(dsn, "update t set n = n + 100 where id in (5, 6, 7)")
+    pipeline.catch_up()
+    _check_equal(pipeline, capsys)
+    assert pipeline.states()["public.t"].state is TableState.STREAMING
+
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "partitions": {"per_table": {"public.t": {"partition_by": "n"}}},
+    "deletion vectors": {"merge": "merge_on_read"},
+    "no own columns": {"commit_lsn_column": False, "commit_ts_column": False},
+    "excluded column": {"exclude_columns": ["public.t.v"]},
+}
+
+
+@pytest.mark.parametrize("setting", _SETTINGS)
+def test_table_with_setting_is_repaired(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    pipeline = _begun(spark, dsn, tmp_path, **_SETTINGS[setting])
+    _damage(pipeline, "public.t", {"id": [11, 12]}, lambda rows: _with_copy(rows.slice(1)))
+    code, found = pipeline.verify(capsys, "--repair")
+    report = found["public.t"]
+    assert (code, _counts(report)) == (_EQUAL, {"missing": 1, "extra": 1}), report
+    pipeline.catch_up()
+    _check_equal(pipeline, capsys)
+
+
+def test_copies_of_row_without_key_are_repaired(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(dsn, "create table heap (a int, b double precision)", "alter table heap replica identity full")
+    execute(dsn, f"insert into heap select g % 3, nullif(g % 3, 1) from generate_series(1, {_ROWS}) g")
+    execute(dsn, "insert into heap values (9, '-0'), (9, 'NaN'), (9, '0')")
+    pipeline = Verified(spark, dsn, tmp_path, ("public.heap",))
+    pipeline.snapshot()
+    pipeline.catch_up()
+    # Three copies of one row too few, and two of another, with a NULL, too many.
+    _damage(pipeline, "public.heap", {"a": [0]}, lambda rows: rows.slice(3))
+    _damage(pipeline, "public.heap", {"a": [1]}, lambda rows: pa.concat_tables([rows, rows.slice(0, 2)]))
+    _damage(pipeline, "public.heap", {"a": [9]}, _set("b", lambda rows: pc.negate(rows["b"])))
+    code, found = pipeline.verify(capsys, "--repair")
+    report = found["public.heap"]
+    assert (code, report["status"]) == (_EQUAL, "repaired"), report
+    assert (report["missing"], report["extra"]) == (3, 2)
+    execute(dsn, "delete from heap where a in (1, 9)")
+    pipeline.catch_up()
+    _check_equal(pipeline, capsys)
+
+
+_REFUSED = {
+    "history": ({"history": True}, "history"),
+    "soft deletes": ({"deletes": "soft"}, "soft"),
+    "ignored truncates": ({"truncate": "ignore"}, "truncate"),
+}
+
+
+@pytest.mark.parametrize("policy", _REFUSED)
+def test_table_that_source_does_not_describe_is_not_repaired_and_reason_named(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    options, reason = _REFUSED[policy]
+    pipeline = _begun(spark, dsn, tmp_path, **options)
+    _damage(pipeline, "public.t", {"id": [7]}, _set("n", lambda rows: pc.add(rows["n"], 1)))
+    before = DeltaTable(pipeline.lake_path("public.t")).version()
+    code, found = pipeline.verify(capsys, "--repair")
+    report = found["public.t"]
+    assert (code, report["status"]) == (_DIFFERENT, "different")
+    assert reason in report["not_repaired"]
+    assert DeltaTable(pipeline.lake_path("public.t")).version() == before
+    assert pipeline.states()["public.t"].state is TableState.STREAMING
+
+
+def test_table_that_another_program_wrote_is_not_repaired(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = _begun(spark, dsn, tmp_path)
+    lake = DeltaTable(pipeline.lake_path("public.t"))
+    lake.update(updates={"n": "n + 1"}, predicate="id = 7")
+    code, found = pipeline.verify(capsys, "--repair")
+    assert code == _DIFFERENT
+    assert "was not written by this pipeline" in found["public.t"]["not_repaired"]
+    assert DeltaTable(pipeline.lake_path("public.t")).version() == lake.version()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_repair_that_is_killed_is_made_wholly_or_not_at_all(
+    spark: SparkSession,
+    dsn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    pipeline = _begun(spark, dsn, tmp_path)
+    _damage(pipeline, "public.t", {"id": [5, 6]}, _DAMAGES["swapped"][1])
+    commit = TableRepair.commit
+
+    def killed(*arguments: Any) -> None:
+        if when == "after":
+            commit(*arguments)
+        raise EndedAtOnce
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableRepair, "commit", killed)
+        # A killed process does not resume the table either.
+        patched.setattr(verify_repair, "resume_tables", lambda *_: None)
+        with pipeline.receiving(EAGER):
+            pipeline.run("verify", "--repair")
+    assert pipeline.states()["public.t"].state is TableState.PAUSED
+    capsys.readouterr()
+    execute(dsn, "update t set n = n + 100 where id in (5, 6)")
+    resume_tables(Access(pipeline.pipeline, dsn, dsn), ["public.t"])
+    code, found = pipeline.verify(capsys, "--repair")
+    assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired" if when == "before" else "equal")
+    pipeline.catch_up()
+    _check_equal(pipeline, capsys)
+
+
+def test_changes_after_repair_win_under_traffic(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damaged rows change all the time, without the values of their large column being sent."""
+    pipeline = _begun(spark, dsn, tmp_path)
+    # Rows 301 to 350 keep their keys and are never inserted again, so that only the repair can mend them.
+    ids = list(range(301, 351))
+    _damage(pipeline, "public.t", {"id": ids}, _set("v", lambda rows: pc.utf8_upper(rows["v"])))
+    stop = threading.Event()
+
+    def change() -> None:
+        for turn in range(1_000_000):
+            if stop.is_set():
+                return
+            key = turn % 100 + 1
+            execute(
+                dsn,
+                f"update t set n = n + 1 where id % 10 = {turn % 10}",
+                f"delete from t where id = {key}; insert into t values ({key}, {turn}, repeat('new', 1000))",
+                f"update t set id = -id where id in ({key + 100}, {-key - 100})",
+            )
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        with pipeline.replicating(EAGER):
+            code, found = pipeline.report(capsys, "--repair", "--timeout=120")
+            assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired"), found
+            code, found = pipeline.report(capsys)
+            assert code == _EQUAL, found
+    finally:
+        stop.set()
+        changing.join()
+    pipeline.catch_up()
+    _check_equal(pipeline, capsys)
