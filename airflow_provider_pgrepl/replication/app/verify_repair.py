@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.app.verify_report import TableReport, V
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.lake.apply.scheduler import CatchUpPlanner
+from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import CatchUpPlanner
 from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
