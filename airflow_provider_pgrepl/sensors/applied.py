@@ -40,7 +40,7 @@ class PgAppliedSensor(BaseSensorOperator):
         `{{ data_interval_end.isoformat() }}`
     :param settle_s: seconds after its commit time within which a transaction's commit record is written. The
         server takes the commit time just before it writes the record; only a stalled server takes seconds in
-        between. The sensor succeeds no earlier than so many seconds after `as_of`.
+        between. The sensor does not succeed before this time has passed since `as_of`.
     :param deferrable: wait in the triggerer
     """
 

@@ -55,6 +55,7 @@ class ConsistentPointTrigger(BaseEventTrigger):
         }
 
     def shared_stream_key(self) -> Hashable | None:
+        """Return what the triggers that read the same progress have in common."""
         return __name__, self.pipeline, self.state_conn_id, str(self.poll_interval_s)
 
     @classmethod

@@ -69,7 +69,7 @@ def test_sensor_succeeds_once_streaming_table_is_complete_as_of_the_time(shop: R
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tables": ["public.c"]}, "public.c: not a table of this pipeline"),
+        ({"tables": ["public.c"]}, "the pipeline does not have the tables public.c"),
         ({"tables": "[]"}, "tables: is empty"),
         ({"as_of": "9 o'clock"}, 'as_of: "9 o\'clock" is not a time'),
         ({"as_of": "2026-01-31T09:00:00"}, "has no time zone"),

@@ -241,7 +241,7 @@ def test_changes_after_repair_win_under_traffic(
 ) -> None:
     """Damaged rows change all the time, without the values of their large column being sent."""
     pipeline = _begun(spark, dsn, tmp_path)
-    # Rows 301 to 350 keep their keys and are never inserted again, so that only the repair can mend them.
+    # Rows 301 to 350 keep their keys and are never inserted again, so that only the repair can correct them.
     ids = list(range(301, 351))
     _damage(pipeline, "public.t", {"id": ids}, _set("v", lambda rows: pc.utf8_upper(rows["v"])))
     stop = threading.Event()

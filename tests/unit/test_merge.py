@@ -350,7 +350,7 @@ def test_a_table_that_must_not_be_truncated_stops_before_that_transaction(tmp_pa
     lake = Lake(tmp_path, truncate="error")
     with pytest.raises(TruncatedError, match="0/1E") as stopped:
         lake.apply(insert(10, "1", "a"), insert(20, "2", "b"), insert(30, "3", "c"), truncate(30))
-    assert "--tables 'public.t'" in stopped.value.hint
+    assert "pgrepl retry FILE.json 'public.t'" in stopped.value.hint
     assert (lake.rows(), lake.position()) == ([(1, "a"), (2, "b")], 20)
 
 

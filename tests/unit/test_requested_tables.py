@@ -43,7 +43,9 @@ def test_tables_missing_from_pipeline_file_or_records_are_named_with_remedy() ->
     gone, absent = file_differences(pipeline, records)
     assert gone.startswith("no longer in the pipeline file, and replicated on: public.gone; put them back")
     assert "pgrepl remove FILE.json 'public.gone'" in gone
-    assert absent.startswith("in the pipeline file, and not replicated: public.new; run pgrepl snapshot")
-    assert file_differences(pipeline, {TableName("public", "a"): record("public.a")})[0] == absent.replace(
-        "public.new", "public.left, public.new"
+    assert absent.startswith(
+        "in the pipeline file, and not replicated: public.new; add them: pgrepl snapshot"
     )
+    assert file_differences(pipeline, {TableName("public", "a"): record("public.a")})[0] == absent.replace(
+        "public.new; add", "public.left, public.new; add"
+    ).replace("'public.new'", "'public.left,public.new'")

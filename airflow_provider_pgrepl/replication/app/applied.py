@@ -38,7 +38,7 @@ def missing_as_of(
         )
     if unknown := sorted(str(table) for table in tables if table not in applied.tables):
         raise ConfigError(
-            f"{', '.join(unknown)}: not a table of this pipeline",
+            f"the pipeline does not have the tables {', '.join(unknown)}",
             "see `pgrepl status FILE.json` for its tables, and check pipeline and state_conn_id",
         )
     behind = sorted(

@@ -86,7 +86,9 @@ def verify(
     :param repairs: repair the tables that differ; not with `percent`
     """
     if repairs and percent is not None:
-        raise ConfigError("--repair compares whole tables", "leave out --sample")
+        raise ConfigError(
+            "--repair cannot be combined with --sample", "leave out --sample: a repair compares whole tables"
+        )
     with opened(access, timeout_s, shows_keys=shows_keys, percent=percent) as run:
         check_recorded(tables or (), run.records)
         known = (table for table, record in run.records.items() if record.state is not TableState.REMOVED)

@@ -244,7 +244,7 @@ def begin_epoch(uri: str, record: EpochRecord, token: int = 0) -> None:
         durable.flush_newest(uri)
     except CommitFailedError as error:
         raise FencedError(
-            "another process wrote to the changelog while a new epoch began", "run the command again"
+            "the changelog was written by another process while a new epoch began", "run the command again"
         ) from error
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error

@@ -97,7 +97,7 @@ def change(
             record = store.read_tables(pipeline).get(seen.table)
         else:
             raise BusyError(
-                f"{seen.table}: another process changes its state again and again", "run the command again"
+                f"{seen.table}: its state is being changed by another process", "run the command again"
             )
 
 
