@@ -1,7 +1,7 @@
 """Repairs of lake tables that a verification found different.
 
-The table is paused, so that the replication application does not change it. The changes up to the LSN of a new
-snapshot of the source are applied. There it has to equal the source, so that the rows that differ are
+The table is paused, so that the replication application does not change it. The changes up to the LSN of a
+new snapshot of the source are applied. There it has to equal the source, so that the rows that differ are
 replaced by the source's. It is then resumed: later changes are applied to the repaired rows.
 """
 
