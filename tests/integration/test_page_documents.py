@@ -66,7 +66,7 @@ def test_table_that_has_not_moved_for_a_day_has_no_time_of_change(dsn, pg, run):
 
 def test_database_without_state_is_an_error_only_if_it_was_named(dsn):
     assert read_pipelines(dsn, must_have_state=False) == {"pipelines": []}
-    with pytest.raises(StateError, match="not set up"):
+    with pytest.raises(StateError, match="does not exist"):
         read_pipelines(dsn)
 
 

@@ -157,7 +157,7 @@ def test_a_skipped_transaction_holds_the_publisher(published):
 def test_an_event_that_is_refused_holds_the_publisher(published):
     published.publisher(transform_transaction=f"{HERE}:counted", max_event_bytes=20)
     assert changed(published, "insert into t values (1)", code=process.WILL_NOT_HELP) == []
-    assert "was refused" in published.record.reason
+    assert "rejected event" in published.record.reason
 
 
 def test_tables_that_stopped_before_are_not_given_without_the_others(published, caplog):
@@ -166,7 +166,7 @@ def test_tables_that_stopped_before_are_not_given_without_the_others(published, 
     changed(published, "insert into t values (1, repeat('x', 1000)); insert into other values (1)", code=code)
     published.publisher(transform_transaction=f"{HERE}:counted")
     assert published.publish(code=code) == []
-    assert "publish again from the position where the first table stopped: --after" in caplog.text
+    assert "publish again from the position where the first table stopped: pgrepl publish" in caplog.text
     after = str(published.record.needed_after)
     assert [one.event["count"] for one in published.publish("--after", after)] == [2]
 

@@ -264,7 +264,7 @@ def test_tokens_of_another_role_name_it_and_the_statement_that_gives_them(
         with pytest.raises((PrivilegeError, StateError)) as at_teardown:
             forget_tokens(reader, kept.pipeline.slot)
         assert f"OWNER TO {role}" in at_teardown.value.hint
-        statements = re.findall(r"(?:ALTER|GRANT) [^;,]+", caught.value.hint)
+        statements = re.findall(r"(?:ALTER|GRANT) .+?(?=[;,]|\. |$)", caught.value.hint)
         assert statements
         execute(dsn, *statements)
         assert has_token(reader, kept.pipeline.slot, token) is True

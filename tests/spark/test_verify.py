@@ -137,7 +137,7 @@ def test_no_difference_is_reported_while_rows_change(
     execute(dsn, "create table heap (a int, b text)", "alter table heap replica identity full")
     execute(dsn, f"insert into heap select g % 7, 'same' from generate_series(1, {_ROWS}) g")
     # More merges would only take CPU time.
-    pace = {"flush_interval_s": 0.2, "freshness_s": 0.5}
+    pace = {"flush_interval_s": 0.2, "merge_interval_s": 0.5}
     pipeline = _begun(spark, dsn, tmp_path, "public.t", "public.heap", **pace)
     stop = threading.Event()
 
