@@ -147,7 +147,7 @@ def test_the_state_knows_what_settings_named_when_the_lake_is_lost(kept: Kept) -
     execute(kept.dsn, *RENAMED_COLUMN)
     shutil.rmtree(kept.pipeline.lake_root)
     with pytest.raises(TableError, match=r"public\.e\.ssn_old is, or may be"):
-        begin_new_epoch(kept.access)
+        begin_new_epoch(kept.access, [kept.pipeline.lake_root])
 
 
 def test_a_column_renamed_after_the_tables_were_chosen_is_not_copied(kept: Kept) -> None:

@@ -399,7 +399,7 @@ def test_the_end_of_the_last_record_is_not_behind_a_page_header(insert_lsn, end)
 
 
 def test_oids_of_built_in_types_are_those_of_the_server(pg):
-    ours = {name.lower(): oid for name, oid in vars(oids).items() if name.isupper()}
+    ours = {name.lower(): oid for name, oid in vars(oids).items() if name.isupper() and isinstance(oid, int)}
     with pg.cursor() as cursor:
         cursor.execute(
             "select typname::text, oid::int from pg_type"

@@ -120,7 +120,7 @@ def test_epoch_that_is_given_up_takes_its_lost_points_with_it(
 
     monkeypatch.setattr(snapshot, "begin_epoch", begin)
     if names:
-        with pytest.raises(ConfigError, match="give up"):
+        with pytest.raises(ConfigError, match="would abandon"):
             begin_new_epoch(kept.access)
         assert own_tables.find_missing(lake)
         begin_new_epoch(kept.access, names)

@@ -212,7 +212,7 @@ def test_changes_expire_while_all_tables_are_errored(kept: Kept, monkeypatch: py
     old_hours(kept)
     execute(kept.dsn, "insert into a values (100, 'x')")
     kept.receive()
-    monkeypatch.setattr(needed_changes, "sent_again_above", lambda *_: LSN(1 << 62))
+    monkeypatch.setattr(needed_changes, "redelivery_above", lambda *_: LSN(1 << 62))
     *most, last = kept.states()
     for table in most:
         kept.fail(table)

@@ -123,7 +123,7 @@ def test_lake_opened_by_root_rejects_pipeline_only_calls_with_hint(landed: Lande
     lake = open_lake(landed.pipeline.lake_root)
     assert totals(lake) == [Decimal("1.10"), Decimal("-0.50")]
     for use in (lake.at, lake.table("public.orders").is_verified):
-        with pytest.raises(ConfigError, match=r"choices are needed.*opened by its root") as raised:
+        with pytest.raises(ConfigError, match=r"settings are needed.*opened by its root") as raised:
             use()
         assert "open_lake('shop.json')" in raised.value.hint
 

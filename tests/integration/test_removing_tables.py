@@ -150,7 +150,7 @@ def test_a_lake_table_is_dropped_only_when_no_batch_of_before_can_still_run(kept
         version = DeltaTable(kept.changelog).version()
         with pytest.raises(BusyError, match=r"their lake tables are not dropped: .* did not end") as caught:
             remove_tables(kept.access, [A], drop_lake_tables=True, timeout_s=0.3)
-        assert "run the same again" in caught.value.hint
+        assert "run the same command again" in caught.value.hint
         assert kept.states()[A] == "removed"
         assert place(kept, A).exists()
         assert DeltaTable(kept.changelog).version() > version  # so that a batch begins

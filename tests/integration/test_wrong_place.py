@@ -289,7 +289,7 @@ def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_
         ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
         ownership.claim(read_server(source), record, replace_record=True)
     assert (
-        f"{record.slot} and publication {record.publication} of the epoch that is given up stay"
+        f"slot {record.slot} and publication {record.publication} of the previous epoch are left in"
         in caplog.text
     )
     monkeypatch.setattr(SourceOwnership, "claim", stop)

@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 # No password: a script that is run unread would create a login that everybody knows.
-_THEN = "-- Give it a password, in psql by \\password replicator, or elsewhere by ALTER ROLE."
+_THEN = "-- Give it a password, in psql with: \\password replicator"
 _ROLE = f"CREATE ROLE replicator LOGIN REPLICATION;\n{_THEN}"
 _RDS_ROLE = f"CREATE ROLE replicator LOGIN;\n{_THEN}\nGRANT rds_replication TO replicator;"
 _RESTART = "-- Restart the server."
