@@ -16,17 +16,19 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.replication.app import verify_repair
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
+from airflow_provider_pgrepl.replication.app.verify_repair import has_version
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.spark.test_verify import Verified
 from tests.support.in_process import EndedAtOnce
 from tests.support.received import EAGER
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -264,6 +266,8 @@ def test_changes_after_repair_win_under_traffic(
         with pipeline.replicating(EAGER):
             code, found = pipeline.report(capsys, "--repair", "--timeout=120")
             assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired"), found
+            root, version = pipeline.pipeline.lake_root, found["public.t"]["repaired_version"]
+            wait_until(lambda: has_version(root, TableName.parse("public.t"), version))
             code, found = pipeline.report(capsys)
             assert code == _EQUAL, found
     finally:

@@ -8,6 +8,7 @@ replaced by the source's. It is then resumed: later changes are applied to the r
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, SnapshotError, StateError
+from airflow_provider_pgrepl.errors import BusyError, FencedError, LakeError, SnapshotError, StateError
 from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
 from airflow_provider_pgrepl.replication.app.verification import Verification, check_layout
@@ -42,6 +43,13 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 log = logging.getLogger(__name__)
+_POLL_S = 0.2
+
+
+def has_version(lake_root: str, table: TableName, version: int) -> bool:
+    """Return True if the newest consistent point has this version of a table, or a later one."""
+    point = ConsistentPoints(lake_root).latest()
+    return point is not None and point.tables.get(str(table), -1) >= version
 
 
 def repair_tables(run: Verification, report: VerifyReport) -> None:
@@ -75,7 +83,31 @@ class Repair(Verification):
         repaired = own.tables[table]
         if repaired.status == "not_compared":
             return replace(found, not_repaired=repaired.parts[0].reason)
+        if repaired.repaired_version is not None:
+            self._await_point(table, repaired.repaired_version)
         return repaired
+
+    def _await_point(self, table: TableName, version: int) -> None:
+        """Wait until the replication app, if one runs, has recorded a point with the repaired rows.
+
+        Readers as of a position of the source begin at a consistent point, and add changes from the
+        changelog, which does not know the repair.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        while self._is_replicated() and not has_version(self.pipeline.lake_root, table, version):
+            if time.monotonic() > deadline:
+                log.warning("%s: no consistent point has the repaired rows yet", table)
+                return
+            time.sleep(_POLL_S)
+
+    def _is_replicated(self) -> bool:
+        """Return True while a replication app holds the pipeline's lock."""
+        try:
+            self.store.lock(self.pipeline.name, "replicate")
+        except BusyError:
+            return True
+        self.store.unlock(self.pipeline.name, "replicate")
+        return False
 
     @contextmanager
     def _paused(self, table: TableName) -> Iterator[None]:
