@@ -391,8 +391,8 @@ def _make_epoch(
     if copied.unusable is None or not unfinished:
         return SnapshotResult(tuple(copied.done), failed)
     log.warning(
-        "the snapshot cannot be used any more: %s. Finished tables are kept; under a new one these are"
-        " copied from their beginning: %s",
+        "the snapshot is no longer usable: %s. Finished tables are kept. Copying these tables again under a"
+        " new snapshot: %s",
         copied.unusable.message,
         ", ".join(map(str, sorted(unfinished))),
     )
