@@ -18,6 +18,7 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app.doctor.source_script import PROVIDERS, source_script
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
 
 
 class Patient:
@@ -80,6 +81,13 @@ def test_each_fault_is_problem_with_hint_and_exit_code_1(patient: Patient, tmp_p
     assert code == 1
     assert {("problem", check) for check in ("lake", "role", "tables")} <= found
     assert ("ok", "source") in found, out
+
+
+def test_missing_delta_jars_which_no_app_needs_are_a_warning(patient: Patient, tmp_path: Path) -> None:
+    patient.patch.setenv(JARS_VARIABLE, str(tmp_path))
+    code, found, out = patient.findings()
+    assert code == 0, out
+    assert {("warning", "jars"), ("ok", "spark")} <= found
 
 
 def test_unreachable_source_is_problem_and_host_is_checked_all_the_same(patient: Patient) -> None:

@@ -255,7 +255,7 @@ def test_maintain_stops_between_tables_on_request_and_exits_75(kept: Kept) -> No
     before = files(kept, B)
     done = run(kept, wait=asked.wait, tell=lambda _: asked.set())
     assert (files(kept, A), files(kept, B), done.rest, done.exit_code) == (1, before, None, 75)
-    assert done.to_text().endswith("asked to end: the rest was not begun")
+    assert done.to_text().endswith("stopped: the rest was not begun")
 
 
 def test_a_table_that_fails_stops_no_other(kept: Kept) -> None:
@@ -306,8 +306,8 @@ def test_the_command_tells_a_line_a_table(line: Any) -> None:
     assert (code, len(told)) == (0, 5)
     assert told[0].startswith(f"{A}: 5 files of ")
     assert " KiB, now 1 of " in told[1]
-    assert told[2].startswith("the changelog: ")
-    assert told[3].startswith("gone: ")
+    assert told[2].startswith("changelog: compacted ")
+    assert told[3].startswith("deleted: ")
     assert "_pgrepl/consistent_points: left alone: no consistent point is there" in told[4]
 
 

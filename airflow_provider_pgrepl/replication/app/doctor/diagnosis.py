@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import PgReplError, one_line
+from airflow_provider_pgrepl.errors import PgReplError, ToolError, one_line
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, find_health_problems
 from airflow_provider_pgrepl.replication.app.status.status import read_status
@@ -163,7 +163,12 @@ def _spark() -> Iterator[Finding]:
     yield _ok("spark", f"{_java_version(java)} at {java}")
     yield _ok("spark", spark_submit.spark_submit())
     spark_submit.allow_open_files()
-    jars = [jar.name for jar in delta_jars()]
+    try:
+        jars = [jar.name for jar in delta_jars()]
+    except ToolError as error:
+        text = f"{error.message}. Only readers with Spark need them"
+        yield Finding(CheckStatus.WARNING, "jars", text, error.hint)
+        return
     yield _ok("jars", ", ".join(jars) if jars else "Delta's jars are in pyspark's own folder")
 
 

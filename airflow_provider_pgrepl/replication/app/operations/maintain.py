@@ -123,12 +123,12 @@ class MaintenanceReport:
     def to_text(self) -> str:
         """Return lines about everything that was done besides compacting tables."""
         if self.rest is None:
-            return f"the changelog: {self.joined_files} files joined\nasked to end: the rest was not begun"
+            return f"changelog: compacted {self.joined_files} files\nstopped: the rest was not begun"
         rest = self.rest
         joined = self.joined_files + rest.joined_files
         lines = [
-            f"the changelog: {joined} files joined, {rest.changelog_files} dropped with their hours",
-            f"gone: {rest.points} consistent points, {rest.files} files, {rest.log_entries} log entries",
+            f"changelog: compacted {joined} files, deleted {rest.changelog_files} files of expired hours",
+            f"deleted: {rest.points} consistent points, {rest.files} files, {rest.log_entries} log entries",
         ]
         if self.app_runs:
             lines.append("the replication app runs: it drops hours of the changelog and deletes its files")
