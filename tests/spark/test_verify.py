@@ -312,6 +312,30 @@ def test_table_that_cannot_be_compared_is_named_with_reason_and_is_not_equal(
     assert "definition at the source" in reasons["public.t"]
 
 
+def test_statement_of_the_application_goes_before_a_comparison(
+    spark: SparkSession,
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The comparison holds the table's lock for hours if the table is large."""
+    execute(dsn, "create table t (id int primary key)", "insert into t select generate_series(1, 100)")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    pipeline.catch_up()
+    compare, tries = comparison.TableComparer.compare, list[int]()
+
+    def compare_amid_ddl(comparer: comparison.TableComparer) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            execute(dsn, "set lock_timeout = '60s'", "alter table t add check (id > 0) not valid")
+        return compare(comparer)
+
+    monkeypatch.setattr(comparison.TableComparer, "compare", compare_amid_ddl)
+    code, found = pipeline.verify(capsys)
+    assert (code, found["public.t"]["status"], len(tries)) == (_EQUAL, "equal", 2)
+
+
 def test_sample_finds_changed_and_missing_rows_and_is_not_called_equal(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
