@@ -580,7 +580,7 @@ def test_table_whose_state_always_changes_first_is_busy_and_one_without_record_i
     """Exit code 75: the next try reads the new state."""
     store.set_state("shop", T, TableState.PENDING)
     record = store.read_tables("shop")[T]
-    with pytest.raises(BusyError, match="again and again"):
+    with pytest.raises(BusyError, match="being changed by another process"):
         change(store, "shop", [record], lambda _: None, lambda _: False)
     store.remove_table("shop", T)
     with pytest.raises(StateError, match="its record was deleted during the command"):

@@ -35,7 +35,7 @@ def test_table_that_does_not_stream_is_not_complete(state):
 
 
 def test_unknown_table_and_time_without_zone_are_rejected():
-    with pytest.raises(ConfigError, match=r"public\.order: not a table"):
+    with pytest.raises(ConfigError, match=r"does not have the tables public\.order"):
         missing_as_of(applied(1, 1), [TableName("public", "order")], NINE, 0)
     with pytest.raises(ConfigError, match="no time zone"):
         missing_as_of(applied(1, 1), [ORDERS], NINE.replace(tzinfo=None), 0)
