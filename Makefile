@@ -118,7 +118,7 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 .PHONY: test
 # Its tests wait for servers more than they compute.
 mechanisms test-fast: WORKERS = 5
-test: setup ## The checks, and a test of each mechanism: about 13 minutes on two cores
+test: setup ## The checks, and a test of each mechanism: about 14 minutes on two cores
 	@$(MAKE) -j 2 --output-sync=target classes oldest
 	@$(MAKE) -j 2 checked mechanisms
 
@@ -140,7 +140,7 @@ test-rest: fetch classes ## What `make test` leaves out: every major, Kafka, obj
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 .PHONY: test-all
-test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 50 minutes
+test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 45 minutes
 	@$(MAKE) test
 	@$(MAKE) test-rest
 	@$(MAKE) rehearsal
