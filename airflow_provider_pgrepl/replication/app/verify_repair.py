@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import BusyError, FencedError, LakeError, SnapshotError, StateError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, SnapshotError, StateError
 from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
 from airflow_provider_pgrepl.replication.app.verification import Verification, check_layout
@@ -94,20 +94,12 @@ class Repair(Verification):
         changelog, which does not know the repair.
         """
         deadline = time.monotonic() + self.timeout_s
-        while self._is_replicated() and not has_version(self.pipeline.lake_root, table, version):
+        root, name = self.pipeline.lake_root, self.pipeline.name
+        while self.store.is_locked(name, "replicate") and not has_version(root, table, version):
             if time.monotonic() > deadline:
                 log.warning("%s: no consistent point has the repaired rows yet", table)
                 return
             time.sleep(_POLL_S)
-
-    def _is_replicated(self) -> bool:
-        """Return True while a replication app holds the pipeline's lock."""
-        try:
-            self.store.lock(self.pipeline.name, "replicate")
-        except BusyError:
-            return True
-        self.store.unlock(self.pipeline.name, "replicate")
-        return False
 
     @contextmanager
     def _paused(self, table: TableName) -> Iterator[None]:
