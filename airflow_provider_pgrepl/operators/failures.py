@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.spark_driver.follow import AppEnd
 from airflow_provider_pgrepl.spark_driver.process import AppState
@@ -20,6 +22,13 @@ def as_airflow(error: PgReplError) -> AirflowException:
     """Return Airflow's exception for an error: AirflowFailException (no retries) if a retry cannot help."""
     failure = AirflowFailException if error.retry is Retry.NEVER else AirflowException
     return failure(f"{error.__class__.__name__}: {error}")
+
+
+def raise_failed(event: Mapping[str, Any]) -> None:
+    """Raise the error of a trigger's event as Airflow's exception, if its status is `failed`."""
+    if event["status"] == "failed":
+        kind: type[PgReplError] = getattr(errors, event["error"])
+        raise as_airflow(kind(event["message"], event["hint"]))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseSensorOperator, conf
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
@@ -20,7 +19,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
     read_tables,
 )
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
-from airflow_provider_pgrepl.operators.failures import as_airflow, translated
+from airflow_provider_pgrepl.operators.failures import raise_failed, translated
 from airflow_provider_pgrepl.replication.app.applied import missing_as_of, read_applied
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.triggers.applied import AppliedTrigger
@@ -89,9 +88,7 @@ class PgAppliedSensor(BaseSensorOperator):
         """Return if the trigger's event says that the tables are complete, otherwise raise its error."""
         if event["status"] == "timeout":
             raise AirflowSensorTimeout(f"not within {self.timeout:g} s: {event['reason']}")
-        if event["status"] == "failed":
-            kind: type[PgReplError] = getattr(errors, event["error"])
-            raise as_airflow(kind(event["message"], event["hint"]))
+        raise_failed(event)
 
     def poke(self, context: Any) -> bool:  # noqa: ARG002 - Airflow's
         with translated():

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
-from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
@@ -19,7 +18,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
     read_pipeline,
 )
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook, access_to
-from airflow_provider_pgrepl.operators.failures import as_airflow, translated
+from airflow_provider_pgrepl.operators.failures import raise_failed, translated
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 from airflow_provider_pgrepl.triggers.drift import DriftTrigger
@@ -114,9 +113,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         if event["status"] == "timeout":
             last = f"; the last check could not be made: {event['message']}" if "message" in event else ""
             raise AirflowSensorTimeout(f"nothing was found to have drifted within {self.timeout} s{last}")
-        if event["status"] == "failed":
-            kind: type[PgReplError] = getattr(errors, event["error"])
-            raise as_airflow(kind(event["message"], event["hint"]))
+        raise_failed(event)
         return self._conclude(DriftReport.from_dict(event["report"]), context).xcom_value
 
     def poke(self, context: Any) -> PokeReturnValue:

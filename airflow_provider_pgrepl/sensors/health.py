@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, check_at_parse_time, read_pipeline
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
-from airflow_provider_pgrepl.operators.failures import as_airflow, translated
+from airflow_provider_pgrepl.operators.failures import raise_failed, translated
 from airflow_provider_pgrepl.triggers.health import HealthTrigger
 
 if TYPE_CHECKING:
@@ -91,9 +90,7 @@ class PgReplicationHealthSensor(BaseSensorOperator):
         """Return the report of the trigger's event, or raise its error."""
         from airflow_provider_pgrepl.replication.app.status.health import HealthReport
 
-        if event["status"] == "failed":
-            kind: type[PgReplError] = getattr(errors, event["error"])
-            raise as_airflow(kind(event["message"], event["hint"]))
+        raise_failed(event)
         return self._conclude(HealthReport.from_dict(event["report"]), context).xcom_value
 
     def poke(self, context: Any) -> PokeReturnValue:

@@ -11,10 +11,11 @@ from typing import Any
 from airflow.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
+from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.replication.app.applied import missing_as_of, read_applied
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.triggers.events import failed_event
 
 
 class AppliedTrigger(BaseTrigger):
@@ -83,19 +84,9 @@ class AppliedTrigger(BaseTrigger):
             tables = [TableName.parse(table) for table in self.tables]
             reason = missing_as_of(applied, tables, datetime.fromisoformat(self.as_of), self.settle_s)
         except AirflowNotFoundException as error:
-            # Airflow reports a missing connection of a task, but of a trigger only that it failed.
-            return _failed(ConfigError(str(error), "define the connection"))
+            return failed_event(error)
         except PgReplError as error:
             if error.retry is Retry.TIMED:
                 return {"status": "missing", "reason": f"the state cannot be read: {error.message}"}
-            return _failed(error)
+            return failed_event(error)
         return {"status": "applied"} if reason is None else {"status": "missing", "reason": reason}
-
-
-def _failed(error: PgReplError) -> dict[str, Any]:
-    return {
-        "status": "failed",
-        "error": type(error).__name__,
-        "message": error.message,
-        "hint": error.hint,
-    }

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
+from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.hooks.replication import access_to
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.triggers.events import failed_event
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
@@ -66,7 +67,7 @@ class DriftTrigger(BaseTrigger):
             event = await asyncio.to_thread(self._check)
             left = self.deadline - time.time()
             if event is None and left <= 0:
-                event = {"status": "timeout" if self._was_checked else "failed", **self._failure}
+                event = {**self._failure, "status": "timeout" if self._was_checked else "failed"}
             if event is not None:
                 yield TriggerEvent(event)
                 return
@@ -80,14 +81,13 @@ class DriftTrigger(BaseTrigger):
         try:
             report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.mark_errored)
         except AirflowNotFoundException as error:
-            # Airflow reports a missing connection of a task, but of a trigger only that it failed.
-            return {"status": "failed", **_named(ConfigError(str(error), "define the connection"))}
+            return failed_event(error)
         except PgReplError as error:
-            self._failure = _named(error)
+            self._failure = failed_event(error)
             if self.until_drift and error.retry is Retry.TIMED:
                 self.log.warning("The check could not be made, and will be again: %s", error)
                 return None
-            return {"status": "failed", **self._failure}
+            return self._failure
         self._was_checked, self._failure = True, {}
         self.log.info("%s", report.to_text())
         return self._event(report)
@@ -96,7 +96,3 @@ class DriftTrigger(BaseTrigger):
         if self.until_drift and not report.found_anything:
             return None
         return {"status": "checked", "report": report.to_dict()}
-
-
-def _named(error: PgReplError) -> dict[str, Any]:
-    return {"error": type(error).__name__, "message": error.message, "hint": error.hint}

@@ -9,9 +9,10 @@ from typing import Any
 from airflow.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.hooks.replication import access_to
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.triggers.events import failed_event
 
 
 class HealthTrigger(BaseTrigger):
@@ -44,18 +45,6 @@ class HealthTrigger(BaseTrigger):
         try:
             pipeline = Pipeline.from_json(self.pipeline)
             report = check_health(access_to(pipeline), HealthLimits(**self.limits))
-        except AirflowNotFoundException as error:
-            # Airflow reports a missing connection of a task, but of a trigger only that it failed.
-            return _failed(ConfigError(str(error), "define the connection"))
-        except PgReplError as error:
-            return _failed(error)
+        except (PgReplError, AirflowNotFoundException) as error:
+            return failed_event(error)
         return {"status": "checked", "report": report.to_dict()}
-
-
-def _failed(error: PgReplError) -> dict[str, Any]:
-    return {
-        "status": "failed",
-        "error": type(error).__name__,
-        "message": error.message,
-        "hint": error.hint,
-    }
