@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,8 @@ DATABASE = HOME / "airflow.db"
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ.update(
     AIRFLOW_HOME=str(HOME),
+    # Without it the first program of Airflow writes a key into airflow.cfg, which the tests' process lacks.
+    AIRFLOW__CORE__FERNET_KEY=b64encode(b"pgrepl-tests".ljust(32, b".")).decode(),
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__CORE__DAGS_FOLDER=str(Path(__file__).parent / "dags"),
