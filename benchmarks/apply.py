@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.session import build_session
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from benchmarks import kinds, pipelines
 from benchmarks.figure import Figure, thousands
 from benchmarks.kinds import Kind
@@ -91,13 +91,13 @@ class Trial:
 
     def run(self, name: str) -> float:
         """Return the number of changes that are applied per second."""
-        with running_source() as source, Store(source.dsn, "benchmark") as store:
-            store.migrate()
+        with running_source() as source, StateDatabase(source.dsn, "benchmark") as state_db:
+            state_db.migrate()
             self.kind.create(source)
             pipeline = pipelines.make_pipeline(self.folder, name, self.kind.table)
             pipelines.publish(source.dsn, pipeline)
-            record = pipelines.take_snapshot(self.spark, source.dsn, pipeline, store)
-            with _applying(Applier(self.spark, pipeline, store, record)) as applier:
+            record = pipelines.take_snapshot(self.spark, source.dsn, pipeline, state_db)
+            with _applying(Applier(self.spark, pipeline, state_db, record)) as applier:
                 self._warm_up(source, pipeline, applier)
                 seconds = self._time(source, pipeline, applier)
         return (self.inserts + self.updates) / seconds

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import keep
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from benchmarks.store import lake_uri
 
@@ -61,7 +61,7 @@ def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> Epoc
     return record
 
 
-def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Store) -> EpochRecord:
+def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, state_db: StateDatabase) -> EpochRecord:
     """Create the slot and the changelog, and copy all tables. The publication must exist.
 
     Returns the epoch record. Raises RuntimeError if a table cannot be copied.
@@ -69,7 +69,7 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
     with closing(connect(dsn, "benchmark")) as source:
         relations = resolve_tables(source, pipeline)
         identifier = read_server(source).system_identifier
-    store.register(pipeline, identifier, slot_owned=True, publication_owned=True)
+    state_db.register(pipeline, identifier, slot_owned=True, publication_owned=True)
     with (
         create_slot(dsn, pipeline.slot, timeout_s=60) as exported,
         keep(dsn, exported.snapshot, relations, pipeline.publication, 10) as keeper,
@@ -78,8 +78,8 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
         record = begin_changelog(dsn, pipeline, exported.consistent_point)
         for relation in keeper.relations:
             for state in (TableState.PENDING, TableState.SNAPSHOTTING):
-                store.set_state(pipeline.name, relation.table, state)
-        failed = SnapshotCopy(spark, dsn, pipeline, store, record, keeper, exported).run().failed
+                state_db.set_state(pipeline.name, relation.table, state)
+        failed = SnapshotCopy(spark, dsn, pipeline, state_db, record, keeper, exported).run().failed
     if failed:
         raise RuntimeError(f"errored: {failed}")
     return record

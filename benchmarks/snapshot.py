@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.spark.session import build_session
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from benchmarks import pipelines
 from benchmarks.figure import Figure, compare
 from benchmarks.source import Source, running_source
@@ -39,10 +39,10 @@ def run(folder: Path, scale: float) -> Figure:
     """Measure this package and the peer in turns."""
     rows = int(ROWS * scale)
     ours, peers = [], []
-    with prepared(folder, rows) as (spark, source, store):
+    with prepared(folder, rows) as (spark, source, state_db):
         for number in range(1, _REPEAT + 1):
             peers.append(rows / _peer(source))
-            ours.append(rows / copy(spark, source, store, folder, str(number)))
+            ours.append(rows / copy(spark, source, state_db, folder, str(number)))
     work = f"snapshot: {rows / 1e6:g} M rows × 8 mixed columns, local[2]"
     return compare(work, ours, peers, _LIMIT, "rows/s", "psql COPY (FORMAT csv) to /dev/null")
 
@@ -50,32 +50,32 @@ def run(folder: Path, scale: float) -> Figure:
 @contextmanager
 def prepared(
     folder: Path, rows: int, spark: SparkSession | None = None
-) -> Iterator[tuple[SparkSession, Source, Store]]:
-    """Yield Spark, warmed up by a small copy, a source with the table, and the state store.
+) -> Iterator[tuple[SparkSession, Source, StateDatabase]]:
+    """Yield Spark, warmed up by a small copy, a source with the table, and the state database.
 
     `spark`: the session, by default one with local[2]. It is stopped at the end of the block.
     """
     spark = spark or build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
     try:
-        with running_source() as source, Store(source.dsn, "benchmark") as store:
-            store.migrate()
+        with running_source() as source, StateDatabase(source.dsn, "benchmark") as state_db:
+            state_db.migrate()
             source.execute(_CREATE)
             source.execute(_FILL.format(1, 1000))
-            copy(spark, source, store, folder, "warm")
+            copy(spark, source, state_db, folder, "warm")
             source.execute(_FILL.format(1001, rows))
             source.settle()
             _peer(source)  # not measured: reads the files into the cache
-            yield spark, source, store
+            yield spark, source, state_db
     finally:
         spark.stop()
 
 
-def copy(spark: SparkSession, source: Source, store: Store, folder: Path, name: str) -> float:
+def copy(spark: SparkSession, source: Source, state_db: StateDatabase, folder: Path, name: str) -> float:
     """Return the seconds of a copy into a new lake named `name`, and delete the lake."""
     pipeline = pipelines.make_pipeline(folder, f"snapshot_{name}", _TABLE)
     pipelines.publish(source.dsn, pipeline)
     started = time.perf_counter()
-    pipelines.take_snapshot(spark, source.dsn, pipeline, store)
+    pipelines.take_snapshot(spark, source.dsn, pipeline, state_db)
     seconds = time.perf_counter() - started
     source.execute("select pg_drop_replication_slot(%s)", pipeline.slot)
     shutil.rmtree(local_folder(pipeline.lake_root))

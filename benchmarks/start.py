@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from benchmarks import pipelines, processes, workload
 from benchmarks.figure import Figure
@@ -65,8 +65,8 @@ class _Trial:
         started = time.perf_counter()
         with self._started("replicate") as process, processes.CpuTime(process.pid) as used:
             try:
-                with closing(Store(self._dsn, "benchmark")) as store:
-                    while not self._is_live(store):
+                with closing(StateDatabase(self._dsn, "benchmark")) as state_db:
+                    while not self._is_live(state_db):
                         if process.poll() is not None or time.perf_counter() - started > _HANGS_S:
                             raise RuntimeError("the replication app did not become live")
                         time.sleep(_POLL_S)
@@ -75,8 +75,8 @@ class _Trial:
                 process.send_signal(signal.SIGTERM)
                 process.wait(60)
 
-    def _is_live(self, store: Store) -> bool:
-        tables = store.read_tables(self._pipeline.name).values()
+    def _is_live(self, state_db: StateDatabase) -> bool:
+        tables = state_db.read_tables(self._pipeline.name).values()
         return all(table.state is TableState.STREAMING for table in tables)
 
     def _started(self, command: str) -> subprocess.Popen[bytes]:

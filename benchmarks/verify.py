@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
     from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-    from airflow_provider_pgrepl.replication.state.store import Store
+    from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 _TABLE = "public.wide"
 _REPEAT = 3
@@ -35,29 +35,35 @@ def run(folder: Path, scale: float) -> Figure:
     """Measure snapshots and verifications in turns."""
     rows = int(snapshot.ROWS * scale)
     ours, peers = [], []
-    with snapshot.prepared(folder, rows) as (spark, source, store):
+    with snapshot.prepared(folder, rows) as (spark, source, state_db):
         pipeline = pipelines.make_pipeline(folder, "verified", _TABLE)
         pipelines.publish(source.dsn, pipeline)
-        record = pipelines.take_snapshot(spark, source.dsn, pipeline, store)
+        record = pipelines.take_snapshot(spark, source.dsn, pipeline, state_db)
         receiver = Receiver(source.dsn, pipeline, _EAGER)
         receiver.start()
         try:
-            _verify(spark, source.dsn, pipeline, store, record)  # not measured: Spark's workers load modules
+            _verify(
+                spark, source.dsn, pipeline, state_db, record
+            )  # not measured: Spark's workers load modules
             for number in range(1, _REPEAT + 1):
-                peers.append(rows / snapshot.copy(spark, source, store, folder, str(number)))
-                ours.append(rows / _verify(spark, source.dsn, pipeline, store, record))
+                peers.append(rows / snapshot.copy(spark, source, state_db, folder, str(number)))
+                ours.append(rows / _verify(spark, source.dsn, pipeline, state_db, record))
         finally:
             receiver.stop()
     work = f"verify: {rows / 1e6:g} M rows × 8 mixed columns, local[2]"
     return compare(work, ours, peers, _LIMIT, "rows/s", "this package's snapshot")
 
 
-def _verify(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Store, record: EpochRecord) -> float:
+def _verify(
+    spark: SparkSession, dsn: str, pipeline: Pipeline, state_db: StateDatabase, record: EpochRecord
+) -> float:
     started = time.perf_counter()
     with closing(connect(dsn, "benchmark")) as source:
-        session, records = LazySession(lambda: spark), store.read_tables(pipeline.name)
+        session, records = LazySession(lambda: spark), state_db.read_tables(pipeline.name)
         access = Access(pipeline, dsn, dsn)
-        run = Verification(access, source, store, record, records, session, timeout_s=600, shows_keys=False)
+        run = Verification(
+            access, source, state_db, record, records, session, timeout_s=600, shows_keys=False
+        )
         report = run.run([TableName.parse(_TABLE)])
     if any(table.status != "equal" for table in report.tables.values()):
         raise RuntimeError(report.to_text())

@@ -68,13 +68,13 @@ class Show:
         if options.events:
             self._events = _events_of(options.events, folder)
             publishers = self._events.publishers
-        self._store = S3Lake(folder) if options.lake else None
+        self._state_db = S3Lake(folder) if options.lake else None
         pipeline = Pipeline(
             name="bench",
             tables=TABLES,
             insert_only=KEYLESS_TABLES,
-            lake=self._store.uri if self._store else str(folder.lake),
-            lake_conn_id=CONN_ID if self._store else None,
+            lake=self._state_db.uri if self._state_db else str(folder.lake),
+            lake_conn_id=CONN_ID if self._state_db else None,
             publishers=publishers,
         )
         self._lake_root = pipeline.lake
@@ -95,7 +95,7 @@ class Show:
                 "pgrepl", host="127.0.0.1", port=self._server.port, login=REPLICATOR, schema=DATABASE
             ),
             **(self._events.variables if self._events else {}),
-            **(self._store.variables if self._store else {}),
+            **(self._state_db.variables if self._state_db else {}),
         }
 
     def _start(self) -> None:
@@ -105,8 +105,8 @@ class Show:
             self._server.start()
         except (RuntimeError, OSError) as error:
             raise DemoError(f"PostgreSQL did not start: {error}") from None
-        if self._store is not None:
-            self._say(self._store.start())
+        if self._state_db is not None:
+            self._say(self._state_db.start())
         if self._events is not None:
             self._say(self._events.start())
         self._say(f"Airflow starts; it will be at {self._airflow.url}")
@@ -213,8 +213,8 @@ class Show:
         if self._events is not None:
             self._events.stop()
         processes.end_descendants(spare=self._server.pid)
-        if self._store is not None:
-            self._store.stop()
+        if self._state_db is not None:
+            self._state_db.stop()
         self._server.stop()
         processes.end_descendants()
 

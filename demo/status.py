@@ -11,7 +11,7 @@ import psycopg2
 from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from demo.errors import DemoError
 from demo.lake import Balance, Lake
@@ -31,9 +31,9 @@ class Status:
         Raises DemoError if the state cannot be read, a table is errored, or the balances differ.
         """
         try:
-            with Store(self._dsn, "demo") as store:
-                tables = list(store.read_tables(self._pipeline.name).values())
-                progress = store.read_progress(self._pipeline.name)
+            with StateDatabase(self._dsn, "demo") as state_db:
+                tables = list(state_db.read_tables(self._pipeline.name).values())
+                progress = state_db.read_progress(self._pipeline.name)
         except StateError:
             return "nothing is replicated yet"  # the snapshot app creates the state
         except PgReplError as error:

@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.airflow import airflow_program
 from tests.airflow.conftest import SECRET, eventually
@@ -36,9 +36,9 @@ def shop(monkeypatch: pytest.MonkeyPatch, connection: None, dsn: str, pg: Any) -
 
 def report(dsn: str, lsn: int, merged: int = 0, complete_at: datetime | None = None) -> None:
     """Record the progress of a replication app, which need not run any more."""
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         merges = {"public/a": TableMerges(0.1, 1, 1, position=str(LSN(merged)))}
-        store.write_progress(
+        state_db.write_progress(
             "shop",
             applied_lsn=LSN(lsn),
             applied_commit_ts=NINE,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("airflow_db")
 HERE = Path(__file__).parent
 
 
-class Store:
+class StateDatabase:
     """A task's state, as a user left it."""
 
     def __init__(self, value: Any) -> None:
@@ -98,11 +98,11 @@ def forged(victim: Path, **changed: Any) -> dict[str, Any]:
 def test_a_forged_handle_deletes_nothing_and_the_try_starts_its_own_application(
     victim: Path, journal: Journal, handle: Any
 ) -> None:
-    store = Store(handle(victim))
-    operator(journal, "--exit", "0").execute({"task_state_store": store})
+    state_db = StateDatabase(handle(victim))
+    operator(journal, "--exit", "0").execute({"task_state_store": state_db})
     assert sorted(path.name for path in victim.iterdir()) == ["app.log", "exit_code", "precious"]
     assert len(journal.pids()) == 1
-    assert isinstance(store.value, str)
+    assert isinstance(state_db.value, str)
 
 
 def test_a_forged_handle_signals_nobody(
@@ -115,7 +115,7 @@ def test_a_forged_handle_signals_nobody(
 
     def run() -> None:
         try:
-            task.execute({"task_state_store": Store(handle)})
+            task.execute({"task_state_store": StateDatabase(handle)})
         except Exception as error:
             ended.append(str(error))
 

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.airflow.conftest import SECRET
 from tests.airflow.test_drift_sensor import Said, event_of, provide
 from tests.support.recorded import Recorded
@@ -49,9 +49,9 @@ def shop(monkeypatch: pytest.MonkeyPatch, connection: None, dsn: str, pg: Any, t
 
 
 def stop_table(shop: Recorded, dsn: str) -> None:
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         error = DriftError("public.a: column x was dropped", "add it again")
-        store.mark_errored(shop.pipeline.name, shop.record("public.a"), error)
+        state_db.mark_errored(shop.pipeline.name, shop.record("public.a"), error)
 
 
 def sensor(shop: Recorded, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator, Pg
 from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.support.changelogs import epoch_record
 from tests.support.recorded import Recorded
 
@@ -182,7 +182,7 @@ def test_lock_of_another_application_is_named_before_a_replication_and_waited_fo
 ) -> None:
     monkeypatch.setattr("airflow_provider_pgrepl.operators.spark_app._JUST_ENDED_S", 0.0)
     record_with_lake(source)
-    with Store(source.dsn, "other") as other:
+    with StateDatabase(source.dsn, "other") as other:
         other.lock("shop", "replicate")
         with pytest.raises(AirflowException, match=r"at it already \(replicate\).*\n?.* kill \d+") as caught:
             source.run(PgReplicationOperator)

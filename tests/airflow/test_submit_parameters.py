@@ -170,7 +170,7 @@ def test_lineage_is_asked_of_the_same_functions_as_sparks_own_operator(
     assert setting(f"{key}=told")(submitted)
 
 
-class Store:
+class StateDatabase:
     def __init__(self) -> None:
         self.value: Any = None
 
@@ -193,9 +193,9 @@ def test_one_that_is_not_durable_keeps_no_handle(submitted: Submitted, parameter
             spark_binary=str(submitted.script),
             **how,
         )
-        store = Store()
-        operator.execute({"task_state_store": store})
-        return operator, store.value
+        state_db = StateDatabase()
+        operator.execute({"task_state_store": state_db})
+        return operator, state_db.value
 
     _, handle = execute()
     assert isinstance(handle, str)

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.apply import merge_scheduler, merg
 from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 GROUP = os.getpgid(0)
 
@@ -120,7 +120,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "one table applied": lambda: in_workers(killed_when_it_has_run),
     "all tables applied": lambda: before(consistent_points.ConsistentPoints, "append"),
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
-    "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
+    "snapshot of one table recorded": lambda: after(StateDatabase, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
     "tables published": lambda: after(publication, "add_tables"),
     "tables begun": lambda: after(copy_states.CopyStates, "begin"),

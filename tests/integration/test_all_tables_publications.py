@@ -15,8 +15,8 @@ from airflow_provider_pgrepl.replication.app.snapshot import opened
 from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import write_token
-from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import fresh_database
 from tests.support.kept import kept_tables
@@ -105,8 +105,8 @@ def test_publication_that_is_created_later_is_named(dsn, tmp_path, monkeypatch):
 
 
 def test_no_new_table_is_created_beside_those_that_subscribers_have(dsn, run):
-    with Store(dsn, "test") as store:
-        store.migrate()
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
     execute(dsn, THEIRS)
     with psycopg2.connect(dsn) as source:
         assert write_token(source, "s", 0) == 0

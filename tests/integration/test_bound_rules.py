@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute
@@ -65,8 +65,8 @@ def taken(kept: Kept, **options: Any) -> Kept:
 
 def selected(kept: Kept) -> SelectedTables:
     """Return the tables that a snapshot would choose."""
-    with kept.access.store("test") as store, kept.source() as source:
-        records = store.read_tables(kept.pipeline.name)
+    with kept.access.state_db("test") as state_db, kept.source() as source:
+        records = state_db.read_tables(kept.pipeline.name)
         known = recorded_names(source, kept.pipeline, read_epoch(kept.changelog), records, None)
         return select_tables(source, kept.pipeline, requested_of(records, known))
 
@@ -160,12 +160,12 @@ def test_a_column_renamed_after_the_tables_were_chosen_is_not_copied(kept: Kept)
     kept.set_states(E, TableState.SNAPSHOTTING)
     no_spark: Any = None
     with (
-        kept.access.store("test") as store,
+        kept.access.state_db("test") as state_db,
         export_snapshot(kept.dsn, "pgrepl_test_copy", timeout_s=30) as exported,
         snapshot_holder.keep(kept.dsn, exported.snapshot, [renamed], kept.pipeline.publication, 5) as held,
     ):
         epoch = read_epoch(kept.changelog)
-        copy = SnapshotCopy(no_spark, kept.dsn, kept.pipeline, store, epoch, held, exported)
+        copy = SnapshotCopy(no_spark, kept.dsn, kept.pipeline, state_db, epoch, held, exported)
         failed = copy.run().failed
     assert "column public.e.ssn_old is, or may be" in failed[TableName("public", "e")].message
     assert kept.record(E).state is TableState.ERRORED
@@ -377,13 +377,13 @@ def test_names_of_another_server_bind_nothing(kept: Kept) -> None:
     taken(kept)
     execute(kept.dsn, "alter table e rename to e_new")
     epoch = read_epoch(kept.changelog)
-    with kept.source() as source, Store(kept.dsn, "test") as store:
-        records = store.read_tables(kept.pipeline.name)
+    with kept.source() as source, StateDatabase(kept.dsn, "test") as state_db:
+        records = state_db.read_tables(kept.pipeline.name)
         assert recorded_names(source, kept.pipeline, epoch, records, None) is not None
         other = replace(epoch, system_identifier="7")
         assert recorded_names(source, kept.pipeline, other, records, None) is None
         # A new epoch is about to replace that one: what it has selected is of this server.
-        recorded, relation = store.read_pipeline(kept.pipeline.name), kept.record(E).relation
+        recorded, relation = state_db.read_pipeline(kept.pipeline.name), kept.record(E).relation
         assert relation is not None
         found = recorded_names(source, kept.pipeline, other, {}, recorded, [relation])
         assert found is not None

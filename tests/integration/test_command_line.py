@@ -124,7 +124,7 @@ def test_teardown_first_says_what_it_would_do(line):
 
 
 def test_teardown_exits_75_and_names_running_replicate_process(line):
-    with line.kept.access.store("replicate") as app:
+    with line.kept.access.state_db("replicate") as app:
         app.lock(line.kept.pipeline.name, "replicate")
         code, _, err = line("teardown", "--yes", "--timeout", "0.1")
     assert code == 75

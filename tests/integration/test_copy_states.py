@@ -38,8 +38,8 @@ def snapshotter(kept: Kept) -> Iterator[TableSnapshotter]:
     def spark() -> Any:
         raise AssertionError("nothing is copied")
 
-    with kept.access.store("snapshot") as store, kept.source() as source:
-        yield TableSnapshotter(kept.access, source, store, spark)
+    with kept.access.state_db("snapshot") as state_db, kept.source() as source:
+        yield TableSnapshotter(kept.access, source, state_db, spark)
 
 
 def take(kept: Kept, snapshotter: TableSnapshotter, *tables: str) -> PgReplError:
@@ -139,14 +139,14 @@ def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(
 
 def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, snapshotter, monkeypatch):
     kept.set_states(A, TableState.PAUSED)
-    set_state = type(snapshotter.store).set_state
+    set_state = type(snapshotter.state_db).set_state
 
-    def fails(store: Any, name: str, table: TableName, state: TableState, **more: Any) -> None:
+    def fails(state_db: Any, name: str, table: TableName, state: TableState, **more: Any) -> None:
         if state is TableState.SNAPSHOTTING:
             raise SourceConnectionError("the state database is away")
-        set_state(store, name, table, state, **more)
+        set_state(state_db, name, table, state, **more)
 
-    monkeypatch.setattr(type(snapshotter.store), "set_state", fails)
+    monkeypatch.setattr(type(snapshotter.state_db), "set_state", fails)
     for table in (A, C):
         with unchanged(kept):
             take(kept, snapshotter, table)

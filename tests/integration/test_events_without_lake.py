@@ -92,8 +92,8 @@ def test_course_of_a_pipeline_is_recorded(events):
     assert kinds(events, "other")[-1] == "errored"
     assert kinds(events)[-2:] == ["started", "stopped"]
     assert "epoch_begun" in kinds(events)
-    with events.access.store("test") as store:
-        found = store.read_events(events.pipeline.name, limit=1000)
+    with events.access.state_db("test") as state_db:
+        found = state_db.read_events(events.pipeline.name, limit=1000)
     added = next(one for one in found if one.kind == "schema_changed")
     assert added.details == {"added": ["w"]}
     assert added.lsn is not None
@@ -105,8 +105,8 @@ def test_course_of_a_pipeline_is_recorded(events):
 
 def kinds(events: EventsOnly, table: str | None = None) -> list[str]:
     """The recorded events of a table, or of the pipeline: the new state, or the kind."""
-    with events.access.store("test") as store:
-        found = store.read_events(events.pipeline.name, limit=1000)
+    with events.access.state_db("test") as state_db:
+        found = state_db.read_events(events.pipeline.name, limit=1000)
     return [one.to_state or one.kind for one in found if (one.table.name if one.table else None) == table]
 
 

@@ -69,8 +69,8 @@ def test_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_out_of_si
         earlier.setattr(own_tables, "record", lambda _: None)
         kept = kept_tables(dsn, tmp_path)
         kept.write_point(LSN(kept.begin()), A, B)
-    with kept.access.store("test") as store:
-        store.write_progress(kept.pipeline.name, applied_lsn=LSN(kept.begin()))
+    with kept.access.state_db("test") as state_db:
+        state_db.write_progress(kept.pipeline.name, applied_lsn=LSN(kept.begin()))
     uri = points_uri(kept.pipeline.lake_root)
     shutil.move(uri, uri + ".away")
     with pytest.raises(LakeError, match="the table of consistent points of this lake is not in"):

@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.nats import NatsServer
 from tests.conftest import closing_connection, fresh_database
 from tests.support.jetstream import CreekStream
@@ -67,8 +67,8 @@ class CreeksPlace:
         wait_until(lambda: set(wanted) <= set(self.seen()), SPARK_S, f"{wanted}")
 
     def states(self) -> dict[str, str]:
-        with Store(self.dsn, "look at states") as store:
-            found = store.read_tables(self.slot) if store.is_set_up() else {}
+        with StateDatabase(self.dsn, "look at states") as state_db:
+            found = state_db.read_tables(self.slot) if state_db.is_set_up() else {}
         return {str(name): str(record.state) for name, record in found.items()}
 
 

@@ -78,8 +78,8 @@ def test_a_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_away(
     with monkeypatch.context() as patched:
         patched.setattr(own_tables, "record", lambda _: None)
         kept.write_point(kept.begin(), A, B)
-    with kept.access.store("test") as store:
-        store.write_progress(kept.pipeline.name, applied_lsn=kept.begin())
+    with kept.access.state_db("test") as state_db:
+        state_db.write_progress(kept.pipeline.name, applied_lsn=kept.begin())
     points = Path(points_uri(kept.pipeline.lake_root))
     points.rename(points.with_name("away"))
     with pytest.raises(LakeError, match="the table of consistent points of this lake is not in"):

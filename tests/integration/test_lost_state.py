@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
@@ -66,10 +66,10 @@ def test_a_new_epoch_knows_slot_and_publication_from_the_lake(kept: Kept) -> Non
     with pytest.raises(ConfigError, match=r"would abandon.*knows nothing"):
         begin_new_epoch(kept.access)
     epoch = read_epoch(kept.changelog)
-    with Store(kept.dsn, "test") as store, kept.source() as source:
-        store.migrate()
-        SourceOwnership(kept.dsn, source, kept.pipeline, store).claim(read_server(source), epoch)
-        record = store.read_pipeline(kept.pipeline.name)
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
+        state_db.migrate()
+        SourceOwnership(kept.dsn, source, kept.pipeline, state_db).claim(read_server(source), epoch)
+        record = state_db.read_pipeline(kept.pipeline.name)
     assert record is not None
     assert (record.slot_owned, record.publication_owned) == (True, True)
 

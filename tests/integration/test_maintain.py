@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.lake import maintenance
 from airflow_provider_pgrepl.replication.lake.files import compaction
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute, wait_until
@@ -65,8 +65,8 @@ def kept(dsn: str, tmp_path: Path) -> Kept:
 @pytest.fixture
 def two_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Move the store's clock forward, so that all hours in which something was received are closed."""
-    real = Store.now
-    monkeypatch.setattr(Store, "now", lambda store: real(store) + LATER)
+    real = StateDatabase.now
+    monkeypatch.setattr(StateDatabase, "now", lambda state_db: real(state_db) + LATER)
 
 
 def run(
@@ -130,7 +130,7 @@ def test_beside_the_app_its_changelog_and_its_histories_are_left_to_it(
     monkeypatch.setattr(
         maintenance.Maintenance, "run", lambda self, **how: asked.append(how) or real(self, **how)
     )
-    with kept.access.store("replicate") as app:
+    with kept.access.state_db("replicate") as app:
         app.lock(kept.pipeline.name, "replicate")
         done = run(kept)
         assert [table.table for table in done.tables] == [A, B, H]
@@ -143,19 +143,19 @@ def test_beside_the_app_its_changelog_and_its_histories_are_left_to_it(
 
 
 def test_maintain_reports_no_running_app_after_app_session_is_lost(kept: Kept) -> None:
-    with kept.access.store("replicate") as app:
+    with kept.access.state_db("replicate") as app:
         app.lock(kept.pipeline.name, "replicate")
         app._connection.close()
-        with kept.access.store("look") as store:
+        with kept.access.state_db("look") as state_db:
             wait_until(
-                lambda: not store.is_locked(kept.pipeline.name, "replicate"), what="the session to be gone"
+                lambda: not state_db.is_locked(kept.pipeline.name, "replicate"), what="the session to be gone"
             )
     assert run(kept).app_runs is False
 
 
 def test_an_app_may_start_meanwhile(kept: Kept) -> None:
     def start(_: object) -> None:
-        with kept.access.store("replicate") as app:
+        with kept.access.state_db("replicate") as app:
             app.lock(kept.pipeline.name, "replicate")
 
     assert len(run(kept, tell=start).tables) == 4

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.source.event_trigger.sql import removal
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, source_of
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.conftest import closing_connection
 from tests.support.kept import TABLES, B, Kept, kept_tables
 from tests.support.replicated import execute
@@ -33,8 +33,8 @@ def kept(dsn, tmp_path):
 
 def claim(kept: Kept) -> None:
     """Claim slot and publication, as a snapshot does before it drops or creates anything at the source."""
-    with Store(kept.dsn, "test") as store, kept.source() as source:
-        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, state_db)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
 
 
@@ -101,16 +101,16 @@ def test_slot_that_another_program_made_while_ours_could_not_be_is_kept(dsn, tmp
 
 
 def test_slot_of_an_epoch_whose_beginning_failed_is_noted_as_gone(kept, monkeypatch):
-    with Store(kept.dsn, "test") as store, kept.source() as source:
-        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, state_db)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
         with pytest.raises(KeyboardInterrupt), ownership.record_slot_loss():
             raise KeyboardInterrupt
-        assert store.read_pipeline(kept.pipeline.name).slot_owned, "it is there"
+        assert state_db.read_pipeline(kept.pipeline.name).slot_owned, "it is there"
         with pytest.raises(KeyboardInterrupt), ownership.record_slot_loss():
             drop_slot(source, kept.pipeline.slot)
             raise KeyboardInterrupt
-        assert not store.read_pipeline(kept.pipeline.name).slot_owned
+        assert not state_db.read_pipeline(kept.pipeline.name).slot_owned
 
 
 def test_slot_that_another_program_made_anew_after_the_epoch_began_is_kept(kept):

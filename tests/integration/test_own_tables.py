@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
 
@@ -30,17 +30,17 @@ def received(dsn: str, tmp_path: Path) -> Received:
         publication="everything",
         flush_interval_s=0.05,
     )
-    with Store(dsn, "test") as store:
-        store.migrate()
-        store.register(pipeline.pipeline, "1", True, False)
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
+        state_db.register(pipeline.pipeline, "1", True, False)
     pipeline.begin()
     return pipeline
 
 
 def write_progress(received: Received, times: int = 5) -> None:
-    with Store(received.dsn, "test") as store:
+    with StateDatabase(received.dsn, "test") as state_db:
         for _ in range(times):
-            store.write_progress(
+            state_db.write_progress(
                 received.pipeline.name,
                 received_lsn=LSN(1),
                 durable_lsn=LSN(1),

@@ -14,8 +14,8 @@ from airflow_provider_pgrepl.replication.app.page.documents import read_pipeline
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.overview import OverviewRecords
-from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.page_state import HOSTILE, HOSTILE_ERROR, record_pipeline
 
 
@@ -51,8 +51,8 @@ def test_document_of_a_table_that_is_copied_has_its_progress(dsn, pg):
     copied = next(
         one["table"] for one in read_tables(dsn, "shop")["tables"] if one["state"] == "snapshotting"
     )
-    with Store(dsn, "test") as store:
-        store.record_copies("shop", {TableName.parse(copied): CopyProgress(10, 20, 1, 4)})
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.record_copies("shop", {TableName.parse(copied): CopyProgress(10, 20, 1, 4)})
     tables = {one["table"]: one["copying"] for one in read_tables(dsn, "shop")["tables"]}
     assert json.loads(json.dumps(tables[copied])) == {"text": "10 of 20 rows", "done": 0.25}
     assert [name for name, copying in tables.items() if copying] == [copied]

@@ -8,7 +8,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.conftest import closing_connection, fresh_database
 from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute
@@ -34,11 +34,11 @@ def test_publisher_of_a_lake_other_than_the_recorded_one_is_rejected(published, 
     execute(dsn, "insert into t values (1)")
     published.receive()
     own = published.pipeline
-    with Store(dsn, "test") as store:
-        store.migrate()
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
         with closing_connection(dsn) as source:
             identifier = read_server(source).system_identifier
-        store.register(own, identifier, slot_owned=True, publication_owned=True, lake_id="own")
+        state_db.register(own, identifier, slot_owned=True, publication_owned=True, lake_id="own")
     assert published.run_publisher() == process.WILL_NOT_HELP
     assert "that path now holds another lake" in caplog.text
     execute(dsn, "update _pgrepl.pipelines set lake = '/own'")

@@ -16,14 +16,14 @@ import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app.progress_writer import LockKeeper
-from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
+from airflow_provider_pgrepl.replication.app.reconnecting_database import open_reconnecting_database
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import changelog_feed, publication_watch, receiver
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.received import Received
@@ -115,21 +115,21 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
         try:
             execute(server.dsn(), "create database t_restarted")
             received = begun(server.dsn("t_restarted"), tmp_path)
-            permanent = open_reconnecting_store(received.dsn, "test", 30.0, threading.Event().wait)
-            with receiving(received) as reception, closing(permanent) as store:
-                store.migrate()
-                store.lock(received.pipeline.name, "replicate")
+            permanent = open_reconnecting_database(received.dsn, "test", 30.0, threading.Event().wait)
+            with receiving(received) as reception, closing(permanent) as state_db:
+                state_db.migrate()
+                state_db.lock(received.pipeline.name, "replicate")
                 execute(received.dsn, "insert into t values (1, 'a')")
                 wait_for(reception, received.source_lsn())
                 for immediate in (False, True):
                     server.stop(immediate=immediate)
                     wait_until(lambda: "connecting again" in caplog.text)
                     server.start()
-                    assert store.now()
+                    assert state_db.now()
                 execute(received.dsn, "insert into t values (2, 'b')")
                 wait_for(reception, received.source_lsn())
                 with (
-                    Store(received.dsn, "another") as other,
+                    StateDatabase(received.dsn, "another") as other,
                     pytest.raises(BusyError, match=r"another process is at it already \(replicate"),
                 ):
                     other.lock(received.pipeline.name, "replicate")
@@ -294,58 +294,62 @@ def test_receiver_fenced_while_disconnected_fails_with_fenced_error(
 
 
 @pytest.fixture
-def locked(dsn: str) -> Iterator[Store]:
+def locked(dsn: str) -> Iterator[StateDatabase]:
     """A store with the lock of replication, as an app has it."""
-    with Store(dsn, "setup") as first:
+    with StateDatabase(dsn, "setup") as first:
         first.migrate()
         first.register(Pipeline(name="p", lake="/lake/p", tables=("public.t",)), "123", True, True)
-    with closing(open_reconnecting_store(dsn, "test", 30.0, threading.Event().wait)) as store:
-        store.lock("p", "replicate")
-        yield store
+    with closing(open_reconnecting_database(dsn, "test", 30.0, threading.Event().wait)) as state_db:
+        state_db.lock("p", "replicate")
+        yield state_db
 
 
-def lose_connection(store: Store) -> None:
-    inner = store._store  # type: ignore[attr-defined]
+def lose_connection(state_db: StateDatabase) -> None:
+    inner = state_db._state_db  # type: ignore[attr-defined]
     inner._connection.close()
 
 
-@pytest.mark.parametrize("call", [lambda store: store.now(), lambda store: store.write_progress("p")])
+@pytest.mark.parametrize(
+    "call", [lambda state_db: state_db.now(), lambda state_db: state_db.write_progress("p")]
+)
 def test_lock_is_taken_over_from_the_lost_session_that_the_server_takes_for_alive(
-    dsn: str, locked: Store, call: Callable[[Store], object]
+    dsn: str, locked: StateDatabase, call: Callable[[StateDatabase], object]
 ) -> None:
     """The server notices a failed network only when it has something to send."""
-    pid = locked._store.session.pid  # type: ignore[attr-defined]
+    pid = locked._state_db.session.pid  # type: ignore[attr-defined]
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
         lose_connection(locked)
         call(locked)
-        with Store(dsn, "another") as other, pytest.raises(BusyError) as raised:
+        with StateDatabase(dsn, "another") as other, pytest.raises(BusyError) as raised:
             other.lock("p", "replicate")
         assert f"database pid {pid}," not in raised.value.message
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("call", [lambda store: store.now(), lambda store: store.write_progress("p")])
-def test_store_whose_lock_another_process_took_meanwhile_raises_at_once(
-    dsn: str, locked: Store, call: Callable[[Store], object]
+@pytest.mark.parametrize(
+    "call", [lambda state_db: state_db.now(), lambda state_db: state_db.write_progress("p")]
+)
+def test_state_whose_lock_another_process_took_meanwhile_raises_at_once(
+    dsn: str, locked: StateDatabase, call: Callable[[StateDatabase], object]
 ) -> None:
     lose_connection(locked)
     wait_until(lambda: not is_locked(dsn), what="the server to notice that the session is gone")
-    with Store(dsn, "another") as other:
+    with StateDatabase(dsn, "another") as other:
         other.lock("p", "replicate")
         with pytest.raises(BusyError, match="another process is at it already"):
             call(locked)
 
 
 def is_locked(dsn: str) -> bool:
-    with Store(dsn, "looking") as other:
+    with StateDatabase(dsn, "looking") as other:
         return other.is_locked("p", "replicate")
 
 
 def test_keeper_takes_the_lock_of_an_idle_app_again_and_ends_it_when_another_process_has_it(
-    dsn: str, locked: Store
+    dsn: str, locked: StateDatabase
 ) -> None:
     ended = threading.Event()
     with LockKeeper(locked, ended.set, interval_s=0.05):
@@ -358,15 +362,15 @@ def test_keeper_takes_the_lock_of_an_idle_app_again_and_ends_it_when_another_pro
             assert ended.wait(20)
 
 
-def holder(dsn: str) -> Store | None:
+def holder(dsn: str) -> StateDatabase | None:
     """Another process that has the lock, if it is free."""
-    store = Store(dsn, "another")
+    state_db = StateDatabase(dsn, "another")
     try:
-        store.lock("p", "replicate")
+        state_db.lock("p", "replicate")
     except BusyError:
-        store.close()
+        state_db.close()
         return None
-    return store
+    return state_db
 
 
 def end_connections_of(dsn: str, role: str) -> None:
@@ -377,14 +381,14 @@ def end_connections_of(dsn: str, role: str) -> None:
     )
 
 
-def test_a_store_that_was_closed_does_not_connect_again_for_a_thread_that_is_still_at_work(dsn: str) -> None:
+def test_closed_state_database_does_not_connect_again_for_a_thread_that_is_still_at_work(dsn: str) -> None:
     """It would take its locks again, and keep the next process out."""
-    with Store(dsn, "setup") as first:
+    with StateDatabase(dsn, "setup") as first:
         first.migrate()
-    store = open_reconnecting_store(dsn, "test", 30.0, threading.Event().wait)
-    with closing(store):
-        store.lock("p", "replicate")
+    state_db = open_reconnecting_database(dsn, "test", 30.0, threading.Event().wait)
+    with closing(state_db):
+        state_db.lock("p", "replicate")
     with pytest.raises(SourceConnectionError):
-        store.read_tables("p")
-    with Store(dsn, "next") as other:
+        state_db.read_tables("p")
+    with StateDatabase(dsn, "next") as other:
         other.lock("p", "replicate")

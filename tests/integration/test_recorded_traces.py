@@ -8,11 +8,11 @@ from airflow_provider_pgrepl.errors import DriftError, LakeTableError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of, traced
+from tests.integration.test_state_database import AN_EARLIER_PIPELINE
 from tests.integration.test_status import Shop
-from tests.integration.test_store import AN_EARLIER_PIPELINE
 from tests.support.canary import CANARY, check, raise_unexpected
 
 T = TableName("public", "t")
@@ -27,8 +27,8 @@ def cause() -> Exception:
 
 
 @pytest.fixture
-def store(dsn):
-    with Store(dsn, "test") as found:
+def state_db(dsn):
+    with StateDatabase(dsn, "test") as found:
         found.migrate()
         found.register(Pipeline(name="shop", tables=("public.*",), lake="/lake/shop"), "123", True, True)
         for state in (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP):
@@ -36,29 +36,29 @@ def store(dsn):
         yield found
 
 
-def test_trace_is_recorded_with_the_error_and_goes_with_it(store):
-    read = lambda: store.read_tables("shop")[T]  # noqa: E731
+def test_trace_is_recorded_with_the_error_and_goes_with_it(state_db):
+    read = lambda: state_db.read_tables("shop")[T]  # noqa: E731
     assert read().trace == ""
     error = traced(LakeTableError("unexpected KeyError"), cause())
-    assert store.mark_errored("shop", read(), error)
+    assert state_db.mark_errored("shop", read(), error)
     check(read().trace, " in cause")
     # Another error has another trace, or none.
-    store.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r", trace="KeyError")
+    state_db.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r", trace="KeyError")
     assert read().trace == "KeyError"
-    store.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r")
+    state_db.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r")
     assert read().trace == ""
-    assert store.mark_errored("shop", read(), error)
+    assert state_db.mark_errored("shop", read(), error)
     # Moving the table to another state removes the trace, as it removes the error.
-    assert store.move("shop", read(), TableState.CATCHING_UP)
+    assert state_db.move("shop", read(), TableState.CATCHING_UP)
     assert (read().error, read().trace) == ("", "")
-    assert store.mark_errored("shop", read(), DriftError("r", "h"))
+    assert state_db.mark_errored("shop", read(), DriftError("r", "h"))
     assert read().trace == ""
 
 
 def test_records_of_the_version_before_have_no_trace(monkeypatch, pg, dsn):
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:8])
-        store.migrate()
+        state_db.migrate()
         monkeypatch.undo()
         with pg.cursor() as cursor:
             cursor.execute(AN_EARLIER_PIPELINE)
@@ -66,8 +66,8 @@ def test_records_of_the_version_before_have_no_trace(monkeypatch, pg, dsn):
                 "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, error, reason)"
                 " values ('shop', 'public', 't', 'errored', 'LakeTableError', 'unexpected KeyError')"
             )
-        store.migrate()
-        found = store.read_tables("shop")[T]
+        state_db.migrate()
+        found = state_db.read_tables("shop")[T]
         assert (found.state, found.reason, found.trace) == (TableState.ERRORED, "unexpected KeyError", "")
 
 
@@ -77,8 +77,8 @@ def test_status_as_json_shows_the_trace(dsn, pg, tmp_path):
     by_name = {table["table"]: table for table in shop.json()["tables"]}
     assert by_name["public.broken"]["trace"] == by_name["public.orders"]["trace"] == []
     trace = trace_of(cause())
-    with Store(dsn, "test") as store:
-        store.set_state(shop.pipeline.name, BROKEN, TableState.ERRORED, error="TableError", trace=trace)
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.set_state(shop.pipeline.name, BROKEN, TableState.ERRORED, error="TableError", trace=trace)
     by_name = {table["table"]: table for table in shop.json()["tables"]}
     assert by_name["public.broken"]["trace"] == trace.splitlines()
     check("\n".join(by_name["public.broken"]["trace"]), " in cause")

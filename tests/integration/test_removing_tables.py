@@ -144,7 +144,7 @@ def test_a_delta_table_that_is_not_ours_is_not_dropped(kept):
 
 
 def test_a_lake_table_is_dropped_only_when_no_batch_of_before_can_still_run(kept):
-    with kept.access.store("replicate") as app:
+    with kept.access.state_db("replicate") as app:
         app.lock(kept.pipeline.name, "replicate")
         app.write_progress(kept.pipeline.name, idle_at=app.now() + timedelta(hours=-1))
         version = DeltaTable(kept.changelog).version()
@@ -170,7 +170,7 @@ def test_a_lake_table_is_dropped_only_when_no_batch_of_before_can_still_run(kept
 
 def test_a_table_that_is_being_copied_is_not_removed_under_the_copy(kept):
     kept.set_states(A, TableState.SNAPSHOTTING)
-    with kept.access.store("snapshot") as app:
+    with kept.access.state_db("snapshot") as app:
         app.lock(kept.pipeline.name, "snapshot")
         with pytest.raises(BusyError, match=r"at it already \(snapshot\): pgrepl snapshot"):
             remove_tables(kept.access, [A], timeout_s=0.2)
@@ -192,7 +192,7 @@ def test_a_lake_that_cannot_be_told_to_be_ours_drops_nothing(kept):
 
 def test_table_that_is_taken_again_meanwhile_stays_published(kept):
     """The states are read again once no snapshot can take a table any more."""
-    with kept.access.store("snapshot") as app:
+    with kept.access.state_db("snapshot") as app:
         app.lock(kept.pipeline.name, "snapshot")
         failed: list[BaseException] = []
         with app.locked(kept.pipeline.name, "publication", 0):
@@ -248,5 +248,5 @@ def taking(kept: Kept) -> Iterator[TableSnapshotter]:
     def spark() -> Any:
         raise AssertionError("nothing is copied")
 
-    with kept.access.store("snapshot") as store, kept.source() as source:
-        yield TableSnapshotter(kept.access, source, store, spark)
+    with kept.access.state_db("snapshot") as state_db, kept.source() as source:
+        yield TableSnapshotter(kept.access, source, state_db, spark)

@@ -166,8 +166,8 @@ def test_only_what_the_server_cannot_send_is_skipped(kept: Kept) -> None:
         skip_transaction(kept.access, "nonsense")
     with pytest.raises(ConfigError, match=r"public\.v"):
         skip_transaction(kept.access, lsn, ["public.v"])
-    with kept.access.store("replicate") as store:
-        store.lock(kept.pipeline.name, "replicate")
+    with kept.access.state_db("replicate") as state_db:
+        state_db.lock(kept.pipeline.name, "replicate")
         with pytest.raises(BusyError):
             skip_transaction(kept.access, lsn)
     assert kept.changelog_rows("G") == []

@@ -31,13 +31,13 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import Keepaliv
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import (
     forget_tokens,
     has_token,
     renew_token,
     write_token,
 )
-from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
 from tests.support.kept import TABLES, A, B, Kept, kept_tables
@@ -181,10 +181,10 @@ def test_lake_into_which_an_unknown_application_receives_is_neither_dropped_nor_
             with pytest.raises(RewoundError, match="receives changes into the lake"):
                 act()
     assert kept.states() == {A: "streaming", B: "streaming"}
-    with kept.access.store("replicate") as app, kept.access.store("remove") as store:
+    with kept.access.state_db("replicate") as app, kept.access.state_db("remove") as state_db:
         app.lock(kept.pipeline.name, "replicate")
         with kept.receiving(KeepaliveRule(renew_s=0.5)):
-            ownership.check_no_foreign_receiver(store, kept.pipeline)
+            ownership.check_no_foreign_receiver(state_db, kept.pipeline)
     teardown(kept.access, drop_lake=True)
 
 
@@ -205,8 +205,8 @@ def test_source_whose_tokens_were_dropped_is_refused_until_it_is_accepted_by_nam
     execute(kept.dsn, "drop table _pgrepl.source_tokens", "insert into a values (60)")
     with pytest.raises(RewoundError, match="it knows of no start"):
         Receiver(kept.dsn, kept.pipeline).start()
-    with kept.access.store("test") as store:
-        store.lock(kept.pipeline.name, "replicate")
+    with kept.access.state_db("test") as state_db:
+        state_db.lock(kept.pipeline.name, "replicate")
         with pytest.raises(BusyError):
             accept_source(kept.access, name)
     assert accept_source(kept.access, name) is True
@@ -283,8 +283,8 @@ def test_tokens_of_another_slot_stay(kept: Kept) -> None:
         assert has_token(source, "theirs", theirs) is True
         forget_tokens(source, "theirs")
         assert has_token(source, "theirs", theirs) is None
-    with Store(kept.dsn, "test") as store:
-        assert store.read_pipeline(kept.pipeline.name) is not None
+    with StateDatabase(kept.dsn, "test") as state_db:
+        assert state_db.read_pipeline(kept.pipeline.name) is not None
 
 
 def test_teardown_takes_the_tokens_and_their_schema_along(kept: Kept, elsewhere_state: str) -> None:
@@ -312,12 +312,12 @@ def elsewhere_state(server: Server) -> Iterator[str]:
 
 def copy_state(kept: Kept, dsn: str) -> None:
     """Record the pipeline in another database as it is recorded in the source's."""
-    with Store(kept.dsn, "test") as store:
-        known = store.read_pipeline(kept.pipeline.name)
+    with StateDatabase(kept.dsn, "test") as state_db:
+        known = state_db.read_pipeline(kept.pipeline.name)
     assert known is not None
-    with Store(dsn, "test") as store:
-        store.migrate()
-        store.register(
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
+        state_db.register(
             kept.pipeline,
             known.system_identifier,
             slot_owned=True,

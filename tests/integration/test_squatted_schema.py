@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import StateError
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 Run = Callable[..., Any]
 
@@ -45,7 +45,7 @@ def test_a_schema_that_somebody_else_has_made_is_refused_before_anything_in_it_i
         "grant all on all tables in schema _pgrepl to public",
     )
     with pytest.raises(StateError) as caught:
-        Store(dsn, "test")
+        StateDatabase(dsn, "test")
     assert f"the schema belongs to role {other}" in caught.value.message
     assert f"relation migrations belongs to role {other}" in caught.value.message
     assert "state_conn_id" in caught.value.hint
@@ -64,8 +64,8 @@ FOREIGN = {
 
 @pytest.mark.parametrize(("statement", "said"), FOREIGN.values(), ids=FOREIGN)
 def test_object_owned_by_another_role_in_state_schema_is_rejected(dsn, run, other, statement, said):
-    with Store(dsn, "test") as store:
-        store.migrate()
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
     run(
         f"create schema elsewhere authorization {other}",
         f"grant usage, create on schema _pgrepl to {other}",
@@ -78,7 +78,7 @@ def test_object_owned_by_another_role_in_state_schema_is_rejected(dsn, run, othe
         statement,
     )
     with pytest.raises(StateError, match=said):
-        Store(dsn, "test")
+        StateDatabase(dsn, "test")
 
 
 @pytest.mark.parametrize(
@@ -94,27 +94,27 @@ def test_object_owned_by_another_role_in_state_schema_is_rejected(dsn, run, othe
     ],
 )
 def test_nor_is_what_would_run_in_ours_because_of_its_owner(dsn, run, statement, said):
-    with Store(dsn, "test") as store:
-        store.migrate()
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
     run(
         SPY.format("public"),
         "create function public.calm(text) returns text language sql immutable as 'select $1'",
         statement,
     )
     with pytest.raises(StateError, match=said.replace("(", r"\(").replace(")", r"\)")):
-        Store(dsn, "test")
+        StateDatabase(dsn, "test")
 
 
 def test_state_schema_owned_by_superuser_or_granted_role_is_accepted(dsn, run, other):
     member = f"{other}_m"
     run(f"create role {member} login in role {other}", f"create schema _pgrepl authorization {other}")
     try:
-        with Store(dsn.replace("user=postgres", f"user={member}"), "test") as store:
-            store.migrate()
-            store.migrate()
+        with StateDatabase(dsn.replace("user=postgres", f"user={member}"), "test") as state_db:
+            state_db.migrate()
+            state_db.migrate()
         run("alter schema _pgrepl owner to postgres")
-        Store(dsn.replace("user=postgres", f"user={member}"), "test").close()
+        StateDatabase(dsn.replace("user=postgres", f"user={member}"), "test").close()
         with pytest.raises(StateError, match=f"belongs to role {member}"):
-            Store(dsn, "test")
+            StateDatabase(dsn, "test")
     finally:
         run(f"drop owned by {member} cascade", f"drop role {member}")

@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.changelogs import Written
 
@@ -79,13 +79,13 @@ class Shop:
         name, lake = self.pipeline.name, self.pipeline.lake_root
         record = self.epoch_record(at)
         create_changelog(changelog_uri(lake), record)
-        with Store(self.dsn, "test") as store:
-            store.migrate()
-            store.register(self.pipeline, record.system_identifier, True, True)
+        with StateDatabase(self.dsn, "test") as state_db:
+            state_db.migrate()
+            state_db.register(self.pipeline, record.system_identifier, True, True)
             for table in ("orders", "broken"):
                 for state in TO_STREAMING:
-                    store.set_state(name, TableName("public", table), state)
-            store.set_state(
+                    state_db.set_state(name, TableName("public", table), state)
+            state_db.set_state(
                 name,
                 TableName("public", "broken"),
                 TableState.ERRORED,
@@ -94,7 +94,7 @@ class Shop:
                 hint=f"resnapshot it: pgrepl snapshot FILE.json --tables public.broken, {'x' * 60}",
                 lsn=at,
             )
-            store.write_progress(
+            state_db.write_progress(
                 name,
                 received_lsn=at,
                 durable_lsn=at,
@@ -243,15 +243,15 @@ def test_the_text_reads_well_at_a_hundred_columns(shop: Shop) -> None:
 
 def test_paused_tables_are_told_from_others_and_removed_ones_are_gone(shop: Shop) -> None:
     at = shop.set_up()
-    with Store(shop.dsn, "test") as store:
+    with StateDatabase(shop.dsn, "test") as state_db:
         for table in ("paused", "removed", "old"):
             for state in TO_STREAMING:
-                store.set_state(shop.pipeline.name, TableName("public", table), state)
+                state_db.set_state(shop.pipeline.name, TableName("public", table), state)
             shop.write_table(table, at)
-        store.set_state(shop.pipeline.name, TableName("public", "paused"), TableState.PAUSED)
-        store.set_state(shop.pipeline.name, TableName("public", "removed"), TableState.REMOVED)
+        state_db.set_state(shop.pipeline.name, TableName("public", "paused"), TableState.PAUSED)
+        state_db.set_state(shop.pipeline.name, TableName("public", "removed"), TableState.REMOVED)
         # As a version that knew no classes has left it.
-        store.set_state(
+        state_db.set_state(
             shop.pipeline.name,
             TableName("public", "old"),
             TableState.ERRORED,
@@ -273,9 +273,9 @@ def test_paused_tables_are_told_from_others_and_removed_ones_are_gone(shop: Shop
 
 def test_table_that_a_killed_snapshot_left_snapshotting_is_a_problem(shop: Shop) -> None:
     shop.set_up()
-    with Store(shop.dsn, "snapshot") as store:
-        store.set_state(shop.pipeline.name, TableName("public", "orders"), TableState.SNAPSHOTTING)
-        store.lock(shop.pipeline.name, "snapshot")
+    with StateDatabase(shop.dsn, "snapshot") as state_db:
+        state_db.set_state(shop.pipeline.name, TableName("public", "orders"), TableState.SNAPSHOTTING)
+        state_db.lock(shop.pipeline.name, "snapshot")
         assert not [problem for problem in shop.json()["problems"] if "not being copied" in problem]
     (problem,) = [problem for problem in shop.json()["problems"] if "not being copied" in problem]
     assert problem.startswith("public.orders: not being copied, because the snapshot was killed: run pgrepl")
@@ -398,9 +398,9 @@ def test_oldest_change_that_no_table_has_applied_is_dated(shop: Shop) -> None:
 
 def test_app_that_starts_is_reported_as_running(shop: Shop) -> None:
     shop.set_up()
-    with Store(shop.dsn, "replicate") as store:
-        store.lock(shop.pipeline.name, "replicate")
-        store.write_progress(shop.pipeline.name, holder="host:43")
+    with StateDatabase(shop.dsn, "replicate") as state_db:
+        state_db.lock(shop.pipeline.name, "replicate")
+        state_db.write_progress(shop.pipeline.name, holder="host:43")
         text = shop.status().stdout
     assert "running on host:43, does not read the slot: starts, or connects again; last report" in text
     assert "app       not running; was on host:43" in shop.status().stdout
@@ -409,9 +409,9 @@ def test_app_that_starts_is_reported_as_running(shop: Shop) -> None:
 def test_status_shows_the_progress_of_a_copy(shop):
     shop.set_up()
     table = TableName("public", "orders")
-    with Store(shop.dsn, "test") as store:
-        store.set_state(shop.pipeline.name, table, TableState.SNAPSHOTTING)
-        store.record_copies(
+    with StateDatabase(shop.dsn, "test") as state_db:
+        state_db.set_state(shop.pipeline.name, table, TableState.SNAPSHOTTING)
+        state_db.record_copies(
             shop.pipeline.name, {table: CopyProgress(1_200_000, 5_000_000, 2, 9, 250_000.0, 15.0)}
         )
     assert "public.orders: copying 1.2 M of 5 M rows, 250 k/s, 15 s left" in shop.status().stdout

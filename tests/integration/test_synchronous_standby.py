@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_pgrepl.replication.app.source_problems import source_problems
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import server_warnings
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.postgres import Server
 from tests.support.own_server import running_server
 from tests.support.received import Received
@@ -35,8 +35,8 @@ def received(synchronous: Server, tmp_path: Path) -> Received:
         admin.autocommit = True
         admin.cursor().execute("create table t (id int primary key); create table unpublished (id int)")
     one = Received(dsn, tmp_path, ("public.t",), flush_interval_s=3600)
-    with Store(dsn, "test") as store:
-        store.migrate()
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
     one.begin()
     return one
 

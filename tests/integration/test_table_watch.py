@@ -30,8 +30,8 @@ def kept(dsn: str, tmp_path: Path) -> Kept:
 
 @pytest.fixture
 def watch(kept: Kept) -> Iterator[TableWatch]:
-    with kept.access.store("watch") as store:
-        yield TableWatch(kept.pipeline, store, read_epoch(kept.changelog), ApplierProgress())
+    with kept.access.state_db("watch") as state_db:
+        yield TableWatch(kept.pipeline, state_db, read_epoch(kept.changelog), ApplierProgress())
 
 
 def look(kept: Kept, watch: TableWatch) -> None:
@@ -76,8 +76,8 @@ def test_a_table_that_the_watch_has_not_looked_at_keeps_its_place(kept, watch, m
     look(kept, watch)
     # Tables of one snapshot have one position, and become active one after the other.
     taken_at = kept.record(A).position_lsn
-    with kept.access.store("snapshot") as store:
-        store.record_snapshot(kept.pipeline.name, kept.record(B).relation, taken_at, 0)
+    with kept.access.state_db("snapshot") as state_db:
+        state_db.record_snapshot(kept.pipeline.name, kept.record(B).relation, taken_at, 0)
     kept.set_states(B, TableState.CATCHING_UP)
     execute(kept.dsn, "insert into a values (1)")
     kept.receive()

@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.kept import A, B, Kept, kept_tables
@@ -93,9 +93,9 @@ def test_snapshot_into_the_lake_that_a_teardown_kept_begins_an_epoch(kept, monke
     with pytest.raises(EndedError):
         take_tables(kept.access)
     monkeypatch.undo()
-    with Store(kept.dsn, "test") as store, kept.source() as source:
-        store.migrate()
-        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
+        state_db.migrate()
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, state_db)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
     monkeypatch.setattr(SourceOwnership, "claim", end)
     with pytest.raises(EndedError):
@@ -226,7 +226,7 @@ def test_lake_that_is_not_mounted_is_not_dropped_and_the_state_stays(kept):
 
 def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(EndedError):
-        patched.setattr(Store, "forget_pipeline", end)
+        patched.setattr(StateDatabase, "forget_pipeline", end)
         teardown(kept.access, drop_lake=True)
     assert not Path(kept.pipeline.lake_root).exists()
     assert teardown(kept.access, drop_lake=True).dropped == [f"the records of pipeline {kept.pipeline.name}"]
@@ -239,11 +239,11 @@ def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, mo
     [
         "writer.mark_torn_down",
         "drop_slot",
-        "Store.record_slot",
+        "StateDatabase.record_slot",
         "check_none_lingers",
         "drop_publication",
         "forget_tokens",
-        "Store.forget_pipeline",
+        "StateDatabase.forget_pipeline",
     ],
 )
 def test_teardown_that_ended_at_any_step_can_be_repeated(kept, monkeypatch, step, drop_lake):
@@ -259,7 +259,7 @@ def test_teardown_that_ended_at_any_step_can_be_repeated(kept, monkeypatch, step
 def test_repeated_teardown_keeps_a_slot_that_was_created_since(kept, monkeypatch, step):
     kept.receive()
     with monkeypatch.context() as patched, pytest.raises(EndedError):
-        patched.setattr(Store, step, end)
+        patched.setattr(StateDatabase, step, end)
         teardown(kept.access)
     name = kept.pipeline.slot
     execute(
@@ -286,9 +286,9 @@ def test_pipeline_continues_after_a_teardown_that_ended_before_the_slot_was_drop
 
 def test_folder_named_as_ours_without_a_changelog_is_kept(dsn, tmp_path):
     never = Kept(dsn, tmp_path, ("public.*",))
-    with Store(dsn, "test") as store:
-        store.migrate()
-        store.register(never.pipeline, system_identifier(dsn), True, True)
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
+        state_db.register(never.pipeline, system_identifier(dsn), True, True)
     never.set_states(A, TableState.PENDING)
     mine = Path(never.pipeline.lake_root, "_pgrepl", "pipeline.json")
     mine.parent.mkdir(parents=True)
@@ -332,22 +332,22 @@ def system_identifier(dsn):
 
 def test_a_schema_that_records_nothing_goes_too(kept):
     teardown(kept.access)
-    with Store(kept.dsn, "test") as store:
-        store.migrate()
+    with StateDatabase(kept.dsn, "test") as state_db:
+        state_db.migrate()
     assert left(kept) == {"schemas": ["_pgrepl"]}
     assert teardown(kept.access).dropped == []
     assert left(kept) == {}
 
 
 def test_the_state_of_other_pipelines_stays(kept):
-    with kept.access.store("test") as store:
+    with kept.access.state_db("test") as state_db:
         other = replace(kept.pipeline, name="other", lake="/other", slot="o", publication="o")
-        store.register(other, "1", True, True)
+        state_db.register(other, "1", True, True)
     teardown(kept.access)
     assert left(kept) == {"schemas": ["_pgrepl"]}
-    with kept.access.store("test") as store:
-        assert store.read_pipeline("other") is not None
-        assert store.read_tables(kept.pipeline.name) == {}
+    with kept.access.state_db("test") as state_db:
+        assert state_db.read_pipeline("other") is not None
+        assert state_db.read_tables(kept.pipeline.name) == {}
 
 
 def test_without_state_the_lake_says_what_is_the_pipelines(kept):
@@ -386,7 +386,7 @@ def test_a_publication_that_was_only_used_stays(dsn, tmp_path):
 @pytest.mark.parametrize("purpose", ["replicate", "snapshot", "publish events"])
 def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose):
     before = left(kept)
-    with kept.access.store(purpose) as app:
+    with kept.access.state_db(purpose) as app:
         app.lock(kept.pipeline.name, purpose)
         with pytest.raises(BusyError, match=rf"at it already \({purpose}\): pgrepl") as caught:
             teardown(kept.access, timeout_s=0.2)
@@ -436,8 +436,8 @@ def test_a_temporary_slot_is_waited_for_and_another_pipelines_is_not(kept, app):
 
 
 def test_the_wrong_server_or_lake_is_refused(kept):
-    with kept.access.store("test") as store:
-        store.register(kept.pipeline, "123", True, True, replace=True)
+    with kept.access.state_db("test") as state_db:
+        state_db.register(kept.pipeline, "123", True, True, replace=True)
     with pytest.raises(StateError, match="is recorded with the server of system identifier 123, and"):
         teardown(kept.access)
     kept.take()

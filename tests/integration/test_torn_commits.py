@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, ta
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.postgres import Server
 from tests.conftest import fresh_database
 from tests.support.received import Received
@@ -31,10 +31,10 @@ def begun(dsn: str, folder: Path) -> Received:
     """A pipeline that has begun, and that the state knows."""
     one = Received(dsn, folder, ("public.t",))
     one.begin()
-    with one.source() as source, Store(dsn, "test") as store:
+    with one.source() as source, StateDatabase(dsn, "test") as state_db:
         server = read_server(source)
-        store.migrate()
-        store.register(
+        state_db.migrate()
+        state_db.register(
             one.pipeline,
             server.system_identifier,
             slot_owned=True,
@@ -94,7 +94,7 @@ def test_torn_unconfirmed_commit_is_set_aside_and_received_again(torn: Received,
 
 
 def test_nothing_is_touched_while_a_replication_runs(torn: Received) -> None:
-    with Store(torn.dsn, "other") as other:
+    with StateDatabase(torn.dsn, "other") as other:
         other.lock(torn.pipeline.name, "replicate")
         settle(torn)
         assert is_torn(torn)
@@ -186,9 +186,9 @@ def confirmed(dsn, tmp_path) -> Received:
 
 
 def settle(one: Received, give_up: tuple[str, ...] | None = None) -> None:
-    with Store(one.dsn, "test") as store, one.source() as source:
-        evidence = gather(one.pipeline, store, source, lake_may_fail=True)
-        settle_idle_lake(store, evidence, one.dsn, give_up)
+    with StateDatabase(one.dsn, "test") as state_db, one.source() as source:
+        evidence = gather(one.pipeline, state_db, source, lake_may_fail=True)
+        settle_idle_lake(state_db, evidence, one.dsn, give_up)
 
 
 def test_confirmed_commit_with_missing_file_is_not_set_aside(confirmed: Received, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import create_changelo
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.recorded import Recorded
 
@@ -68,8 +68,8 @@ def kinds(report: HealthReport) -> list[tuple[str, str]]:
 
 def is_kept(shop: Recorded, pg: Any) -> bool:
     """Return True if slot, record and tables are as before."""
-    with shop.access.store("test") as store:
-        recorded = store.read_pipeline(shop.pipeline.name)
+    with shop.access.state_db("test") as state_db:
+        recorded = state_db.read_pipeline(shop.pipeline.name)
     is_streaming = shop.record("public.a").state is TableState.STREAMING
     return read_slot(pg, shop.pipeline.slot) is not None and bool(recorded.slot_owned) and is_streaming
 
@@ -102,15 +102,15 @@ def test_slot_beyond_budget_is_dropped_by_choice_and_record_names_way_back(make:
     assert (record.state, record.error) == (TableState.ERRORED, "SlotError")
     assert f"slot {shop.pipeline.slot} was dropped" in record.reason
     assert "--new-epoch" in record.hint
-    with shop.access.store("test") as store:
-        assert not store.read_pipeline(shop.pipeline.name).slot_owned
+    with shop.access.state_db("test") as state_db:
+        assert not state_db.read_pipeline(shop.pipeline.name).slot_owned
     assert ("failure", "slot_missing") in kinds(check(shop))
 
 
 def test_slot_that_nothing_shows_to_be_the_pipelines_is_kept(make: Make, dsn: str, pg: Any) -> None:
     shop = make(wal_budget=1 * MIB, on_wal_budget="drop_slot")
-    with Store(dsn, "test") as store:
-        store.record_slot(shop.pipeline.name, is_owned=False)
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.record_slot(shop.pipeline.name, is_owned=False)
     assert kinds(check(shop)) == [("failure", "wal_retained"), ("failure", "slot_kept")]
     assert read_slot(pg, shop.pipeline.slot) is not None
     assert shop.record("public.a").state is TableState.STREAMING
@@ -148,21 +148,21 @@ def test_slot_that_a_process_reads_is_kept(make: Make, dsn: str, pg: Any) -> Non
 def test_slot_is_kept_while_its_app_starts_and_while_an_epoch_begins(make: Make, dsn: str, pg: Any) -> None:
     """The app that has taken its lock is about to read the slot; a new epoch drops and creates it itself."""
     shop = make(wal_budget=1 * MIB, on_wal_budget="drop_slot")
-    with shop.access.store("replicate") as app:
+    with shop.access.state_db("replicate") as app:
         app.lock(shop.pipeline.name, "replicate")
         report = check(shop)
         assert kinds(report) == [("failure", "wal_retained"), ("failure", "slot_kept")]
         assert "another process is at it already (replicate)" in report.problems[1].reason
     assert is_kept(shop, pg)
     pg.cursor().execute("update _pgrepl.pipelines set database_oid = %s, database = %s", database_of(pg))
-    with shop.access.store("snapshot") as app:
+    with shop.access.state_db("snapshot") as app:
         app.lock(shop.pipeline.name, "snapshot")
         report = check(shop)
         assert "another process is at it already (snapshot)" in report.problems[1].reason
         assert is_kept(shop, pg)
-        with Store(dsn, "test") as store:
+        with StateDatabase(dsn, "test") as state_db:
             at = {"database": "", "database_oid": 0}
-            store.record_evidence(shop.pipeline.name, lake=shop.pipeline.lake_root, lake_id="", **at)
+            state_db.record_evidence(shop.pipeline.name, lake=shop.pipeline.lake_root, lake_id="", **at)
         assert kinds(check(shop))[0] == ("failure", "slot_dropped"), "a copy under way frees no WAL"
 
 

@@ -42,7 +42,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import create_changelo
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database, running_server
 from tests.support.kept import TABLES, A, B, Kept, kept_tables
@@ -85,8 +85,8 @@ class Left:
             str(log.parent.relative_to(lake)): DeltaTable(log.parent).version()
             for log in lake.rglob("_delta_log")
         }
-        with Store(kept.dsn, "test") as store:
-            recorded = store.is_set_up() and store.read_pipeline(kept.pipeline.name) is not None
+        with StateDatabase(kept.dsn, "test") as state_db:
+            recorded = state_db.is_set_up() and state_db.read_pipeline(kept.pipeline.name) is not None
         return cls(slot, publications, versions, kept.states() if recorded else {}, recorded)
 
 
@@ -285,8 +285,8 @@ def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_
         begin_new_epoch(kept.access)
     name = f"123/{record.database}"
     assert f"--give-up {name}," in caught.value.hint
-    with Store(kept.dsn, "test") as store, kept.source() as source:
-        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, state_db)
         ownership.claim(read_server(source), record, replace_record=True)
     assert (
         f"slot {record.slot} and publication {record.publication} of the previous epoch are left in"
@@ -301,15 +301,15 @@ def test_new_epoch_under_other_names_drops_the_slot_and_publication_of_the_last(
     """Nothing would name them any more, and the slot would hold WAL for ever."""
     old = kept.pipeline
     renamed = replace(old, slot=f"{old.slot}_2", publication=f"{old.publication}_2")
-    with Store(kept.dsn, "test") as store, kept.source() as source:
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
         last = read_epoch(kept.changelog)
-        ownership = SourceOwnership(kept.dsn, source, renamed, store)
+        ownership = SourceOwnership(kept.dsn, source, renamed, state_db)
         with pytest.raises(StateError, match="is recorded with slot"):
             ownership.claim(read_server(source), last)
         assert read_slot(source, old.slot) is not None
         ownership.claim(read_server(source), last, replace_record=True)
         assert read_slot(source, old.slot) is None
-        recorded = store.read_pipeline(old.name)
+        recorded = state_db.read_pipeline(old.name)
     assert recorded is not None
     assert (recorded.slot, recorded.publication) == (renamed.slot, renamed.publication)
     assert Left.of(kept).publications == []
@@ -324,8 +324,8 @@ def test_replication_records_what_an_earlier_version_has_not(kept: Kept, monkeyp
     DeltaTable(kept.changelog).alter.set_table_description(earlier.to_json())
     execute(kept.dsn, "update _pgrepl.pipelines set database = '', database_oid = 0, lake_id = ''")
     replicate.main(["--pipeline", str(kept.file)])
-    with Store(kept.dsn, "test") as store, kept.source() as source:
-        server, recorded = read_server(source), store.read_pipeline(kept.pipeline.name)
+    with StateDatabase(kept.dsn, "test") as state_db, kept.source() as source:
+        server, recorded = read_server(source), state_db.read_pipeline(kept.pipeline.name)
     assert recorded is not None
     assert (recorded.database, recorded.database_oid) == (server.database, server.database_oid)
     changelog = open_changelog(kept.changelog)
@@ -346,8 +346,8 @@ def test_moved_lake_is_continued_and_recorded(kept: Kept, monkeypatch) -> None:
     Path(kept.pipeline.lake_root).rename(there)
     kept.configure(lake=str(there))
     replicate.main(["--pipeline", str(kept.file)])
-    with Store(kept.dsn, "test") as store:
-        recorded = store.read_pipeline(kept.pipeline.name)
+    with StateDatabase(kept.dsn, "test") as state_db:
+        recorded = state_db.read_pipeline(kept.pipeline.name)
     assert recorded is not None
     assert recorded.lake == str(there)
 
@@ -402,8 +402,8 @@ def test_pause_does_without_a_source_that_is_away(kept: Kept) -> None:
 
 
 def test_evidence_names_pipeline_source_and_lake(kept: Kept) -> None:
-    with kept.access.store("test") as store, kept.source() as source:
-        said = check(kept.pipeline, store, kept.dsn).describe()
+    with kept.access.state_db("test") as state_db, kept.source() as source:
+        said = check(kept.pipeline, state_db, kept.dsn).describe()
         server = read_server(source)
     for name in (kept.pipeline.name, server.system_identifier, server.database, kept.pipeline.lake_root):
         assert name in said

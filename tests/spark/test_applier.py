@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
 
@@ -179,8 +179,8 @@ def test_caught_up_is_only_said_when_everything_is_in_the_lake(in_small_steps, d
 
 
 def test_a_second_replication_is_refused_and_told_by_whom(replicated, dsn):
-    with Store(dsn, "the first one") as store:
-        store.lock(replicated.pipeline.name, "replicate")
+    with StateDatabase(dsn, "the first one") as state_db:
+        state_db.lock(replicated.pipeline.name, "replicate")
         assert replicated.run("replicate", "--until", "caught-up") == 75
     assert f"pgrepl replicate {replicated.pipeline.name}" in replicated.log_tail()
     with replicated.receiving():

@@ -37,7 +37,7 @@ def test_a_lake_is_maintained_while_it_is_written(spark, dsn: str, tmp_path: Pat
         while not ended.is_set():
             done.append(maintain(access, wait=ended.wait))
 
-    with Access(replicated.pipeline, dsn, dsn).store("replicate") as app:
+    with Access(replicated.pipeline, dsn, dsn).state_db("replicate") as app:
         app.lock(replicated.pipeline.name, "replicate")
         with replicated.replicating() as running:
             worker = threading.Thread(target=again_and_again)

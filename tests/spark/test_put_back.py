@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.history.table import history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.postgres import Server
 from tests.support.in_process import InProcess, Running
 from tests.support.replicated import execute
@@ -197,9 +197,9 @@ def test_retention_keeps_what_a_table_that_went_back_needs(replicated):
     before = replicated.position(T)
     change(replicated, 2)
     put_back(kept)
-    with Store(replicated.dsn, "replicate test") as store:
+    with StateDatabase(replicated.dsn, "replicate test") as state_db:
         record = read_epoch(replicated.changelog)
-        fresh = applier.Applier(replicated.spark, replicated.pipeline, store, record)
+        fresh = applier.Applier(replicated.spark, replicated.pipeline, state_db, record)
         assert fresh.needed_above() <= before
     replicated.catch_up()
     assert_whole(replicated, T, U)

@@ -57,9 +57,9 @@ def reporting(replicated: InProcess, running: Running) -> Iterator[None]:
     stop = threading.Event()
 
     def report() -> None:
-        with access(replicated).store("report") as store:
+        with access(replicated).state_db("report") as state_db:
             while not stop.wait(0.05):
-                store.write_progress(replicated.pipeline.name, idle_at=running.applier.progress.idle_at)
+                state_db.write_progress(replicated.pipeline.name, idle_at=running.applier.progress.idle_at)
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -136,7 +136,7 @@ def test_a_removed_table_is_dropped_under_replication_and_a_teardown_leaves_noth
         with (
             replicated.replicating() as running,
             reporting(replicated, running),
-            access(replicated).store("replicate") as app,
+            access(replicated).state_db("replicate") as app,
         ):
             app.lock(replicated.pipeline.name, "replicate")
             replicated.wait_for_points(1, *TABLES)
@@ -149,8 +149,8 @@ def test_a_removed_table_is_dropped_under_replication_and_a_teardown_leaves_noth
     assert not Path(replicated.lake_path(SAVINGS)).exists()
     replicated.assert_equal(*OTHERS)
     replicated.catch_up()
-    with access(replicated).store("test") as store:
-        progress = store.read_progress(replicated.pipeline.name)
+    with access(replicated).state_db("test") as state_db:
+        progress = state_db.read_progress(replicated.pipeline.name)
     assert progress is not None
     assert progress.idle_at is not None
     teardown(access(replicated))

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.snapshot import copy_report, range_copy, snapshot_copy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
@@ -55,8 +55,8 @@ def published(replicated: InProcess) -> set[str]:
 
 
 def set_membership(replicated: InProcess, name: str, membership: str) -> None:
-    with Store(replicated.dsn, "test") as store:
-        store.set_membership(replicated.pipeline.name, TableName.parse(name), membership)
+    with StateDatabase(replicated.dsn, "test") as state_db:
+        state_db.set_membership(replicated.pipeline.name, TableName.parse(name), membership)
 
 
 def log_since(replicated: InProcess, start: int) -> str:
@@ -140,8 +140,8 @@ def test_events_alone_get_lake_tables_lose_them_and_get_them_back(replicated):
 def test_a_removed_table_is_not_taken_again_until_somebody_asks(replicated):
     replicated.configure(per_table={"public.b": {"truncate": "ignore"}})
     replicated.snapshot()
-    with Store(replicated.dsn, "test") as store:
-        store.set_state(replicated.pipeline.name, TableName("public", "b"), TableState.REMOVED)
+    with StateDatabase(replicated.dsn, "test") as state_db:
+        state_db.set_state(replicated.pipeline.name, TableName("public", "b"), TableState.REMOVED)
     set_membership(replicated, "public.b", "removed")
     replicated.snapshot()
     assert states(replicated) == {"a": "catching_up", "b": "removed"}
@@ -182,8 +182,8 @@ def test_new_tables_of_a_pattern_go_by_the_policy(replicated):
 
 
 def _records(replicated: InProcess) -> dict[TableName, object]:
-    with Store(replicated.dsn, "test") as store:
-        return store.read_tables(replicated.pipeline.name)
+    with StateDatabase(replicated.dsn, "test") as state_db:
+        return state_db.read_tables(replicated.pipeline.name)
 
 
 def test_a_table_that_is_written_all_the_time_is_not_added_and_nothing_changes(replicated):
@@ -529,7 +529,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
 
 def test_concurrent_snapshot_exits_75_and_names_running_command(replicated):
     replicated.snapshot()
-    with Store(replicated.dsn, "first") as first:
+    with StateDatabase(replicated.dsn, "first") as first:
         first.lock(replicated.pipeline.name, "snapshot")
         assert replicated.run("snapshot", "--tables", "public.a") == 75
     assert "another process is at it already (snapshot): pgrepl snapshot" in replicated.log_tail()

@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 from tests.support.jetstream import CreekMessage, CreekStream, creek_applied
 from tests.support.received import Received
@@ -90,8 +90,8 @@ class EventsOnly(Received):
             raise AssertionError(f"{error}; the log ends with:\n{self.log_tail()}") from None
 
     def records(self) -> dict[str, TableRecord]:
-        with Store(self.dsn, "look at states") as store:
-            return {str(name): one for name, one in store.read_tables(self.pipeline.name).items()}
+        with StateDatabase(self.dsn, "look at states") as state_db:
+            return {str(name): one for name, one in state_db.read_tables(self.pipeline.name).items()}
 
     def states(self) -> dict[str, str]:
         return {name: str(record.state) for name, record in self.records().items()}

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import wait_until
@@ -138,8 +138,8 @@ class InProcess(Received):
     @contextlib.contextmanager
     def replicating(self, keepalive: KeepaliveRule | None = None) -> Iterator[Running]:
         """Receiver and applier at work, stopped gracefully at the end of the block."""
-        with Store(self.dsn, "replicate test") as store, self.receiving(keepalive) as receiver:
-            applier = Applier(self.spark, self.pipeline, store, read_epoch(self.changelog))
+        with StateDatabase(self.dsn, "replicate test") as state_db, self.receiving(keepalive) as receiver:
+            applier = Applier(self.spark, self.pipeline, state_db, read_epoch(self.changelog))
             applier.start()
             wait_until(lambda: applier.progress.batches or applier.error)
             try:
@@ -148,8 +148,8 @@ class InProcess(Received):
                 applier.stop()
 
     def states(self) -> dict[str, TableRecord]:
-        with Store(self.dsn, "look at states") as store:
-            return {str(name): record for name, record in store.read_tables(self.pipeline.name).items()}
+        with StateDatabase(self.dsn, "look at states") as state_db:
+            return {str(name): record for name, record in state_db.read_tables(self.pipeline.name).items()}
 
     def resnapshot(self, table: str) -> None:
         assert self.run("snapshot", "--tables", table) == 0, self.log_tail()

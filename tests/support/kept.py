@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from tests.support.handed import Handed
 from tests.support.replicated import execute
@@ -40,10 +40,10 @@ class Kept(Handed):
         """Copy tables that no session is writing to, and set them to `streaming`."""
         self.begin()
         owned = self.pipeline.publication_mode == "create"
-        with Store(self.dsn, "test") as store, self.source() as source:
-            store.migrate()
+        with StateDatabase(self.dsn, "test") as state_db, self.source() as source:
+            state_db.migrate()
             server = read_server(source)
-            store.register(
+            state_db.register(
                 self.pipeline,
                 server.system_identifier,
                 True,
@@ -55,19 +55,19 @@ class Kept(Handed):
             )
             # Through one session: to open one takes ten times as long as a statement.
             for table in tables:
-                self._set_states(store, table, TableState.PENDING, TableState.SNAPSHOTTING)
+                self._set_states(state_db, table, TableState.PENDING, TableState.SNAPSHOTTING)
                 relation = self.copy(table)
                 position, config = LSN(self.begin() - 1), self.pipeline.to_json()
-                store.record_snapshot(self.pipeline.name, relation, position, 0, config)
-                self._set_states(store, table, *_TO_STREAMING)
+                state_db.record_snapshot(self.pipeline.name, relation, position, 0, config)
+                self._set_states(state_db, table, *_TO_STREAMING)
 
     def set_states(self, table: str, *states: TableState, **more: Any) -> None:
-        with self.access.store("test") as store:
-            self._set_states(store, table, *states, **more)
+        with self.access.state_db("test") as state_db:
+            self._set_states(state_db, table, *states, **more)
 
-    def _set_states(self, store: Store, table: str, *states: TableState, **more: Any) -> None:
+    def _set_states(self, state_db: StateDatabase, table: str, *states: TableState, **more: Any) -> None:
         for state in states:
-            store.set_state(self.pipeline.name, TableName.parse(table), state, **more)
+            state_db.set_state(self.pipeline.name, TableName.parse(table), state, **more)
 
     def fail(
         self,
@@ -80,12 +80,12 @@ class Kept(Handed):
         self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint=hint, remedy=remedy)
 
     def record(self, table: str) -> TableRecord:
-        with self.access.store("test") as store:
-            return store.read_tables(self.pipeline.name)[TableName.parse(table)]
+        with self.access.state_db("test") as state_db:
+            return state_db.read_tables(self.pipeline.name)[TableName.parse(table)]
 
     def states(self) -> dict[str, str]:
-        with self.access.store("test") as store:
-            records = store.read_tables(self.pipeline.name).values()
+        with self.access.state_db("test") as state_db:
+            records = state_db.read_tables(self.pipeline.name).values()
         return {str(record.table): record.state.value for record in records}
 
     def bring_forward(self, table: str) -> TableResult:

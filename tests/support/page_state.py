@@ -8,10 +8,10 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
 from airflow_provider_pgrepl.replication.state.samples import table_sample_interval_s
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 HOSTILE = TableName("public", "<img src=x onerror=\"document.title='ran'\">")
@@ -53,9 +53,9 @@ def record_pipeline(dsn: str, pg: Connection, name: str = "shop", tables: int = 
     """Record a running pipeline of `tables` streaming tables, one errored one with a hostile name, one paused
     and one that is copied."""
     pipeline = Pipeline(name=name, tables=("public.*",), lake=f"/lake/{name}")
-    with Store(dsn, f"replicate {name}", TASK) as store, pg.cursor() as cursor:
-        store.migrate()
-        store.register(pipeline, "123", False, True)
+    with StateDatabase(dsn, f"replicate {name}", TASK) as state_db, pg.cursor() as cursor:
+        state_db.migrate()
+        state_db.register(pipeline, "123", False, True)
         fields = {
             "pipeline": name,
             "count": tables,
@@ -63,16 +63,16 @@ def record_pipeline(dsn: str, pg: Connection, name: str = "shop", tables: int = 
             "interval": int(table_sample_interval_s(tables)),
         }
         cursor.execute(_TABLES, fields)
-        _stream(store, name, HOSTILE)
-        _stream(store, name, TableName("public", "customers"))
-        store.set_state(name, TableName("public", "customers"), TableState.PAUSED)
+        _stream(state_db, name, HOSTILE)
+        _stream(state_db, name, TableName("public", "customers"))
+        state_db.set_state(name, TableName("public", "customers"), TableState.PAUSED)
         for state in (TableState.PENDING, TableState.SNAPSHOTTING):
-            store.set_state(name, TableName("public", "line_items"), state)
+            state_db.set_state(name, TableName("public", "line_items"), state)
         error = ValueRangeError(HOSTILE_ERROR, HOSTILE_ERROR)
-        store.mark_errored(name, store.read_tables(name)[HOSTILE], error, LSN(130))
-        store.record_run(name, EventKind.STARTED)
+        state_db.mark_errored(name, state_db.read_tables(name)[HOSTILE], error, LSN(130))
+        state_db.record_run(name, EventKind.STARTED)
         paths = [f"sales/orders_{number}" for number in range(1, tables + 1)]
-        store.write_progress(
+        state_db.write_progress(
             name,
             applied_lsn=LSN(120),
             changes_per_s=61.5,
@@ -86,9 +86,9 @@ def record_pipeline(dsn: str, pg: Connection, name: str = "shop", tables: int = 
         cursor.execute(_TABLE_SAMPLES, fields)
 
 
-def _stream(store: Store, name: str, table: TableName) -> None:
+def _stream(state_db: StateDatabase, name: str, table: TableName) -> None:
     for state in (TableState.PENDING, TableState.SNAPSHOTTING):
-        store.set_state(name, table, state)
-    store.record_snapshot(name, relation_of(table), LSN(100), 17_000, bytes=5 << 20, seconds=2.5)
+        state_db.set_state(name, table, state)
+    state_db.record_snapshot(name, relation_of(table), LSN(100), 17_000, bytes=5 << 20, seconds=2.5)
     for state in (TableState.CATCHING_UP, TableState.STREAMING):
-        store.set_state(name, table, state, reached=LSN(110))
+        state_db.set_state(name, table, state, reached=LSN(110))

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 T = TableName("public", "t")
 
@@ -33,9 +33,9 @@ def record(epoch: int) -> EpochRecord:
 def beginning(lake: str, lake_of_state: str = "", last: EpochRecord | None = None) -> NextEpoch:
     recorded = SimpleNamespace(lake=lake, lake_id=lake_of_state)
     table = SimpleNamespace(position_lsn=LSN(5))
-    store = SimpleNamespace(read_pipeline=lambda _: recorded, read_tables=lambda _: {T: table})
+    state_db = SimpleNamespace(read_pipeline=lambda _: recorded, read_tables=lambda _: {T: table})
     pipeline = cast(Pipeline, SimpleNamespace(name="shop", lake_root=lake))
-    return find_next_epoch(cast(Store, store), pipeline, [T], last)
+    return find_next_epoch(cast(StateDatabase, state_db), pipeline, [T], last)
 
 
 def point(epoch: int) -> ConsistentPoint:

@@ -43,7 +43,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 RECORD = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))
 TABLE = TableName("public", "a")
@@ -263,11 +263,11 @@ def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> 
 def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, known: set[str]) -> None:
     """Only points of this epoch count: another epoch or source may have had one before this epoch begins."""
     progress = None if applied is None else SimpleNamespace(applied_lsn=LSN(applied))
-    store = cast(Store, SimpleNamespace(read_progress=lambda _: progress, is_set_up=lambda: True))
+    state_db = cast(StateDatabase, SimpleNamespace(read_progress=lambda _: progress, is_set_up=lambda: True))
     pipeline = Pipeline(name="shop", lake="/lake", tables=("public.a",))
-    assert known_tables(store, pipeline, RECORD) == known
-    assert known_tables(store, pipeline, None) == set()
-    assert known_tables(store, replace(pipeline, lake_tables="none"), RECORD) == set()
+    assert known_tables(state_db, pipeline, RECORD) == known
+    assert known_tables(state_db, pipeline, None) == set()
+    assert known_tables(state_db, replace(pipeline, lake_tables="none"), RECORD) == set()
 
 
 def test_publisher_out_of_sight_is_not_begun_anew_unless_it_is_said_where(lake: str) -> None:

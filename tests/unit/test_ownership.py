@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import Server, known_source
 from airflow_provider_pgrepl.replication.source.slot import Slot
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+from airflow_provider_pgrepl.replication.state.database import PipelineRecord
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 
 SERVER = Server(180000, "7", 1, "logical", False, "shop", 16_384)

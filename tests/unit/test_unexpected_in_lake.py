@@ -117,11 +117,11 @@ def record_of(result: TableResult) -> PgReplError:
     marked: list[PgReplError] = []
     relation = work_of(7).relation
     record: Any = stub(table=TABLE, state=TableState.STREAMING, relation=relation, position_lsn=LSN(5))
-    store = stub(
+    state_db = stub(
         read_tables=lambda _: {TABLE: record},
         mark_errored=lambda _, __, error, ___: marked.append(error) or True,
     )
-    TableOutcomes("shop", store, stub(), stub(), stub()).mark_errored(record, result)
+    TableOutcomes("shop", state_db, stub(), stub(), stub()).mark_errored(record, result)
     [error] = marked
     return error
 

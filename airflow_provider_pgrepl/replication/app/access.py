@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Access:
             connection.close()
 
     @contextmanager
-    def store(self, role: str) -> Iterator[Store]:
+    def state_db(self, role: str) -> Iterator[StateDatabase]:
         """Open the state of a pipeline for the block, and migrate its schema to this version.
 
         Creates nothing: raises StateError if the state is not set up, as in a database that was named by
         mistake. Raises SourceConnectionError.
         """
-        with Store(self.state_dsn, f"{role} {self.pipeline.name}", self.started_by) as store:
-            if not store.is_set_up():
+        with StateDatabase(self.state_dsn, f"{role} {self.pipeline.name}", self.started_by) as state_db:
+            if not state_db.is_set_up():
                 raise not_recorded(self.pipeline.name)
-            store.migrate()
-            yield store
+            state_db.migrate()
+            yield state_db
 
 
 def not_recorded(pipeline: str) -> StateError:

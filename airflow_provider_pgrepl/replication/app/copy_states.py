@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Snap
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_tables
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import traced
 
@@ -49,10 +49,10 @@ class CopyStates:
     a killed run left `snapshotting` are marked errored in both cases.
     """
 
-    def __init__(self, dsn: str, pipeline: Pipeline, store: Store) -> None:
+    def __init__(self, dsn: str, pipeline: Pipeline, state_db: StateDatabase) -> None:
         self._dsn = dsn
         self._pipeline = pipeline
-        self._store = store
+        self._state_db = state_db
         self._before: dict[TableName, TableRecord | None] = {}
         self._joined: set[TableName] = set()
         self._is_copying = False
@@ -63,16 +63,16 @@ class CopyStates:
 
     def begin(self, relations: Iterable[Relation]) -> None:
         """Record that these tables are requested, and set them to `snapshotting`."""
-        name, records = self._pipeline.name, self._store.read_tables(self._pipeline.name)
+        name, records = self._pipeline.name, self._state_db.read_tables(self._pipeline.name)
         for table in (relation.table for relation in relations):
             record = records.get(table)
             self._before.setdefault(table, record)
             if record is None or record.state is TableState.REMOVED:
-                self._store.set_state(name, table, TableState.PENDING)
+                self._state_db.set_state(name, table, TableState.PENDING)
             elif record.state is TableState.PAUSED:
-                self._store.set_state(name, table, TableState.CATCHING_UP)
+                self._state_db.set_state(name, table, TableState.CATCHING_UP)
             self._record_membership(table, record)
-            self._store.set_state(name, table, TableState.SNAPSHOTTING)
+            self._state_db.set_state(name, table, TableState.SNAPSHOTTING)
 
     def copying(self) -> None:
         """Remember that lake tables may be written from now on."""
@@ -81,11 +81,11 @@ class CopyStates:
     def mark_errored(self, table: TableName, error: PgReplError) -> None:
         """Mark this table errored; the other tables continue."""
         log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
-        record = self._store.read_tables(self._pipeline.name).get(table)
+        record = self._state_db.read_tables(self._pipeline.name).get(table)
         if record is None or record.state is TableState.REMOVED:
-            self._store.set_state(self._pipeline.name, table, TableState.PENDING)
+            self._state_db.set_state(self._pipeline.name, table, TableState.PENDING)
         self._record_membership(table, record)
-        self._store.set_state(
+        self._state_db.set_state(
             self._pipeline.name,
             table,
             TableState.ERRORED,
@@ -111,7 +111,7 @@ class CopyStates:
         A PgReplError here is only logged: the block's error is raised.
         """
         try:
-            records = self._store.read_tables(self._pipeline.name)
+            records = self._state_db.read_tables(self._pipeline.name)
             begun = {table for table in self._before if self._is_begun(records.get(table), table)}
             restored = set() if self._is_copying else set(filter(self._is_restorable, begun))
             if not self._is_copying:
@@ -159,10 +159,10 @@ class CopyStates:
     def _restore(self, table: TableName) -> None:
         name, before = self._pipeline.name, self._before[table]
         if before is None:
-            self._store.remove_table(name, table)
+            self._state_db.remove_table(name, table)
             return
         state = TableState.CATCHING_UP if before.state is TableState.STREAMING else before.state
-        self._store.set_state(
+        self._state_db.set_state(
             name,
             table,
             state,
@@ -173,12 +173,12 @@ class CopyStates:
             lsn=before.lsn,
             trace=before.trace,
         )
-        self._store.set_membership(name, table, before.membership)
+        self._state_db.set_membership(name, table, before.membership)
 
     def _record_membership(self, table: TableName, record: TableRecord | None) -> None:
         wanted = membership_of(self._pipeline, table)
         if (record.membership if record else "configured") != wanted:
-            self._store.set_membership(self._pipeline.name, table, wanted)
+            self._state_db.set_membership(self._pipeline.name, table, wanted)
 
 
 def _is_under_way(record: TableRecord | None) -> bool:
@@ -196,7 +196,7 @@ def _cause(error: BaseException) -> PgReplError:
 
 def record_tables(
     pipeline: Pipeline,
-    store: Store,
+    state_db: StateDatabase,
     states: CopyStates,
     record: EpochRecord,
     keeper: SnapshotHolder,
@@ -222,8 +222,8 @@ def record_tables(
             found.failed[relation.table] = error
             continue
         index.add(record.epoch, RelationRecord.of_catalog(relation), place)
-        store.record_snapshot(pipeline.name, relation, position, 0, pipeline.to_json())
-        store.set_state(pipeline.name, relation.table, TableState.CATCHING_UP, reached=position)
+        state_db.record_snapshot(pipeline.name, relation, position, 0, pipeline.to_json())
+        state_db.set_state(pipeline.name, relation.table, TableState.CATCHING_UP, reached=position)
         found.done[relation.table] = 0
         log.info("recorded table %s: the changelog holds its changes after %s", relation.table, position)
     return found

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import POINTS, EpochRe
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import is_there
 
@@ -69,7 +69,7 @@ def check_lake(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) 
         raise lost_lake(pipeline)
 
 
-def known_tables(store: Store, pipeline: Pipeline, record: EpochRecord | None) -> frozenset[str]:
+def known_tables(state_db: StateDatabase, pipeline: Pipeline, record: EpochRecord | None) -> frozenset[str]:
     """Return the names of the lake's own tables, besides the changelog, that must exist according to the
     state.
 
@@ -77,9 +77,9 @@ def known_tables(store: Store, pipeline: Pipeline, record: EpochRecord | None) -
     restored from the state.
     """
     # Without lake tables the progress has an applied LSN too, but there are no consistent points.
-    if record is None or not pipeline.has_lake_tables or not store.is_set_up():
+    if record is None or not pipeline.has_lake_tables or not state_db.is_set_up():
         return frozenset()
-    progress = store.read_progress(record.pipeline)
+    progress = state_db.read_progress(record.pipeline)
     has_points = progress is not None and progress.applied_lsn >= record.consistent_point
     return frozenset({POINTS} if has_points else ())
 
@@ -114,31 +114,31 @@ def lost_lake(pipeline: Pipeline) -> LakeError:
     )
 
 
-def begun_epoch(store: Store, pipeline: Pipeline) -> EpochRecord:
+def begun_epoch(state_db: StateDatabase, pipeline: Pipeline) -> EpochRecord:
     """Return the present epoch.
 
     Raises LakeError if the lake is another pipeline's or is missing, NoChangelogError before the first
     snapshot.
     """
     epoch = find_epoch(pipeline)
-    if epoch is None and store.is_set_up():
-        store.migrate()
-        check_lake(pipeline, epoch, store.read_tables(pipeline.name))
+    if epoch is None and state_db.is_set_up():
+        state_db.migrate()
+        check_lake(pipeline, epoch, state_db.read_tables(pipeline.name))
     return epoch or read_epoch(changelog_uri(pipeline.lake_root))
 
 
-def check_state(store: Store, pipeline: Pipeline, epoch: EpochRecord | None) -> None:
+def check_state(state_db: StateDatabase, pipeline: Pipeline, epoch: EpochRecord | None) -> None:
     """Raise StateError if the lake has an epoch and the state does not record the pipeline.
 
     Creates nothing.
     """
-    if epoch is not None and not is_recorded(store, pipeline):
+    if epoch is not None and not is_recorded(state_db, pipeline):
         raise lost_state(pipeline, epoch)
 
 
-def is_recorded(store: Store, pipeline: Pipeline) -> bool:
+def is_recorded(state_db: StateDatabase, pipeline: Pipeline) -> bool:
     """Return True if the state records the pipeline. Raises StateError if the state cannot be read."""
-    return store.is_set_up() and store.read_pipeline(pipeline.name) is not None
+    return state_db.is_set_up() and state_db.read_pipeline(pipeline.name) is not None
 
 
 def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
@@ -186,10 +186,10 @@ def check_lake_tables_setting(pipeline: Pipeline, records: Records) -> None:
     )
 
 
-def check_may_change(store: Store, pipeline: Pipeline, tables: list[TableName]) -> None:
+def check_may_change(state_db: StateDatabase, pipeline: Pipeline, tables: list[TableName]) -> None:
     """Raise BusyError if `lake_tables` changes for these tables while a replication runs with its former
     value."""
-    if tables and store.is_locked(pipeline.name, "replicate"):
+    if tables and state_db.is_locked(pipeline.name, "replicate"):
         raise BusyError(
             f"lake_tables is {pipeline.lake_tables} now, and the replication that runs was started with"
             " the other",

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime.memory import release_unused_memory
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ class EventReplication(Replication):
         self,
         dsn: str,
         pipeline: Pipeline,
-        store: Store,
+        state_db: StateDatabase,
         record: EpochRecord,
         stop: process.StopSignal,
         publisher: str | None,
         meanwhile: Callable[[], None],
     ) -> None:
-        super().__init__(dsn, pipeline, store, record, stop)
-        self._watch = TableWatch(pipeline, store, record, self._applied)
+        super().__init__(dsn, pipeline, state_db, record, stop)
+        self._watch = TableWatch(pipeline, state_db, record, self._applied)
         self._publisher = (
             None if publisher is None else PublisherThread(pipeline, publisher, self._durable_with)
         )

@@ -30,8 +30,12 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.state.database import (
+    PipelineRecord,
+    StateDatabase,
+    find_lake_at_source,
+)
 from airflow_provider_pgrepl.replication.state.source_tokens import token_error
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store, find_lake_at_source
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 
@@ -42,7 +46,7 @@ _START = LSN(0)
 
 def gather(
     pipeline: Pipeline,
-    store: Store,
+    state_db: StateDatabase,
     source: Connection | None,
     *,
     lake_may_fail: bool = False,
@@ -58,7 +62,7 @@ def gather(
     :param migrates: migrate a state schema of an earlier version to this one; if False, such a schema is an
         error
     """
-    recorded = _read_recorded(store, pipeline, migrates=migrates)
+    recorded = _read_recorded(state_db, pipeline, migrates=migrates)
     lake = _Lake()
     try:
         lake = _read_lake(pipeline.lake_root)
@@ -82,7 +86,7 @@ def gather(
         torn_down=lake.torn_down,
     )
     if lake.epoch is None and recorded is not None:
-        evidence = replace(evidence, durable_lsn=_received_by_state(store, pipeline.name))
+        evidence = replace(evidence, durable_lsn=_received_by_state(state_db, pipeline.name))
     return evidence if source is None else _ask_source(source, evidence, lake.token)
 
 
@@ -115,7 +119,12 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
 
 
 def check(
-    pipeline: Pipeline, store: Store, dsn: str, *, lake_may_fail: bool = False, needs_source: bool = True
+    pipeline: Pipeline,
+    state_db: StateDatabase,
+    dsn: str,
+    *,
+    lake_may_fail: bool = False,
+    needs_source: bool = True,
 ) -> Evidence:
     """Check at the start of a command that source, lake and state are this pipeline's, and log their names.
 
@@ -126,30 +135,30 @@ def check(
     """
     try:
         with closing(connect(dsn, f"check {pipeline.name}", read_only=True)) as source:
-            evidence = gather(pipeline, store, source, lake_may_fail=lake_may_fail)
+            evidence = gather(pipeline, state_db, source, lake_may_fail=lake_may_fail)
     except SourceConnectionError as error:
         if needs_source:
             raise
         log.warning("the source is not compared with what is recorded: %s", error.message)
-        evidence = gather(pipeline, store, None, lake_may_fail=lake_may_fail)
+        evidence = gather(pipeline, state_db, None, lake_may_fail=lake_may_fail)
     check_ours(evidence)
     if not lake_may_fail:
         log.info("%s", evidence.describe())
     return evidence
 
 
-def _read_recorded(store: Store, pipeline: Pipeline, *, migrates: bool) -> PipelineRecord | None:
-    if not store.is_set_up():
+def _read_recorded(state_db: StateDatabase, pipeline: Pipeline, *, migrates: bool) -> PipelineRecord | None:
+    if not state_db.is_set_up():
         return None
     if migrates:
-        store.migrate()
-    return store.read_pipeline(pipeline.name)
+        state_db.migrate()
+    return state_db.read_pipeline(pipeline.name)
 
 
-def _received_by_state(store: Store, name: str) -> LSN:
+def _received_by_state(state_db: StateDatabase, name: str) -> LSN:
     """Return the LSN up to which changes or copies of the source were received, according to the state."""
-    positions = [record.position_lsn or _START for record in store.read_tables(name).values()]
-    progress = store.read_progress(name)
+    positions = [record.position_lsn or _START for record in state_db.read_tables(name).values()]
+    progress = state_db.read_progress(name)
     return max([_START if progress is None else progress.durable_lsn, *positions])
 
 
@@ -190,7 +199,7 @@ def _find_recorded_lake(root: str) -> tuple[str, str]:
         return "", error.message
 
 
-def record_evidence(store: Store, evidence: Evidence) -> None:
+def record_evidence(state_db: StateDatabase, evidence: Evidence) -> None:
     """Record the evidence that state and changelog lack about each other and about the source.
 
     The caller holds the replication lock and has checked that all known evidence agrees. The commit to the
@@ -204,7 +213,7 @@ def record_evidence(store: Store, evidence: Evidence) -> None:
     known = (recorded.database, recorded.database_oid, recorded.lake, recorded.lake_id)
     found = (server.database, server.database_oid, root, evidence.lake_id)
     if known != found:
-        store.record_evidence(
+        state_db.record_evidence(
             recorded.name,
             database=server.database,
             database_oid=server.database_oid,

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import written_lsn
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 log = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ def _give_up(access: Access) -> HealthProblem | None:
     """
     pipeline = access.pipeline
     role = f"budget {pipeline.name}"
-    with access.source("budget") as source, Store(access.state_dsn, role) as store:
+    with access.source("budget") as source, StateDatabase(access.state_dsn, role) as state_db:
         try:
             # Check before taking locks, too: a lock in another state database does not stop this pipeline's
             # apps, and taking one migrates the schema.
-            _check_provably_ours(pipeline, store, source)
-            begins = _lock(store, pipeline.name)
-            _check_provably_ours(pipeline, store, source, begins)
+            _check_provably_ours(pipeline, state_db, source)
+            begins = _lock(state_db, pipeline.name)
+            _check_provably_ours(pipeline, state_db, source, begins)
             found = read_slot(source, pipeline.slot)
             held = None if found is None else found.held_bytes(written_lsn(source))
             if held is None or not _is_beyond(pipeline, held):
@@ -87,28 +87,28 @@ def _give_up(access: Access) -> HealthProblem | None:
             reason = f"slot {pipeline.slot} is beyond wal_budget and was not dropped: {error.message}"
             hint = _READ if isinstance(error, BusyError) else error.hint or _KEPT
             return HealthProblem(Severity.FAILURE, ProblemKind.SLOT_KEPT, pipeline.slot, reason, hint)
-        dropped = _record(pipeline, store, held)
+        dropped = _record(pipeline, state_db, held)
     return HealthProblem(
         Severity.FAILURE, ProblemKind.SLOT_DROPPED, pipeline.slot, dropped.message, dropped.hint
     )
 
 
-def _lock(store: Store, name: str) -> BusyError | None:
+def _lock(state_db: StateDatabase, name: str) -> BusyError | None:
     """Take the pipeline's locks, so that no app starts to read the slot or creates it again.
 
     Raises BusyError while the replication app runs: it frees WAL, or ends with an error. Returns the error of
     a snapshot app that runs, which may go on for hours and frees no WAL.
     """
-    store.lock(name, "replicate")
+    state_db.lock(name, "replicate")
     try:
-        store.lock(name, "snapshot")
+        state_db.lock(name, "snapshot")
     except BusyError as error:
         return error
     return None
 
 
 def _check_provably_ours(
-    pipeline: Pipeline, store: Store, source: Connection, begins: BusyError | None = None
+    pipeline: Pipeline, state_db: StateDatabase, source: Connection, begins: BusyError | None = None
 ) -> None:
     """Raise PgReplError unless source, lake and state agree that the slot is this pipeline's.
 
@@ -116,7 +116,7 @@ def _check_provably_ours(
     `begins`: the error of a snapshot app that runs. It is raised while that app begins an epoch, because the
     app drops and creates the slot itself.
     """
-    evidence = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
+    evidence = gather(pipeline, state_db, source, lake_may_fail=True, migrates=False)
     check_ours(evidence)
     if begins is not None and not has_begun(evidence):
         raise begins
@@ -127,7 +127,7 @@ def _check_provably_ours(
         raise SlotError(reason, _KEPT)
 
 
-def _record(pipeline: Pipeline, store: Store, held: int) -> SlotError:
+def _record(pipeline: Pipeline, state_db: StateDatabase, held: int) -> SlotError:
     """Record that the slot is gone, and mark every table that needs changes errored. Return its error."""
     error = SlotError(
         f"slot {pipeline.slot} was dropped, because it retained {show_bytes(held)} of WAL, more than"
@@ -136,8 +136,8 @@ def _record(pipeline: Pipeline, store: Store, held: int) -> SlotError:
         " name; run it again with --give-up and that name",
     )
     log.error("%s", error)
-    store.record_slot(pipeline.name, is_owned=False)
-    for record in store.read_tables(pipeline.name).values():
+    state_db.record_slot(pipeline.name, is_owned=False)
+    for record in state_db.read_tables(pipeline.name).values():
         if record.state.needs_changes or record.state in (TableState.PENDING, TableState.SNAPSHOTTING):
-            store.mark_errored(pipeline.name, record, error)
+            state_db.mark_errored(pipeline.name, record, error)
     return error

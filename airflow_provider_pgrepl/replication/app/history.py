@@ -15,9 +15,9 @@ from airflow_provider_pgrepl.replication.app.access import not_recorded
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
 from airflow_provider_pgrepl.replication.state.samples import Sample, TableSample
-from airflow_provider_pgrepl.replication.state.store import Store
 
 Rows = Sequence[RecordedEvent] | Sequence[Sample] | Sequence[TableSample]
 _AGO = re.compile(r"(\d{1,6})([mhd])")
@@ -42,14 +42,14 @@ def read_history(
     name, begin = None if table is None else _parse(table), None if since is None else _since(since)
     if limit < 1:
         raise ConfigError(f"--limit: {limit} is not positive", "give the number of rows to print")
-    with Store(process.state_dsn(), f"history {pipeline.name}") as store:
-        if not store.is_set_up():
+    with StateDatabase(process.state_dsn(), f"history {pipeline.name}") as state_db:
+        if not state_db.is_set_up():
             raise not_recorded(pipeline.name)
         if not samples:
-            return store.read_events(pipeline.name, name, begin, limit)
+            return state_db.read_events(pipeline.name, name, begin, limit)
         if name is None:
-            return store.read_samples(pipeline.name, begin, limit)
-        return store.read_table_samples(pipeline.name, name, begin, limit)
+            return state_db.read_samples(pipeline.name, begin, limit)
+        return state_db.read_table_samples(pipeline.name, name, begin, limit)
 
 
 def _parse(table: str) -> TableName:

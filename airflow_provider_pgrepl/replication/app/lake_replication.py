@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.spark.session import (
     has_local_jvm,
     runs_on_cluster,
 )
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class LakeReplication(Replication):
         self,
         dsn: str,
         pipeline: Pipeline,
-        store: Store,
+        state_db: StateDatabase,
         record: EpochRecord,
         stop: process.StopSignal,
         session: LazySession,
     ) -> None:
-        super().__init__(dsn, pipeline, store, record, stop)
+        super().__init__(dsn, pipeline, state_db, record, stop)
         self._session = session
 
     def _work(self, target: LSN | None) -> int:
@@ -84,7 +84,7 @@ class LakeReplication(Replication):
         return self._stop.is_set
 
     def _apply(self, spark: SparkSession, target: LSN | None) -> int:
-        self._applier = Applier(spark, self._pipeline, self._store, self._record, self._applied)
+        self._applier = Applier(spark, self._pipeline, self._state_db, self._record, self._applied)
         try:
             return self._run_forever() if target is None else self._run_until(target)
         finally:

@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.receiver.continuity import history_erro
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import KnownSource, Server, known_source, source_of
 from airflow_provider_pgrepl.replication.source.slot import PLUGIN, Slot
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.database import PipelineRecord, StateDatabase
 
 _START = LSN(0)
 _UNCHANGED = "Nothing was changed"
@@ -370,19 +370,19 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
         )
 
 
-def check_no_foreign_receiver(store: Store, pipeline: Pipeline) -> None:
+def check_no_foreign_receiver(state_db: StateDatabase, pipeline: Pipeline) -> None:
     """Raise RewoundError if a receiver that holds no lock in this state database writes the lake.
 
     A receiver that holds the replication lock here may run.
     """
     try:
-        store.lock(pipeline.name, "replicate")
+        state_db.lock(pipeline.name, "replicate")
     except BusyError:
         return
     try:
         check_no_receiver(pipeline)
     finally:
-        store.unlock(pipeline.name, "replicate")
+        state_db.unlock(pipeline.name, "replicate")
 
 
 def check_no_receiver(pipeline: Pipeline, wait: Callable[[float], None] = time.sleep) -> None:

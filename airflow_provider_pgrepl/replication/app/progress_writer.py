@@ -20,8 +20,8 @@ from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.host import BlockThread
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ProgressWriter:
 
     def __init__(
         self,
-        store: Store,
+        state_db: StateDatabase,
         pipeline: str,
         received: Callable[[], ReceiverProgress],
         applied: Callable[[], ApplierProgress],
@@ -54,7 +54,7 @@ class ProgressWriter:
         samples: SampleWriter | None = None,
         complete_at: Callable[[], datetime | None] = lambda: None,
     ) -> None:
-        self._store = store
+        self._state_db = state_db
         self._pipeline = pipeline
         self._received = received
         self._applied = applied
@@ -94,7 +94,7 @@ class ProgressWriter:
         rate = self._rate(received.changes)
         # The next write suffices. The threads that need the database report that it is away.
         with suppress(SourceConnectionError):
-            self._store.write_progress(
+            self._state_db.write_progress(
                 self._pipeline,
                 received_lsn=received.received_lsn,
                 durable_lsn=received.durable_lsn,
@@ -135,16 +135,18 @@ class LockKeeper(BlockThread):
     `end`.
     """
 
-    def __init__(self, store: Store, end: Callable[[], object], interval_s: float = _LOCK_INTERVAL_S) -> None:
+    def __init__(
+        self, state_db: StateDatabase, end: Callable[[], object], interval_s: float = _LOCK_INTERVAL_S
+    ) -> None:
         super().__init__("pgrepl-lock")
-        self._store = store
+        self._state_db = state_db
         self._end = end
         self._interval_s = interval_s
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
-                self._store.now()
+                self._state_db.now()
             except BusyError as error:
                 if not self._stopping.is_set():
                     log.error("%s", error)

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
 from airflow_provider_pgrepl.replication.app.process import StopSignal, of_publish
 from airflow_provider_pgrepl.replication.app.progress_writer import LockKeeper
-from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
+from airflow_provider_pgrepl.replication.app.reconnecting_database import open_reconnecting_database
 from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -52,7 +52,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 log = logging.getLogger(__name__)
 DurableLsnLookup = Callable[[LSN], LSN | None]
@@ -63,21 +63,21 @@ _PUBLISHING = "airflow_provider_pgrepl.replication.events.targets"
 _WAIT_S = 1.0
 
 
-def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
+def check_recorded_lake(pipeline: Pipeline, state_db: StateDatabase) -> None:
     """Raise an error if the state records another lake for the pipeline, or another database wrote the lake.
 
     Raises the error of the first such difference; LakeError, ChangelogError. If the state records no lake, as
     after a teardown, only the lake is read. Another history of the source raises nothing: changes that were
     received from it before are published.
     """
-    evidence = _gather(pipeline, store)
+    evidence = _gather(pipeline, state_db)
     for difference in differences(evidence):
         is_certain = evidence.recorded is not None or difference.answer is not Answer.UNDETERMINED
         if is_certain and not difference.give_up_for_teardown:
             raise difference.error
 
 
-def _gather(pipeline: Pipeline, store: Store) -> Evidence:
+def _gather(pipeline: Pipeline, state_db: StateDatabase) -> Evidence:
     """Return the evidence, without that of the source if it cannot be reached.
 
     Copies of lake and state agree with each other. Only the source shows that they belong to another
@@ -85,10 +85,10 @@ def _gather(pipeline: Pipeline, store: Store) -> Evidence:
     """
     try:
         with closing(connect(process.source_dsn(), f"publish {pipeline.name}", read_only=True)) as source:
-            return gather(pipeline, store, source)
+            return gather(pipeline, state_db, source)
     except (SourceError, ConfigError, StateError) as error:
         log.info("the source is not compared with the lake: %s", error.message)
-    return gather(pipeline, store, None)
+    return gather(pipeline, state_db, None)
 
 
 def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
@@ -272,13 +272,13 @@ def publish(
     salt = process.hash_salt(settings)
     role = f"publish {pipeline.name} {settings.name}"
     with (
-        closing(open_reconnecting_store(process.state_dsn(), role, 0.0, stop.wait)) as store,
+        closing(open_reconnecting_database(process.state_dsn(), role, 0.0, stop.wait)) as state_db,
         contextlib.ExitStack() as stack,
     ):
-        check_recorded_lake(pipeline, store)
+        check_recorded_lake(pipeline, state_db)
         check_tables(pipeline, settings)
-        store.lock(pipeline.name, f"publish {settings.name}")
-        stack.enter_context(LockKeeper(store, process.end_at_once))
+        state_db.lock(pipeline.name, f"publish {settings.name}")
+        stack.enter_context(LockKeeper(state_db, process.end_at_once))
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
         record = _with_columns(_take(pipeline, settings, publisher_log, after), pipeline, settings)
         check_stopped(settings, record)

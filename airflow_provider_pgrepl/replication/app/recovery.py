@@ -27,8 +27,8 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import find_torn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import token_error
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 _LOOK = "see that the lake's storage shows all its files (a mount, a copy that is still under way)"
@@ -62,7 +62,7 @@ def set_aside_torn_commits(evidence: Evidence, dsn: str, give_up: Collection[str
 
 
 def settle_idle_lake(
-    store: Store, evidence: Evidence, dsn: str, give_up: Collection[str] | None = None
+    state_db: StateDatabase, evidence: Evidence, dsn: str, give_up: Collection[str] | None = None
 ) -> None:
     """Do the same as `set_aside_torn_commits`, for a caller that does not hold the replication lock.
 
@@ -72,11 +72,11 @@ def settle_idle_lake(
     if not any(_find(evidence.pipeline.lake_root)):
         return
     with suppress(BusyError):
-        store.lock(name, "replicate")
+        state_db.lock(name, "replicate")
         try:
             set_aside_torn_commits(evidence, dsn, give_up)
         finally:
-            store.unlock(name, "replicate")
+            state_db.unlock(name, "replicate")
 
 
 def _find(lake: str) -> list[LogDamage]:

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.epoch import (
 )
 from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
 from airflow_provider_pgrepl.replication.app.process import of_replicate
-from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
+from airflow_provider_pgrepl.replication.app.reconnecting_database import open_reconnecting_database
 from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
 from airflow_provider_pgrepl.replication.app.replication import Replication
 from airflow_provider_pgrepl.replication.app.tables import file_differences
@@ -36,8 +36,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.storage.probe import check_store
 
 if TYPE_CHECKING:
@@ -80,24 +80,24 @@ def replicate(
     dsn = process.source_dsn()
     role = f"replicate {pipeline.name}"
     with ExitStack() as stack:
-        store = stack.enter_context(
-            closing(open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait))
+        state_db = stack.enter_context(
+            closing(open_reconnecting_database(process.state_dsn(), role, pipeline.reconnect_s, stop.wait))
         )
-        store.lock(pipeline.name, "replicate")
+        state_db.lock(pipeline.name, "replicate")
         # Only now: a second application has ended before it.
         session = _session(pipeline, stack)
         check_store(pipeline.lake_root)
         # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
         # before.
-        set_aside_torn_commits(check(pipeline, store, dsn, lake_may_fail=True), dsn)
-        evidence = check(pipeline, store, dsn)
-        record = begun_epoch(store, pipeline)
+        set_aside_torn_commits(check(pipeline, state_db, dsn, lake_may_fail=True), dsn)
+        evidence = check(pipeline, state_db, dsn)
+        record = begun_epoch(state_db, pipeline)
         check_record(pipeline, record)
-        check_state(store, pipeline, record)
-        store.migrate()
-        own_tables.check(pipeline.lake_root, known_tables(store, pipeline, record))
-        record_evidence(store, evidence)
-        records = store.read_tables(pipeline.name)
+        check_state(state_db, pipeline, record)
+        state_db.migrate()
+        own_tables.check(pipeline.lake_root, known_tables(state_db, pipeline, record))
+        record_evidence(state_db, evidence)
+        records = state_db.read_tables(pipeline.name)
         check_lake_tables_setting(pipeline, records)
         for difference in file_differences(pipeline, records):
             log.warning("%s", difference)
@@ -106,11 +106,11 @@ def replicate(
         own_tables.record(pipeline.lake_root)
         # Record this process before Spark has started: until then `pgrepl status` would show the previous
         # process.
-        store.write_progress(pipeline.name, holder=progress_writer.holder())
-        with _recorded_run(store, pipeline.name):
+        state_db.write_progress(pipeline.name, holder=progress_writer.holder())
+        with _recorded_run(state_db, pipeline.name):
             check_role(dsn, pipeline)
             target = _target(dsn, until)
-            return _replication(dsn, pipeline, store, record, stop, session, publisher, meanwhile).run(
+            return _replication(dsn, pipeline, state_db, record, stop, session, publisher, meanwhile).run(
                 target, metrics
             )
 
@@ -128,27 +128,27 @@ def _session(pipeline: Pipeline, stack: ExitStack) -> LazySession | None:
 
 
 @contextmanager
-def _recorded_run(store: Store, pipeline: str) -> Iterator[None]:
+def _recorded_run(state_db: StateDatabase, pipeline: str) -> Iterator[None]:
     """Record that the app started, and that it stopped or failed.
 
     Not called before source, lake and state are known to be the pipeline's. If the state database is out of
     reach at the end, the error of the app is raised.
     """
-    store.record_run(pipeline, EventKind.STARTED)
+    state_db.record_run(pipeline, EventKind.STARTED)
     try:
         yield
     except PgReplError as error:
         with suppress(PgReplError):
-            store.record_run(pipeline, EventKind.FAILED, error)
+            state_db.record_run(pipeline, EventKind.FAILED, error)
         raise
     with suppress(PgReplError):
-        store.record_run(pipeline, EventKind.STOPPED)
+        state_db.record_run(pipeline, EventKind.STOPPED)
 
 
 def _replication(
     dsn: str,
     pipeline: Pipeline,
-    store: Store,
+    state_db: StateDatabase,
     record: EpochRecord,
     stop: process.StopSignal,
     session: LazySession | None,
@@ -159,10 +159,10 @@ def _replication(
     if session is not None:
         from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
 
-        return LakeReplication(dsn, pipeline, store, record, stop, session)
+        return LakeReplication(dsn, pipeline, state_db, record, stop, session)
     from airflow_provider_pgrepl.replication.app.event_replication import EventReplication
 
-    return EventReplication(dsn, pipeline, store, record, stop, publisher, meanwhile)
+    return EventReplication(dsn, pipeline, state_db, record, stop, publisher, meanwhile)
 
 
 def _check_publisher(pipeline: Pipeline, publisher: str | None) -> None:

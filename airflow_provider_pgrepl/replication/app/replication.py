@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.receiver import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import Address
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,16 @@ class Replication:
     """
 
     def __init__(
-        self, dsn: str, pipeline: Pipeline, store: Store, record: EpochRecord, stop: process.StopSignal
+        self,
+        dsn: str,
+        pipeline: Pipeline,
+        state_db: StateDatabase,
+        record: EpochRecord,
+        stop: process.StopSignal,
     ) -> None:
         self._dsn = dsn
         self._pipeline = pipeline
-        self._store = store
+        self._state_db = state_db
         self._stop = stop
         self._receiver = ReconnectingReceiver(dsn, pipeline)
         self._record = record
@@ -118,13 +123,13 @@ class Replication:
 
     def _make_progress_writer(self, source: Callable[[], SourceReading | None]) -> ProgressWriter:
         return ProgressWriter(
-            self._store,
+            self._state_db,
             self._pipeline.name,
             lambda: self._receiver.progress,
             lambda: self._applied,
             lambda: None if self._tidying.locked() else self._applied.idle_at,
             SampleWriter(
-                self._store,
+                self._state_db,
                 self._pipeline.name,
                 lambda: self._receiver.progress,
                 lambda: self._applied,
@@ -168,7 +173,7 @@ class Replication:
         return process.DONE
 
     def _in_state(self, state: TableState) -> list[str]:
-        tables = self._store.read_tables(self._pipeline.name).values()
+        tables = self._state_db.read_tables(self._pipeline.name).values()
         return [str(table.table) for table in tables if table.state is state]
 
     def _supervise(self) -> None:
@@ -197,7 +202,7 @@ class Replication:
             return
         try:
             work()
-            self._store.write_progress(self._pipeline.name, table_bytes=self._maintenance.measure())
+            self._state_db.write_progress(self._pipeline.name, table_bytes=self._maintenance.measure())
         except PgReplError as error:
             log.warning("maintenance failed: %s", error)
         finally:

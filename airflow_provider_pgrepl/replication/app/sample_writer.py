@@ -12,8 +12,8 @@ from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProg
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.memory import resident_bytes
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.samples import Sample, table_sample_interval_s
-from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ class SampleWriter:
 
     def __init__(
         self,
-        store: Store,
+        state_db: StateDatabase,
         pipeline: str,
         received: Callable[[], ReceiverProgress],
         applied: Callable[[], ApplierProgress],
         source: Callable[[], SourceReading | None],
     ) -> None:
-        self._store = store
+        self._state_db = state_db
         self._pipeline = pipeline
         self._received = received
         self._applied = applied
@@ -53,14 +53,14 @@ class SampleWriter:
         if reading is None and now < self._last + INTERVAL_S + _GRACE_S:
             return
         try:
-            self._store.write_sample(self._pipeline, self._sample(reading or SourceReading(now), now))
+            self._state_db.write_sample(self._pipeline, self._sample(reading or SourceReading(now), now))
             if now >= self._next_tables:
-                count = self._store.write_table_samples(self._pipeline, dict(self._applied().positions))
+                count = self._state_db.write_table_samples(self._pipeline, dict(self._applied().positions))
                 self._next_tables = now + table_sample_interval_s(count)
             if now >= self._next_delete:
                 self._next_delete = now + _DELETE_INTERVAL_S
-                self._store.delete_old_samples(self._pipeline)
-                self._store.delete_old_events(self._pipeline)
+                self._state_db.delete_old_samples(self._pipeline)
+                self._state_db.delete_old_events(self._pipeline)
         except PgReplError as error:
             log.warning("no sample was recorded: %s", error.message)
 

@@ -89,7 +89,7 @@ from airflow_provider_pgrepl.replication.spark.session import (
     has_local_jvm,
     runs_on_cluster,
 )
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store
 
@@ -179,7 +179,7 @@ class SnapshotRun:
         """Begin an epoch. `take_over` as in `begin_epoch`; raises what that raises."""
         snapshotter = self.snapshotter
         if self.epoch is not None:
-            check_no_foreign_receiver(snapshotter.store, snapshotter.pipeline)
+            check_no_foreign_receiver(snapshotter.state_db, snapshotter.pipeline)
         requested = self.requested
         selected, _ = self.select(requested)
         leave = (
@@ -187,7 +187,7 @@ class SnapshotRun:
         )
         relations = [relation for relation in selected.relations if relation.table not in leave]
         self.prepare_executors()
-        retire_unknown_tables(snapshotter.store, snapshotter.pipeline, self.records)
+        retire_unknown_tables(snapshotter.state_db, snapshotter.pipeline, self.records)
         if self.lost:
             own_tables.give_up(snapshotter.pipeline.lake_root, self.lost)
             log.warning("given up: %s", "; ".join(one.reason for one in self.lost))
@@ -209,7 +209,7 @@ class SnapshotRun:
             return SnapshotResult()
         assert self.epoch is not None
         changing = otherwise_taken(self.snapshotter.pipeline, self.records)
-        check_may_change(self.snapshotter.store, self.snapshotter.pipeline, changing)
+        check_may_change(self.snapshotter.state_db, self.snapshotter.pipeline, changing)
         # Bind the settings to the tables as they are now: executors may take long to start.
         wanted = [relation for relation in selected.relations if relation.table in tables]
         self.snapshotter.index_selected(self.epoch.epoch, wanted)
@@ -232,16 +232,18 @@ def opened(
     pipeline, given_up = access.pipeline, frozenset(give_up)
     check_store(pipeline.lake_root)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}", access.started_by))
+        state_db = stack.enter_context(
+            StateDatabase(access.state_dsn, f"snapshot {pipeline.name}", access.started_by)
+        )
         source = stack.enter_context(access.source("snapshot"))
         for lake_may_fail in (True, False):
-            evidence = gather(pipeline, store, source, lake_may_fail=lake_may_fail)
+            evidence = gather(pipeline, state_db, source, lake_may_fail=lake_may_fail)
             if new_epoch:
                 check_new_epoch(evidence, given_up)
             else:
                 check_ours(evidence)
             if lake_may_fail:
-                settle_idle_lake(store, evidence, access.dsn, given_up if new_epoch else None)
+                settle_idle_lake(state_db, evidence, access.dsn, given_up if new_epoch else None)
         if new_epoch:
             check_lake_may_be_lost(evidence, given_up)
         log.info("%s", evidence.describe())
@@ -250,29 +252,29 @@ def opened(
             check_not_nested(pipeline.lake_root)
             # Check this before recording anything: the record would prevent another try with another lake.
             check_directory(pipeline.lake_root)
-        records = read_records(store, pipeline)
+        records = read_records(state_db, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
-        lost = _find_lost(store, evidence, new_epoch=new_epoch)
+        lost = _find_lost(state_db, evidence, new_epoch=new_epoch)
         session = LazySession(lambda: _start_spark(pipeline))
         stack.callback(session.stop)
         if new_epoch or not has_tables(epoch, records):
             # Tables will be copied: Spark starts while the source is checked.
             _begin_local(session, pipeline)
-            selected = read_selected(store, pipeline)
+            selected = read_selected(state_db, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
             requested = requested_of(records, names)
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
-        check_own_tables(access, store, source)
-        store.migrate()
-        store.lock(pipeline.name, "snapshot")
+        check_own_tables(access, state_db, source)
+        state_db.migrate()
+        state_db.lock(pipeline.name, "snapshot")
         known = (evidence.recorded, epoch)
         former = [record.publication for record in known if record is not None]
         trigger.keep_installed(source, pipeline, former)
-        records = store.read_tables(pipeline.name)
-        snapshotter = TableSnapshotter(access, source, store, session.get)
+        records = state_db.read_tables(pipeline.name)
+        snapshotter = TableSnapshotter(access, source, state_db, session.get)
         epoch = find_epoch(pipeline)
         yield SnapshotRun(
             snapshotter,
@@ -282,13 +284,15 @@ def opened(
             evidence.describe(),
             lambda: _prepare_executors(session, access),
             recorded_names(
-                source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
+                source, pipeline, epoch, records, evidence.recorded, state_db.read_selected(pipeline.name)
             ),
             lost,
         )
 
 
-def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own_tables.MissingTable]:
+def _find_lost(
+    state_db: StateDatabase, evidence: Evidence, *, new_epoch: bool
+) -> list[own_tables.MissingTable]:
     """Return the lake's own tables that are lost together with an epoch that is given up.
 
     `pgrepl accept-missing` cannot be run in that case. Raises LakeError if an epoch that continues lacks such
@@ -297,7 +301,7 @@ def _find_lost(store: Store, evidence: Evidence, *, new_epoch: bool) -> list[own
     root = evidence.pipeline.lake_root
     if evidence.torn_down or (new_epoch and any(differences(evidence))):
         return own_tables.find_lost(root)
-    own_tables.check(root, known_tables(store, evidence.pipeline, evidence.epoch))
+    own_tables.check(root, known_tables(state_db, evidence.pipeline, evidence.epoch))
     return []
 
 
@@ -375,8 +379,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 def _result(access: Access, outcome: SnapshotResult) -> dict[str, Any]:
     """Return the result of a run as data: copied tables, rows, the copies' consistent point, and failed
     tables."""
-    with access.store("snapshot") as store:
-        records = store.read_tables(access.pipeline.name)
+    with access.state_db("snapshot") as state_db:
+        records = state_db.read_tables(access.pipeline.name)
     copied = [records[table] for table in sorted(outcome.copied) if table in records]
     positions = [record.position_lsn for record in copied if record.position_lsn is not None]
     return {
@@ -409,7 +413,7 @@ def take_tables(access: Access) -> SnapshotResult:
             return run.begin()
         selected, requested = run.select(run.requested)
         leave = left_out(access.pipeline, unrecorded(selected, run.records))
-        retire_unknown_tables(run.snapshotter.store, access.pipeline, run.records)
+        retire_unknown_tables(run.snapshotter.state_db, access.pipeline, run.records)
         due = [table for table in selected.tables - leave if run.is_due(selected, table)]
         return run.take(due, requested, selected)
 

@@ -49,8 +49,8 @@ from airflow_provider_pgrepl.replication.source.slot_creation import (
     export_snapshot,
     take_over_slot,
 )
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens, write_token
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class TableSnapshotter:
 
     access: Access
     source: Connection
-    store: Store
+    state_db: StateDatabase
     spark: Callable[[], SparkSession]
 
     @property
@@ -93,7 +93,7 @@ class TableSnapshotter:
         return self.access.pipeline
 
     def records(self) -> Records:
-        return self.store.read_tables(self.pipeline.name)
+        return self.state_db.read_tables(self.pipeline.name)
 
     def take(
         self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord
@@ -110,7 +110,7 @@ class TableSnapshotter:
 
     def copy_states(self) -> CopyStates:
         """Return the context manager that records the states of tables while they are copied."""
-        return CopyStates(self.access.dsn, self.pipeline, self.store)
+        return CopyStates(self.access.dsn, self.pipeline, self.state_db)
 
     def _take(
         self, states: CopyStates, left: set[TableName], requested: RequestedTables, record: EpochRecord
@@ -118,7 +118,7 @@ class TableSnapshotter:
         copied, attempt, given_way = list[TableName](), 1, 0
         failed: dict[TableName, PgReplError] = {}
         added: dict[TableName, int] = {}
-        ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
+        ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.state_db)
         ownership.check_publication(record.publication_oid)
         while left:
             relations, faults = self.examine(left, requested, record)
@@ -166,7 +166,7 @@ class TableSnapshotter:
         """Publish the tables, record that they are being copied, and return those that were not published."""
         # Under this lock: a process that removes a table has either finished before, or sees that it is
         # copied again.
-        with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
+        with self.state_db.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
             joined = ownership.publish(relations)
             states.join(relation.table for relation in joined)
             records = self.records()
@@ -216,12 +216,12 @@ class TableSnapshotter:
     def _recorded_names(self, epoch: EpochRecord | None) -> BoundRules | None:
         """Return the names and settings under which tables are recorded now: each selection adds to them."""
         name = self.pipeline.name
-        recorded, selected = self.store.read_pipeline(name), self.store.read_selected(name)
+        recorded, selected = self.state_db.read_pipeline(name), self.state_db.read_selected(name)
         return recorded_names(self.source, self.pipeline, epoch, self.records(), recorded, selected)
 
     def record_selected(self, relations: Iterable[Relation]) -> None:
         """Record the tables in the state while there is no epoch, so that settings are bound to them."""
-        self.store.record_selected(self.pipeline.name, self._bare(relations))
+        self.state_db.record_selected(self.pipeline.name, self._bare(relations))
 
     def index_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
         """Record the tables in the lake before they are published, so that the receiver can hide their
@@ -270,7 +270,7 @@ class TableSnapshotter:
         if self.pipeline.has_lake_tables:
             copied = self._copy_rows(keeper, exported, record, begins_epoch=begins_epoch)
         else:
-            copied = record_tables(self.pipeline, self.store, states, record, keeper, exported)
+            copied = record_tables(self.pipeline, self.state_db, states, record, keeper, exported)
         own_tables.record(self.pipeline.lake_root)
         writer.mark(changelog_uri(self.pipeline.lake_root))
         return copied
@@ -287,7 +287,7 @@ class TableSnapshotter:
         from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 
         copy = SnapshotCopy(
-            self.spark(), self.access.dsn, self.pipeline, self.store, record, keeper, exported
+            self.spark(), self.access.dsn, self.pipeline, self.state_db, record, keeper, exported
         )
         with SlotInUse(self.access.dsn, self.pipeline.slot):
             copied = copy.run()
@@ -329,9 +329,9 @@ def begin_epoch(
     :param replace_record: a new epoch was requested, possibly of another source, slot or lake than recorded
     """
     pipeline, server = snapshotter.pipeline, read_server(snapshotter.source)
-    ownership = SourceOwnership(snapshotter.access.dsn, snapshotter.source, pipeline, snapshotter.store)
+    ownership = SourceOwnership(snapshotter.access.dsn, snapshotter.source, pipeline, snapshotter.state_db)
     tables = [relation.table for relation in relations]
-    beginning = find_next_epoch(snapshotter.store, pipeline, tables, last)
+    beginning = find_next_epoch(snapshotter.state_db, pipeline, tables, last)
     ownership.claim(server, last, replace_record=replace_record)
     with ownership.record_slot_loss(), ownership.publication_undone():
         return _make_epoch(snapshotter, ownership, server, relations, requested, last, take_over, beginning)
@@ -436,7 +436,7 @@ def _open_epoch(
     uri = changelog_uri(pipeline.lake_root)
     is_other_source = last is not None and known_source(last, server).differs(server)
     try:
-        selected = snapshotter.store.read_selected(pipeline.name)
+        selected = snapshotter.state_db.read_selected(pipeline.name)
         record = EpochRecord(
             pipeline.name,
             beginning.epoch,
@@ -466,14 +466,14 @@ def _open_epoch(
                 snapshotter.index_selected(record.epoch, selected)
             if last.slot != record.slot and not server.in_recovery:
                 forget_tokens(snapshotter.source, last.slot)
-        snapshotter.store.record_evidence(
+        snapshotter.state_db.record_evidence(
             pipeline.name,
             database=server.database,
             database_oid=server.database_oid,
             lake=pipeline.lake_root,
             lake_id=lake_id(open_changelog(uri)),
         )
-        snapshotter.store.record_epoch(pipeline.name, record.epoch, begins)
+        snapshotter.state_db.record_epoch(pipeline.name, record.epoch, begins)
     except BaseException:
         # A slot without a changelog would retain WAL at the source, and no receiver would read it.
         drop_unused(snapshotter.access.dsn, snapshotter.source, pipeline.slot)

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import R
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import Server, known_source
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.database import PipelineRecord, StateDatabase
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class SourceOwnership:
     dsn: str
     source: Connection
     pipeline: Pipeline
-    store: Store
+    state_db: StateDatabase
     _made: int | None = None
     """The oid of the publication that this run created, until the epoch begins."""
 
@@ -65,7 +65,7 @@ class SourceOwnership:
         """
         pipeline = self.pipeline
         known = None if last is None or known_source(last, server).differs(server) else last
-        recorded = self.store.read_pipeline(pipeline.name)
+        recorded = self.state_db.read_pipeline(pipeline.name)
         ours = None if recorded is None or known_source(recorded, server).differs(server) else recorded
         found = read_slot(self.source, pipeline.slot)
         slot_ours = (
@@ -104,7 +104,7 @@ class SourceOwnership:
             for text in {_what_stays(former, server) for former in (last, recorded)} - {""}:
                 log.warning("%s", text)
             self._drop_former(ours, known)
-        self.store.register(
+        self.state_db.register(
             pipeline,
             server.system_identifier,
             # Another program may create a slot of this name while this process waits for open transactions.
@@ -138,14 +138,14 @@ class SourceOwnership:
 
     def drop_slot(self) -> None:
         """Drop the slot if the pipeline has created it. Raises BusyError while a walsender is reading it."""
-        recorded = self.store.read_pipeline(self.pipeline.name)
+        recorded = self.state_db.read_pipeline(self.pipeline.name)
         if recorded is not None and recorded.slot_owned:
             drop_slot(self.source, self.pipeline.slot)
-            self.store.record_slot(self.pipeline.name, is_owned=False)
+            self.state_db.record_slot(self.pipeline.name, is_owned=False)
 
     def record_slot(self) -> None:
         """Record that the pipeline has created its slot."""
-        self.store.record_slot(self.pipeline.name, is_owned=True)
+        self.state_db.record_slot(self.pipeline.name, is_owned=True)
 
     @contextmanager
     def record_slot_loss(self) -> Iterator[None]:
@@ -158,7 +158,7 @@ class SourceOwnership:
         except BaseException:
             with suppress(PgReplError):
                 if read_slot(self.source, self.pipeline.slot) is None:
-                    self.store.record_slot(self.pipeline.name, is_owned=False)
+                    self.state_db.record_slot(self.pipeline.name, is_owned=False)
             raise
 
     def pipeline_id(self) -> str:
@@ -166,7 +166,7 @@ class SourceOwnership:
 
         Raises StateError if the record was deleted.
         """
-        recorded = self.store.read_pipeline(self.pipeline.name)
+        recorded = self.state_db.read_pipeline(self.pipeline.name)
         if recorded is None:
             raise StateError(
                 f"pipeline {self.pipeline.name}: another process deleted its record at the same time"
@@ -302,7 +302,7 @@ class NextEpoch:
 
 
 def find_next_epoch(
-    store: Store, pipeline: Pipeline, tables: Iterable[TableName], last: EpochRecord | None
+    state_db: StateDatabase, pipeline: Pipeline, tables: Iterable[TableName], last: EpochRecord | None
 ) -> NextEpoch:
     """Return the number of the next epoch: 1 above every epoch that the lake records.
 
@@ -311,7 +311,7 @@ def find_next_epoch(
     Raises LakeError if the points or a table's folder belong to another lake than the state records.
     """
     lake_root = pipeline.lake_root
-    former, of_tables = ("", 0) if last is not None else _check_former_tables(store, pipeline, tables)
+    former, of_tables = ("", 0) if last is not None else _check_former_tables(state_db, pipeline, tables)
     if last is None:
         _check_former_points(lake_root, former)
     epochs = [point.epoch for point in ConsistentPoints(lake_root).all()]
@@ -320,16 +320,18 @@ def find_next_epoch(
     return NextEpoch(Epoch(highest + 1), former)
 
 
-def _check_former_tables(store: Store, pipeline: Pipeline, tables: Iterable[TableName]) -> tuple[str, int]:
+def _check_former_tables(
+    state_db: StateDatabase, pipeline: Pipeline, tables: Iterable[TableName]
+) -> tuple[str, int]:
     """Return the ID of the lost lake, and the highest epoch of a table.
 
     Raises LakeError as `find_next_epoch`.
     """
     name, root = pipeline.name, pipeline.lake_root
-    recorded = store.read_pipeline(name)
+    recorded = state_db.read_pipeline(name)
     is_here = recorded is not None and is_same_place(recorded.lake, root)
     former = recorded.lake_id if recorded is not None and is_here else ""
-    records = store.read_tables(name) if is_here else {}
+    records = state_db.read_tables(name) if is_here else {}
     copied = {table for table, record in records.items() if record.position_lsn is not None}
     epochs = [
         check_former(f"{root}/{path}", name, former, is_copied=table in copied)

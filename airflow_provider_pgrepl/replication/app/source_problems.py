@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import left_
 from airflow_provider_pgrepl.replication.source.preflight.tables import others_published, refused_tables
 from airflow_provider_pgrepl.replication.source.publication import drop_tables, table_names
 from airflow_provider_pgrepl.replication.source.server import synchronous_problem
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
@@ -80,16 +80,19 @@ def _oids(records: Mapping[TableName, TableRecord]) -> dict[int, TableName]:
 
 
 def protect_source(
-    source: Connection, store: Store, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
+    source: Connection,
+    state_db: StateDatabase,
+    pipeline: Pipeline,
+    refused: Mapping[TableName, RefusedChanges],
 ) -> None:
     """Drop these tables from the pipeline's own publication, and mark them errored.
 
     Does nothing if the pipeline does not own the publication.
     """
-    recorded = store.read_pipeline(pipeline.name)
+    recorded = state_db.read_pipeline(pipeline.name)
     if not refused or recorded is None or not recorded.publication_owned:
         return
-    records = store.read_tables(pipeline.name)
+    records = state_db.read_tables(pipeline.name)
     for table, why in refused.items():
         record = records.get(table)
         if record is None or record.relation is None:
@@ -101,7 +104,7 @@ def protect_source(
             ". Then ".join(filter(None, (why.fix, errors.resnapshot(table)))),
             Remedy.RESNAPSHOT,
         )
-        store.mark_errored(pipeline.name, record, error)
+        state_db.mark_errored(pipeline.name, record, error)
         log.error("%s", error)
 
 
@@ -126,10 +129,10 @@ class SourceProtection:
     def look(self) -> None:
         """Check once. Raises PgReplError."""
         role = f"protection {self._pipeline.name}"
-        with closing(connect(self._dsn, role)) as source, Store(self._state_dsn, role) as store:
-            records = store.read_tables(self._pipeline.name)
+        with closing(connect(self._dsn, role)) as source, StateDatabase(self._state_dsn, role) as state_db:
+            records = state_db.read_tables(self._pipeline.name)
             refused = published_refused(source, self._pipeline, records)
-            protect_source(source, store, self._pipeline, refused)
+            protect_source(source, state_db, self._pipeline, refused)
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):

@@ -51,7 +51,7 @@ from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRang
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.values import copied_part
 
 log = logging.getLogger(__name__)
@@ -144,8 +144,8 @@ class SourceSnapshots:
         pipeline = self._pipeline
         # Consumers replace their rows with these, so the source must be the pipeline's. Nothing else in a
         # publisher's process uses the source.
-        with Store(process.state_dsn(), f"snapshot {pipeline.name}") as store:
-            evidence.check(pipeline, store, self._dsn)
+        with StateDatabase(process.state_dsn(), f"snapshot {pipeline.name}") as state_db:
+            evidence.check(pipeline, state_db, self._dsn)
         with ExitStack() as held:
             with closing(connect(self._dsn, f"snapshot {pipeline.name}")) as source:
                 relation = find_relation(source, table, pipeline.publication)

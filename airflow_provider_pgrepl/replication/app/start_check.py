@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import SelectedTables, select_tables
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 _WITHOUT_TRIGGER = (
@@ -26,14 +26,14 @@ _WITHOUT_TRIGGER = (
 )
 
 
-def check_own_tables(access: Access, store: Store, source: Connection) -> None:
+def check_own_tables(access: Access, state_db: StateDatabase, source: Connection) -> None:
     """Raise PublicationError if other programs' subscribers would receive tables that a snapshot creates.
 
     These are in schema `_pgrepl`: the tables of the state, and the key of the event trigger.
     """
     pipeline = access.pipeline
     used = pipeline.used_publication
-    store.check_not_published(pipeline.slot, used if access.state_dsn == access.dsn else "")
+    state_db.check_not_published(pipeline.slot, used if access.state_dsn == access.dsn else "")
     if pipeline.event_trigger and not trigger.is_present(source, pipeline):
         check_not_published(source, pipeline.slot, used, _WITHOUT_TRIGGER)
 
@@ -74,8 +74,8 @@ def check_snapshot(
     :param added: tables to add to the pipeline
     """
     check_storage(access.pipeline)
-    with Store(access.state_dsn, "preflight") as store, access.source("preflight") as source:
-        check_own_tables(access, store, source)
+    with StateDatabase(access.state_dsn, "preflight") as state_db, access.source("preflight") as source:
+        check_own_tables(access, state_db, source)
     records = _read_records(access)
     if not new_epoch:
         _check_lake(access.pipeline, records, must_have_begun=False)
@@ -160,8 +160,8 @@ def _has_begun(records: Records) -> bool:
 
 def _read_records(access: Access) -> Records | None:
     """Return the recorded tables, {} if the state is not set up, or None if it cannot be read yet."""
-    with Store(access.state_dsn, f"preflight {access.pipeline.name}") as store:
+    with StateDatabase(access.state_dsn, f"preflight {access.pipeline.name}") as state_db:
         try:
-            return store.read_tables(access.pipeline.name) if store.is_set_up() else {}
+            return state_db.read_tables(access.pipeline.name) if state_db.is_set_up() else {}
         except StateError:
             return None

@@ -49,7 +49,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import known_source, read_server
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.database import PipelineRecord, StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage import open_file, open_parquet, open_storage
 
@@ -121,9 +121,9 @@ class TableWatch:
     """The check of a pipeline's tables. Called by one thread. `progress` shows how far it has checked."""
 
     def __init__(
-        self, pipeline: Pipeline, store: Store, record: EpochRecord, progress: ApplierProgress
+        self, pipeline: Pipeline, state_db: StateDatabase, record: EpochRecord, progress: ApplierProgress
     ) -> None:
-        self._pipeline, self._store, self._record, self._progress = pipeline, store, record, progress
+        self._pipeline, self._state_db, self._record, self._progress = pipeline, state_db, record, progress
         self._uri = changelog_uri(pipeline.lake_root)
         self._followed = FollowedChangelog(self._uri)
         self._tables: dict[int, _Watched] = {}
@@ -157,7 +157,7 @@ class TableWatch:
                 # Name the tables: other tables at this position may have become active since, and are not
                 # checked yet.
                 names = [one.table for one in alike]
-                self._store.record_watched(self._pipeline.name, names, saved, through)
+                self._state_db.record_watched(self._pipeline.name, names, saved, through)
                 for one in alike:
                     one.saved = through
 
@@ -169,8 +169,8 @@ class TableWatch:
 
     def _read_records(self) -> None:
         self._read_at = time.monotonic()
-        idle_at = self._store.now()
-        found = self._store.read_tables(self._pipeline.name).values()
+        idle_at = self._state_db.now()
+        found = self._state_db.read_tables(self._pipeline.name).values()
         self._records = {
             one.relation.oid: one
             for one in found
@@ -211,7 +211,7 @@ class TableWatch:
         for one in self._tables.values():
             one.through = max(one.through, through)
         for oid, record in self._records.items():
-            if record.state is TableState.CATCHING_UP and self._store.move(
+            if record.state is TableState.CATCHING_UP and self._state_db.move(
                 self._pipeline.name, record, TableState.STREAMING, reached=self._tables[oid].through
             ):
                 self._read_at = float("-inf")
@@ -254,18 +254,18 @@ class TableWatch:
             one.relation = timeline.relation
             # Recorded in one statement, so that changes before the position are never compared with a later
             # definition.
-            self._store.record_watched_relation(
+            self._state_db.record_watched_relation(
                 self._pipeline.name, one.table, one.saved, one.through, one.relation
             )
             one.saved = one.through
 
     def _stop(self, oid: int, error: PgReplError, lsn: LSN) -> None:
         one, record = self._tables.pop(oid), self._records.pop(oid)
-        now = self._store.read_tables(self._pipeline.name).get(record.table)
+        now = self._state_db.read_tables(self._pipeline.name).get(record.table)
         if now is None or not now.state.is_followed or now.position_lsn != one.saved:
             return
         log.error("table %s stops: %s\n  hint: %s", record.table, error.message, error.hint)
-        self._store.mark_errored(self._pipeline.name, now, error, lsn)
+        self._state_db.mark_errored(self._pipeline.name, now, error, lsn)
 
 
 def _portions(files: Iterable[ChangelogFile]) -> Iterator[list[ChangelogFile]]:

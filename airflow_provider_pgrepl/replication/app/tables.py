@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     lists,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import Membership, TableRecord, TableState
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableNam
     return frozenset(found)
 
 
-def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) -> None:
+def retire_unknown_tables(state_db: StateDatabase, pipeline: Pipeline, records: Records) -> None:
     """Set tables to `removed` that neither the file nor an operator requests.
 
     Their lake tables stay unchanged.
@@ -92,7 +92,7 @@ def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) ->
         if record.state is TableState.REMOVED or record.membership == "removed":
             continue
         if not belongs(pipeline, table, record):
-            store.set_state(pipeline.name, table, TableState.REMOVED)
+            state_db.set_state(pipeline.name, table, TableState.REMOVED)
             log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
 
 
@@ -123,17 +123,17 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_selected(store: Store, pipeline: Pipeline) -> list[Relation]:
+def read_selected(state_db: StateDatabase, pipeline: Pipeline) -> list[Relation]:
     """Return the relations that were selected, or [] if the state is not set up."""
-    return store.read_selected(pipeline.name) if store.is_set_up() else []
+    return state_db.read_selected(pipeline.name) if state_db.is_set_up() else []
 
 
-def read_records(store: Store, pipeline: Pipeline) -> Records:
+def read_records(state_db: StateDatabase, pipeline: Pipeline) -> Records:
     """Return the recorded tables after migrating the state's schema, or {} if the state is not set up.
 
     Does not set up the state.
     """
-    if not store.is_set_up():
+    if not state_db.is_set_up():
         return {}
-    store.migrate()
-    return store.read_tables(pipeline.name)
+    state_db.migrate()
+    return state_db.read_tables(pipeline.name)

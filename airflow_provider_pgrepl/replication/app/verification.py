@@ -45,7 +45,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import selec
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot, export_snapshot
 from airflow_provider_pgrepl.replication.spark.session import LazySession
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.values import copied_part, typed_columns
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Verification:
 
     access: Access
     source: Connection
-    store: Store
+    state_db: StateDatabase
     epoch: EpochRecord
     records: Records
     session: LazySession
@@ -104,8 +104,8 @@ class Verification:
             self.pipeline,
             self.epoch,
             self.records,
-            self.store.read_pipeline(self.pipeline.name),
-            read_selected(self.store, self.pipeline),
+            self.state_db.read_pipeline(self.pipeline.name),
+            read_selected(self.state_db, self.pipeline),
         )
         selected = select_tables(self.source, self.pipeline, requested_of(self.records, known))
         relations = {relation.table: relation for relation in selected.relations}
@@ -169,7 +169,9 @@ class Verification:
             and found.verified_at is not None
         ):
             record = self.records[relation.table]
-            self.store.record_verified(self.pipeline.name, record, found.verified_through, found.verified_at)
+            self.state_db.record_verified(
+                self.pipeline.name, record, found.verified_through, found.verified_at
+            )
         seconds = time.monotonic() - started
         log.info("compared %s: %s, after %.1f s", relation.table, found.status, seconds)
         return found

@@ -52,17 +52,17 @@ def opened(
     """
     pipeline = access.pipeline
     refuse_without_lake(pipeline, "verify", "there is nothing to compare")
-    with access.store("verify") as store, access.source("verify") as source:
-        evidence = gather(pipeline, store, source)
+    with access.state_db("verify") as state_db, access.source("verify") as source:
+        evidence = gather(pipeline, state_db, source)
         check_ours(evidence)
         if evidence.epoch is None:
             raise ConfigError("this pipeline has no epoch yet", "run the snapshot app first")
-        store.lock(pipeline.name, "verify")
+        state_db.lock(pipeline.name, "verify")
         session = LazySession(lambda: build_session(f"pgrepl verify {pipeline.name}", delta=False))
         try:
-            records = store.read_tables(pipeline.name)
+            records = state_db.read_tables(pipeline.name)
             yield Verification(
-                access, source, store, evidence.epoch, records, session, timeout_s, shows_keys, percent
+                access, source, state_db, evidence.epoch, records, session, timeout_s, shows_keys, percent
             )
         finally:
             session.stop()

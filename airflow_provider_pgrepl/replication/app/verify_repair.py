@@ -95,7 +95,7 @@ class Repair(Verification):
         """
         deadline = time.monotonic() + self.timeout_s
         root, name = self.pipeline.lake_root, self.pipeline.name
-        while self.store.is_locked(name, "replicate") and not has_version(root, table, version):
+        while self.state_db.is_locked(name, "replicate") and not has_version(root, table, version):
             if time.monotonic() > deadline:
                 log.warning("%s: no consistent point has the repaired rows yet", table)
                 return
@@ -108,22 +108,22 @@ class Repair(Verification):
         Raises StateError if the table cannot be paused, BusyError if the application does not end its merges.
         """
         name, deadline = self.pipeline.name, selection.Deadline(self.timeout_s)
-        since = self.store.now()
+        since = self.state_db.now()
         pause_tables(self.access, [table])
         try:
             # Make a batch begin that knows the new state, even if there are no changes.
             writer.mark(changelog_uri(self.pipeline.lake_root))
-            selection.wait_until_released(self.store, name, since, deadline)
+            selection.wait_until_released(self.state_db, name, since, deadline)
             # The lock was taken if no application ran. One may start now: it finds the table paused.
-            self.store.unlock(name, "replicate")
+            self.state_db.unlock(name, "replicate")
             yield
         finally:
-            self.store.unlock(name, "replicate")
+            self.state_db.unlock(name, "replicate")
             if self._record(table).state is TableState.PAUSED:
                 resume_tables(self.access, [table])
 
     def _record(self, table: TableName) -> TableRecord:
-        record = self.store.read_tables(self.pipeline.name).get(table)
+        record = self.state_db.read_tables(self.pipeline.name).get(table)
         if record is None:
             raise StateError(f"{table}: was removed while it was repaired")
         return record

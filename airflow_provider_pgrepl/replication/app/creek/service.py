@@ -37,7 +37,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime import process_io
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -105,8 +105,8 @@ class FollowedTables:
             self._adding.wait()
 
     def _records(self) -> Records:
-        with self._access.store("creek") as store:
-            return store.read_tables(self._access.pipeline.name)
+        with self._access.state_db("creek") as state_db:
+            return state_db.read_tables(self._access.pipeline.name)
 
     def _compare(self, published: Tables, taken: Tables) -> str:
         """Begin to add tables, or remove tables. Return the reason if that is not possible, else ""."""
@@ -168,8 +168,8 @@ def run(_: argparse.Namespace) -> int:
 def _check_ours(deployment: Deployment, pipeline: Pipeline) -> None:
     """Check ownership before anything is created at the source: PG_URI may name another database than the
     lake's."""
-    with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
-        check(pipeline, store, deployment.dsn, lake_may_fail=True)
+    with StateDatabase(_state_dsn(deployment), f"creek {pipeline.name}") as state_db:
+        check(pipeline, state_db, deployment.dsn, lake_may_fail=True)
 
 
 def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:
@@ -177,8 +177,8 @@ def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:
     decide."""
     if "lake_tables" in deployment.options:
         return pipeline
-    with Store(_state_dsn(deployment), f"creek {pipeline.name}") as store:
-        records = read_records(store, pipeline)
+    with StateDatabase(_state_dsn(deployment), f"creek {pipeline.name}") as state_db:
+        records = read_records(state_db, pipeline)
     if not otherwise_taken(pipeline, records):
         return pipeline
     log.warning(

@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server, read_
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.spark.connectors import delta_jars
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.storage.probe import (
     UNKNOWN_MARGIN,
     check_directory,
@@ -294,8 +294,8 @@ def _tables(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
 
 def _state(access: Access) -> Iterator[Finding]:
     name = access.pipeline.name
-    with Store(access.state_dsn, f"doctor {name}") as store:
-        if not store.is_set_up() or store.read_pipeline(name) is None:
+    with StateDatabase(access.state_dsn, f"doctor {name}") as state_db:
+        if not state_db.is_set_up() or state_db.read_pipeline(name) is None:
             yield _ok("state", f"pipeline {name} is not recorded yet: {errors.SNAPSHOT}")
             return
     yield _ok("state", f"pipeline {name} is recorded")

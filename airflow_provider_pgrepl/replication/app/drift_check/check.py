@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import (
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
 from airflow_provider_pgrepl.replication.source.server import written_lsn
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 WAIT_S = 75.0
@@ -69,18 +69,18 @@ def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pip
     return compare_catalog(assumed, current, pipeline.options(recorded.table)).kind is not DriftKind.UNSAFE
 
 
-def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
+def wait_until_applied(state_db: StateDatabase, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
     """Wait while the replication app runs, and return True once the lake holds everything up to `lsn`, else
     False."""
     deadline = time.monotonic() + timeout_s
     while True:
-        progress = store.read_progress(pipeline)
+        progress = state_db.read_progress(pipeline)
         if progress is not None and progress.applied_lsn >= lsn:
             return True
         is_running = (
             progress is not None
             and progress.updated_at is not None
-            and store.now() - progress.updated_at < _RUNNING
+            and state_db.now() - progress.updated_at < _RUNNING
         )
         if not is_running or time.monotonic() >= deadline:
             return False
@@ -109,13 +109,13 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
     SourceConnectionError, PrivilegeError.
     """
     pipeline = access.pipeline
-    with access.source("drift") as source, access.store("drift") as store:
-        if store.read_pipeline(pipeline.name) is None:
+    with access.source("drift") as source, access.state_db("drift") as state_db:
+        if state_db.read_pipeline(pipeline.name) is None:
             raise not_recorded(pipeline.name)
-        check_ours(gather(pipeline, store, source, lake_may_fail=True))
+        check_ours(gather(pipeline, state_db, source, lake_may_fail=True))
         # Read the records before the catalog: `mark_errored` then leaves alone tables whose record changed
         # since.
-        records = store.read_tables(pipeline.name)
+        records = state_db.read_tables(pipeline.name)
         watched = _watched(records)
         _check_publications(source, pipeline, watched.values())
         current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
@@ -125,19 +125,19 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
             for relation in _relations(watched)
             if may_be_truncated(relation, current[relation.table], pipeline)
         ]
-        is_settled = not awaited or wait_until_applied(store, pipeline.name, seen_at)
+        is_settled = not awaited or wait_until_applied(state_db, pipeline.name, seen_at)
         if awaited:
             # A TRUNCATE that the stream has sent until then is recorded by now.
-            again = _watched(store.read_tables(pipeline.name))
+            again = _watched(state_db.read_tables(pipeline.name))
             watched = {table: again[table] for table in watched if table in again}
         findings = find_drift(pipeline, _relations(watched), current, rights)
         if not is_settled:
             findings |= {known.table: TableFinding(_AWAITED, rights.get(known.oid)) for known in awaited}
-        report = _Report(store, pipeline, seen_at, mark_errored)
+        report = _Report(state_db, pipeline, seen_at, mark_errored)
         tables = tuple(report.drifts(watched, findings))
         refused = published_refused(source, pipeline, records)
         if pipeline.protect_source and mark_errored:
-            protect_source(source, store, pipeline, refused)
+            protect_source(source, state_db, pipeline, refused)
         new = _new_tables(source, pipeline, records)
         problems = source_problems(source, pipeline, refused)
         warnings = source_warnings(source, pipeline, records)
@@ -263,7 +263,7 @@ def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgRe
 class _Report:
     """The conversion of findings into lines of the report. Marks tables errored that cannot continue."""
 
-    store: Store
+    state_db: StateDatabase
     pipeline: Pipeline
     lsn: LSN
     mark_errored: bool
@@ -283,13 +283,13 @@ class _Report:
         if finding.error is None:
             yield TableDrift(table, DriftKind.SAFE.value, finding.reason, state=state)
             return
-        marked = self.mark_errored and self.store.mark_errored(
+        marked = self.mark_errored and self.state_db.mark_errored(
             self.pipeline.name, record, finding.error, lsn=self.lsn
         )
         if self.mark_errored and not marked:
             # Another process changed the table first. If it was resnapshotted, it has not drifted; if it was
             # marked errored for drift, report that.
-            now = self.store.read_tables(self.pipeline.name).get(record.table)
+            now = self.state_db.read_tables(self.pipeline.name).get(record.table)
             if now is not None and _is_drift_error(now):
                 yield self._in_error(now, finding)
             return

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot, read_wal_limit
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableCondition, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -68,7 +68,7 @@ class Observer(BlockThread):
         self._request_keepalive = request_keepalive
         self._interval_s = interval_s
         self._source: Connection | None = None
-        self._store: Store | None = None
+        self._state_db: StateDatabase | None = None
         self._errored: Mapping[TableName, datetime] | None = None
         self.observed = Observed()
 
@@ -77,9 +77,9 @@ class Observer(BlockThread):
         while not self._stopping.wait(pause_s):
             pause_s = self._interval_s
             self._try(self._read_source, self._drop_source)
-            self._try(self._read_state, self._drop_store)
+            self._try(self._read_state, self._drop_state_db)
         self._drop_source()
-        self._drop_store()
+        self._drop_state_db()
 
     def _try(self, read: Callable[[], None], drop: Callable[[], None]) -> None:
         try:
@@ -110,9 +110,9 @@ class Observer(BlockThread):
         )
 
     def _read_state(self) -> None:
-        if self._store is None:
-            self._store = Store(self._state_dsn, f"metrics {self._pipeline.name}")
-        read = self._store.read_conditions(self._pipeline.name)
+        if self._state_db is None:
+            self._state_db = StateDatabase(self._state_dsn, f"metrics {self._pipeline.name}")
+        read = self._state_db.read_conditions(self._pipeline.name)
         tables = {table: one for table, one in read.items() if one.state is not TableState.REMOVED}
         self._count_errored(tables)
         self.observed = replace(self.observed, is_state_up=True, tables=tables)
@@ -133,9 +133,9 @@ class Observer(BlockThread):
             with suppress(Exception):
                 source.close()
 
-    def _drop_store(self) -> None:
+    def _drop_state_db(self) -> None:
         self.observed = replace(self.observed, is_state_up=False)
-        store, self._store = self._store, None
-        if store is not None:
+        state_db, self._state_db = self._state_db, None
+        if state_db is not None:
             with suppress(Exception):
-                store.close()
+                state_db.close()

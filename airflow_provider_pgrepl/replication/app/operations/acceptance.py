@@ -27,13 +27,13 @@ def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
     to source, lake and state being the pipeline's.
     """
     pipeline = access.pipeline
-    with access.source("accept missing") as source, access.store("accept missing") as store:
-        check_ours(gather(pipeline, store, source))
-        store.lock(pipeline.name, "snapshot")
-        store.lock(pipeline.name, "replicate")
-        evidence = gather(pipeline, store, source)
+    with access.source("accept missing") as source, access.state_db("accept missing") as state_db:
+        check_ours(gather(pipeline, state_db, source))
+        state_db.lock(pipeline.name, "snapshot")
+        state_db.lock(pipeline.name, "replicate")
+        evidence = gather(pipeline, state_db, source)
         check_ours(evidence)
-        missing = own_tables.find_lost(pipeline.lake_root, known_tables(store, pipeline, evidence.epoch))
+        missing = own_tables.find_lost(pipeline.lake_root, known_tables(state_db, pipeline, evidence.epoch))
         lost = [one.reason for one in missing]
         if missing and not dry_run:
             own_tables.give_up(pipeline.lake_root, missing)
@@ -51,12 +51,12 @@ def accept_source(access: Access, name: str) -> bool:
     :param name: the name of that source, which the ConfigError for another name contains
     """
     pipeline = access.pipeline
-    with access.source("accept source") as source, access.store("accept source") as store:
-        if not check_acceptable(gather(pipeline, store, source), name):
+    with access.source("accept source") as source, access.state_db("accept source") as state_db:
+        if not check_acceptable(gather(pipeline, state_db, source), name):
             return False
-        store.lock(pipeline.name, "snapshot")
-        store.lock(pipeline.name, "replicate")
-        evidence = gather(pipeline, store, source)
+        state_db.lock(pipeline.name, "snapshot")
+        state_db.lock(pipeline.name, "replicate")
+        evidence = gather(pipeline, state_db, source)
         if not check_acceptable(evidence, name):
             return False
 

@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import history_key, 
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_count
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 _COPIED = {state for state in TableState if state.needs_changes or state is TableState.ERRORED}
@@ -176,13 +176,13 @@ def maintain(
     :param limit_s: seconds after which no further compaction begins
     :param tell: called with the result of each table
     """
-    with access.store("maintain") as store:
-        evidence.check(access.pipeline, store, access.dsn, needs_source=False)
+    with access.state_db("maintain") as state_db:
+        evidence.check(access.pipeline, state_db, access.dsn, needs_source=False)
         named, name = list(tables), access.pipeline.name
         if named:
             refuse_without_lake(access.pipeline, "--tables", "leave it out: the changelog is maintained")
-        records = choose(store, name, named) if named else list(recorded(store, name).values())
-        run = _Run(access, store, begun_epoch(store, access.pipeline), time.monotonic() + limit_s, wait)
+        records = choose(state_db, name, named) if named else list(recorded(state_db, name).values())
+        run = _Run(access, state_db, begun_epoch(state_db, access.pipeline), time.monotonic() + limit_s, wait)
         done = MaintenanceReport(name)
         for table in run.compacted(records):
             done.tables.append(table)
@@ -202,7 +202,7 @@ class _Run:
     """
 
     access: Access
-    store: Store
+    state_db: StateDatabase
     record: EpochRecord
     ends_at: float
     wait: Wait
@@ -214,7 +214,7 @@ class _Run:
         root, name = self.access.pipeline.lake_root, self.access.pipeline.name
         for table in [record.table for record in records]:
             # Read the record again: the table may be being copied again, and its copy must be able to commit.
-            record = self.store.read_tables(name).get(table)
+            record = self.state_db.read_tables(name).get(table)
             if record is None or record.relation is None or record.state not in _COPIED:
                 continue
             chosen = self.access.pipeline.options(table).policy.cluster_by
@@ -232,7 +232,7 @@ class _Run:
         while not self._is_time_to_end():
             try:
                 joined = compact_closed_hours(
-                    self.access.pipeline.lake_root, self.store.now(), _JOINED_AT_A_TIME
+                    self.access.pipeline.lake_root, self.state_db.now(), _JOINED_AT_A_TIME
                 )
             except PgReplError as error:
                 # The last step tries this again, and reports the error.
@@ -269,7 +269,7 @@ class _Run:
         """Return the retention as the app determines it; None, so that nothing is deleted, while it is not
         known."""
         pipeline = self.access.pipeline
-        records = self.store.read_tables(pipeline.name).values()
+        records = self.state_db.read_tables(pipeline.name).values()
         try:
             if pipeline.has_lake_tables:
                 tables = RecordedTables(pipeline, self.record, ConsistentPoints(pipeline.lake_root))
@@ -283,7 +283,7 @@ class _Run:
             return None
 
     def _app_runs(self) -> bool:
-        return self.store.is_locked(self.access.pipeline.name, "replicate")
+        return self.state_db.is_locked(self.access.pipeline.name, "replicate")
 
     def _is_time_to_end(self) -> bool:
         return self.wait(0.0) or time.monotonic() >= self.ends_at

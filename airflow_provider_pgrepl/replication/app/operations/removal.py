@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.lake import drop
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.publication import drop_tables, reason_to_keep, table_names
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 log = logging.getLogger(__name__)
@@ -44,48 +44,48 @@ def remove_tables(
     """
     name = access.pipeline.name
     deadline = selection.Deadline(timeout_s)
-    with access.store("remove") as store:
-        evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
-        records = _removable(access, store, tables, drop_lake_tables)
+    with access.state_db("remove") as state_db:
+        evidence.check(access.pipeline, state_db, access.dsn, lake_may_fail=not drop_lake_tables)
+        records = _removable(access, state_db, tables, drop_lake_tables)
         chosen = [record.table for record in records]
         if drop_lake_tables or _being_copied(records):
-            selection.lock(store, name, "snapshot", deadline)
+            selection.lock(state_db, name, "snapshot", deadline)
         if drop_lake_tables:
-            check_no_foreign_receiver(store, access.pipeline)
+            check_no_foreign_receiver(state_db, access.pipeline)
         # A snapshot that copies a table again waits for this lock, or has set the state before the states are
         # read.
-        with store.locked(name, "publication", timeout_s):
-            records = _removable(access, store, chosen, drop_lake_tables)
+        with state_db.locked(name, "publication", timeout_s):
+            records = _removable(access, state_db, chosen, drop_lake_tables)
             if _being_copied(records):
-                store.lock(name, "snapshot")
-            _set_removed(store, name, records)
-            _unpublish(access, store, records)
+                state_db.lock(name, "snapshot")
+            _set_removed(state_db, name, records)
+            _unpublish(access, state_db, records)
         if drop_lake_tables:
-            _drop(access, store, chosen, deadline)
+            _drop(access, state_db, chosen, deadline)
 
 
 def check_removable(access: Access, tables: Iterable[TableName | str], *, drop_lake_tables: bool) -> None:
     """Raise what `remove_tables` would raise, as far as it is known beforehand."""
-    with access.store("remove") as store:
-        evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
-        _removable(access, store, tables, drop_lake_tables)
+    with access.state_db("remove") as state_db:
+        evidence.check(access.pipeline, state_db, access.dsn, lake_may_fail=not drop_lake_tables)
+        _removable(access, state_db, tables, drop_lake_tables)
 
 
 def _removable(
-    access: Access, store: Store, tables: Iterable[TableName | str], drop_lake_tables: bool
+    access: Access, state_db: StateDatabase, tables: Iterable[TableName | str], drop_lake_tables: bool
 ) -> list[TableRecord]:
     pipeline = access.pipeline
-    records = choose(store, pipeline.name, tables)
-    _refuse_last(store, pipeline.name, records)
+    records = choose(state_db, pipeline.name, tables)
+    _refuse_last(state_db, pipeline.name, records)
     if drop_lake_tables:
         read_epoch(changelog_uri(pipeline.lake_root))
-        _check_droppable(access, store, [record.table for record in records])
+        _check_droppable(access, state_db, [record.table for record in records])
     return records
 
 
-def _check_droppable(access: Access, store: Store, tables: Sequence[TableName]) -> None:
+def _check_droppable(access: Access, state_db: StateDatabase, tables: Sequence[TableName]) -> None:
     name, root = access.pipeline.name, access.pipeline.lake_root
-    copied = {table for table, one in store.read_tables(name).items() if one.position_lsn is not None}
+    copied = {table for table, one in state_db.read_tables(name).items() if one.position_lsn is not None}
     drop.check_droppable(root, tables, name, copied)
 
 
@@ -93,11 +93,11 @@ def _being_copied(records: Iterable[TableRecord]) -> bool:
     return any(record.state.is_being_copied for record in records)
 
 
-def _refuse_last(store: Store, name: str, records: Sequence[TableRecord]) -> None:
+def _refuse_last(state_db: StateDatabase, name: str, records: Sequence[TableRecord]) -> None:
     leaving = {record.table for record in records}
     staying = [
         table
-        for table, record in store.read_tables(name).items()
+        for table, record in state_db.read_tables(name).items()
         if table not in leaving and record.state is not TableState.REMOVED
     ]
     if not staying and any(record.state is not TableState.REMOVED for record in records):
@@ -107,25 +107,29 @@ def _refuse_last(store: Store, name: str, records: Sequence[TableRecord]) -> Non
         )
 
 
-def _set_removed(store: Store, name: str, records: Sequence[TableRecord]) -> None:
+def _set_removed(state_db: StateDatabase, name: str, records: Sequence[TableRecord]) -> None:
     def is_done(record: TableRecord) -> bool:
         return record.state is TableState.REMOVED and record.membership == "removed"
 
     change(
-        store,
+        state_db,
         name,
         records,
         lambda _: None,
-        lambda record: is_done(record) or store.move(name, record, TableState.REMOVED, membership="removed"),
+        lambda record: (
+            is_done(record) or state_db.move(name, record, TableState.REMOVED, membership="removed")
+        ),
     )
 
 
-def _unpublish(access: Access, store: Store, records: Sequence[TableRecord]) -> None:
+def _unpublish(access: Access, state_db: StateDatabase, records: Sequence[TableRecord]) -> None:
     name = access.pipeline.name
-    recorded = store.read_pipeline(name)
+    recorded = state_db.read_pipeline(name)
     if recorded is None or not recorded.publication_owned:
         return
-    others = [record for record in store.read_tables(name).values() if record.state is not TableState.REMOVED]
+    others = [
+        record for record in state_db.read_tables(name).values() if record.state is not TableState.REMOVED
+    ]
     with access.source("remove") as source:
         reason = reason_to_keep(source, recorded.publication, name, _publication_oid(access))
         if reason is not None:
@@ -154,12 +158,14 @@ def _renamed(
     return table_names(source, oids) - {record.table for record in others}
 
 
-def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: selection.Deadline) -> None:
-    root, since = access.pipeline.lake_root, store.now()
+def _drop(
+    access: Access, state_db: StateDatabase, tables: Sequence[TableName], deadline: selection.Deadline
+) -> None:
+    root, since = access.pipeline.lake_root, state_db.now()
     # Commit a marker: the replication app then begins a batch with the new states, even without changes.
     writer.mark(changelog_uri(root))
     try:
-        selection.wait_until_released(store, access.pipeline.name, since, deadline)
+        selection.wait_until_released(state_db, access.pipeline.name, since, deadline)
     except BusyError as busy:
         raise BusyError(
             "the tables are removed, but their lake tables are not dropped: the replication app did not end"
@@ -167,7 +173,7 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: s
             "run the same command again; it drops the lake tables",
         ) from None
     # Check again: another program may have written there during the wait for the batch.
-    _check_droppable(access, store, tables)
+    _check_droppable(access, state_db, tables)
     for path in drop.foreign_files(root, tables):
         log.warning("%s was not written by this pipeline, and is kept", path)
     for table in drop.drop_lake_tables(root, tables):

@@ -10,8 +10,8 @@ from typing import TypeVar
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.locks import Purpose
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 Refusal = Callable[[TableRecord], PgReplError | None]
@@ -24,13 +24,13 @@ _SAY_EVERY_S = 60.0
 Result = TypeVar("Result")
 
 
-def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> list[TableRecord]:
+def choose(state_db: StateDatabase, pipeline: str, tables: Iterable[TableName | str]) -> list[TableRecord]:
     """Return the records of these tables, each once.
 
     Raises ConfigError, which lists all names that are not among the pipeline's tables, and StateError if the
     pipeline is not recorded.
     """
-    known = recorded(store, pipeline)
+    known = recorded(state_db, pipeline)
     chosen = list(dict.fromkeys(_parse(table) for table in tables))
     if not chosen:
         raise ConfigError("no table was named", "name at least one, as public.orders")
@@ -43,11 +43,11 @@ def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> li
     return [known[table] for table in chosen]
 
 
-def recorded(store: Store, pipeline: str) -> dict[TableName, TableRecord]:
+def recorded(state_db: StateDatabase, pipeline: str) -> dict[TableName, TableRecord]:
     """Return all tables of a pipeline. Raises StateError if the pipeline is not recorded."""
-    if store.read_pipeline(pipeline) is None:
+    if state_db.read_pipeline(pipeline) is None:
         raise not_recorded(pipeline)
-    return store.read_tables(pipeline)
+    return state_db.read_tables(pipeline)
 
 
 def _parse(table: TableName | str) -> TableName:
@@ -70,7 +70,7 @@ def raise_all(problems: Sequence[PgReplError]) -> None:
 
 
 def change(
-    store: Store,
+    state_db: StateDatabase,
     pipeline: str,
     records: Sequence[TableRecord],
     refusal: Refusal,
@@ -94,7 +94,7 @@ def change(
             raise_all([problem] if (problem := refusal(record)) is not None else [])
             if make(record):
                 break
-            record = store.read_tables(pipeline).get(seen.table)
+            record = state_db.read_tables(pipeline).get(seen.table)
         else:
             raise BusyError(
                 f"{seen.table}: its state is being changed by another process", "run the command again"
@@ -121,12 +121,12 @@ class Deadline:
             time.sleep(_POLL_S)
 
 
-def lock(store: Store, pipeline: str, purpose: Purpose, deadline: Deadline) -> None:
+def lock(state_db: StateDatabase, pipeline: str, purpose: Purpose, deadline: Deadline) -> None:
     """Take the pipeline's lock for this purpose.
 
     Raises BusyError, which names the holder, after the deadline.
     """
-    deadline.retry(lambda: store.lock(pipeline, purpose))
+    deadline.retry(lambda: state_db.lock(pipeline, purpose))
 
 
 def wait_until_unlocked(
@@ -144,8 +144,8 @@ def wait_until_unlocked(
     deadline, next_say = time.monotonic() + timeout_s, time.monotonic()
     while True:
         try:
-            with Store(access.state_dsn, f"preflight {access.pipeline.name}") as store:
-                store.check_unlocked(access.pipeline.name, purpose)
+            with StateDatabase(access.state_dsn, f"preflight {access.pipeline.name}") as state_db:
+                state_db.check_unlocked(access.pipeline.name, purpose)
             return
         except StateError:
             return  # a schema of another version, which the application migrates or rejects
@@ -159,20 +159,20 @@ def wait_until_unlocked(
         pause(_LOOK_S)
 
 
-def lock_all(store: Store, pipeline: str, deadline: Deadline) -> None:
+def lock_all(state_db: StateDatabase, pipeline: str, deadline: Deadline) -> None:
     """Take the pipeline's locks for every purpose: those of its apps, and of each publisher that runs.
 
     Raises BusyError, which names a holder, after the deadline.
     """
     for purpose in ("replicate", "snapshot"):
-        lock(store, pipeline, purpose, deadline)
+        lock(state_db, pipeline, purpose, deadline)
     # A publisher that starts at the same time finds its pipeline gone, or holds a lock when this looks again.
-    while held := store.held_by_others(pipeline):
+    while held := state_db.held_by_others(pipeline):
         for purpose in held:
-            lock(store, pipeline, purpose, deadline)
+            lock(state_db, pipeline, purpose, deadline)
 
 
-def wait_until_released(store: Store, pipeline: str, since: datetime, deadline: Deadline) -> None:
+def wait_until_released(state_db: StateDatabase, pipeline: str, since: datetime, deadline: Deadline) -> None:
     """Wait until the replication app works with the states that were set before `since`, or no app runs.
 
     `since` is a time of the state database's clock. The app works with these states once a batch has begun
@@ -180,8 +180,8 @@ def wait_until_released(store: Store, pipeline: str, since: datetime, deadline: 
     """
 
     def attempt() -> None:
-        progress = store.read_progress(pipeline)
+        progress = state_db.read_progress(pipeline)
         if progress is None or progress.idle_at is None or progress.idle_at <= since:
-            store.lock(pipeline, "replicate")
+            state_db.lock(pipeline, "replicate")
 
     deadline.retry(attempt)

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
@@ -78,14 +78,16 @@ def skip_transaction(
     """
     wanted, unchanged_tables = _parse(lsn), list(unchanged_tables)
     name = access.pipeline.name
-    with access.store("skip") as store, access.source("skip") as source:
-        found = evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
-        store.lock(name, "snapshot")
-        store.lock(name, "replicate")
+    with access.state_db("skip") as state_db, access.source("skip") as source:
+        found = evidence.check(access.pipeline, state_db, access.dsn, lake_may_fail=True)
+        state_db.lock(name, "snapshot")
+        state_db.lock(name, "replicate")
         set_aside_torn_commits(found, access.dsn)
-        evidence.check(access.pipeline, store, access.dsn)
-        records = recorded(store, name)
-        named = [record.table for record in choose(store, name, unchanged_tables)] if unchanged_tables else []
+        evidence.check(access.pipeline, state_db, access.dsn)
+        records = recorded(state_db, name)
+        named = (
+            [record.table for record in choose(state_db, name, unchanged_tables)] if unchanged_tables else []
+        )
         gap, seen = _done(access, wanted), frozenset[int]()
         if gap is not None:
             _check_spared(gap, records, named)
@@ -97,9 +99,9 @@ def skip_transaction(
                 record_gap(access.pipeline, gap, receiver.progress.sequence)
         if not dry_run:
             epoch = read_epoch(changelog_uri(access.pipeline.lake_root)).epoch
-            store.record_skip(name, epoch, gap.lsn, gap.begun.xid, gap.why)
+            state_db.record_skip(name, epoch, gap.lsn, gap.begun.xid, gap.why)
             pass_gaps(source, access.pipeline)
-            _mark_errored(store, name, records, gap)
+            _mark_errored(state_db, name, records, gap)
         return _skipped(gap, records, named, seen)
 
 
@@ -199,13 +201,15 @@ def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[Tabl
     return found
 
 
-def _mark_errored(store: Store, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap) -> None:
+def _mark_errored(
+    state_db: StateDatabase, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap
+) -> None:
     """Mark tables errored that may have changes in the gap, as the replication app does when it reaches the
     gap."""
     for record in records.values():
         if not record.state.needs_changes or not _may_lack(record, gap):
             continue
-        if not store.mark_errored(pipeline, record, gap_error(gap.lsn, record.table), gap.lsn):
+        if not state_db.mark_errored(pipeline, record, gap_error(gap.lsn, record.table), gap.lsn):
             log.info("table %s was changed by another process meanwhile", record.table)
 
 

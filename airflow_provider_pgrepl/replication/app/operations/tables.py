@@ -42,7 +42,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, copi
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import trace_of
@@ -202,14 +202,14 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
         " the table for a pause: it leaves the publication, and its changes are lost until it is added again",
     )
     name = access.pipeline.name
-    with access.store("pause") as store:
-        _check_place(access, store)
+    with access.state_db("pause") as state_db:
+        _check_place(access, state_db)
         change(
-            store,
+            state_db,
             name,
-            choose(store, name, tables),
+            choose(state_db, name, tables),
             lambda record: _must_be(record, "paused", (*_APPLIED, _S.PAUSED)),
-            lambda record: record.state is _S.PAUSED or store.move(name, record, _S.PAUSED),
+            lambda record: record.state is _S.PAUSED or state_db.move(name, record, _S.PAUSED),
         )
 
 
@@ -221,14 +221,14 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     """
     refuse_without_lake(access.pipeline, "resume", "nothing is applied to tables")
     name = access.pipeline.name
-    with access.store("resume") as store:
-        _check_place(access, store)
+    with access.state_db("resume") as state_db:
+        _check_place(access, state_db)
         change(
-            store,
+            state_db,
             name,
-            choose(store, name, tables),
+            choose(state_db, name, tables),
             _not_resumable,
-            lambda record: record.state in _APPLIED or store.move(name, record, _S.CATCHING_UP),
+            lambda record: record.state in _APPLIED or state_db.move(name, record, _S.CATCHING_UP),
         )
     _wake(access)
 
@@ -249,16 +249,16 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
     :param tables: None to retry all errored tables
     """
     name = access.pipeline.name
-    with access.store("retry") as store:
-        evidence.check(access.pipeline, store, access.dsn)
+    with access.state_db("retry") as state_db:
+        evidence.check(access.pipeline, state_db, access.dsn)
         # Otherwise the present file would be recorded as the one by which the tables were copied.
-        check_lake_tables_setting(access.pipeline, recorded(store, name))
+        check_lake_tables_setting(access.pipeline, recorded(state_db, name))
         if tables is None:
-            errored = [r for r in recorded(store, name).values() if r.state is _S.ERRORED]
+            errored = [r for r in recorded(state_db, name).values() if r.state is _S.ERRORED]
             if not errored:
                 return ()
         else:
-            errored = choose(store, name, tables)
+            errored = choose(state_db, name, tables)
             raise_all(_problems(errored))
             errored = [record for record in errored if record.state is _S.ERRORED]
         with access.source("retry") as source:
@@ -267,7 +267,7 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
         if tables is not None:
             raise_all([refused for _, _, refused in checked if refused is not None])
         for record, relation, _ in checked:
-            if relation is not None and not store.move(
+            if relation is not None and not state_db.move(
                 name, record, _S.CATCHING_UP, config=lake.options(record, relation)
             ):
                 log.info("table %s was changed by another process meanwhile", record.table)
@@ -276,10 +276,10 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
     return tuple(RetryResult(record.table, refused) for record, _, refused in checked)
 
 
-def _check_place(access: Access, store: Store) -> None:
+def _check_place(access: Access, state_db: StateDatabase) -> None:
     """Check source, lake and state for a command that changes only the state: leave out what is
     unreachable."""
-    evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True, needs_source=False)
+    evidence.check(access.pipeline, state_db, access.dsn, lake_may_fail=True, needs_source=False)
 
 
 def _problems(records: list[TableRecord]) -> list[PgReplError]:

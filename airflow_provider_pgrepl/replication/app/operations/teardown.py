@@ -32,8 +32,8 @@ from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import Slot, check_none_lingers, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
-from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +80,12 @@ def teardown(
     """
     pipeline = access.pipeline
     role = f"teardown {pipeline.name}"
-    with access.source("teardown") as source, Store(access.state_dsn, role, access.started_by) as store:
+    with (
+        access.source("teardown") as source,
+        StateDatabase(access.state_dsn, role, access.started_by) as state_db,
+    ):
         deadline, given_up = selection.Deadline(timeout_s), frozenset(give_up)
-        work = _Teardown(pipeline, source, store, drop_lake, deadline, given_up)
+        work = _Teardown(pipeline, source, state_db, drop_lake, deadline, given_up)
         return work.run(dry_run=dry_run)
 
 
@@ -90,7 +93,7 @@ def teardown(
 class _Teardown:
     pipeline: Pipeline
     source: Connection
-    store: Store
+    state_db: StateDatabase
     drop_lake: bool
     deadline: selection.Deadline
     give_up: frozenset[str] = frozenset()
@@ -102,7 +105,7 @@ class _Teardown:
         # pipeline.
         self._check_place()
         if not dry_run:
-            selection.lock_all(self.store, self.pipeline.name, self.deadline)
+            selection.lock_all(self.state_db, self.pipeline.name, self.deadline)
             self._check_place()
             if self._epoch is not None:
                 check_no_receiver(self.pipeline)
@@ -124,7 +127,7 @@ class _Teardown:
         Without `drop_lake`, an unreadable lake counts as missing: ownership is then determined from the
         state. With `drop_lake`, also raises LakeError if a lake table may belong to another pipeline.
         """
-        evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
+        evidence = gather(self.pipeline, self.state_db, self.source, lake_may_fail=not self.drop_lake)
         check_teardown(evidence, self.give_up)
         if self.drop_lake:
             check_holds_no_lake(self.pipeline.lake_root)
@@ -164,7 +167,7 @@ class _Teardown:
         if not dry_run and is_ours and reason is None:
             self.deadline.retry(lambda: drop_slot(self.source, name))
             if self._recorded is not None:  # another program may create the next slot of this name
-                self.store.record_slot(self.pipeline.name, is_owned=False)
+                self.state_db.record_slot(self.pipeline.name, is_owned=False)
 
     def _reason_to_keep(self, found: Slot) -> str | None:
         reason = slot.reason_to_keep(self.source, found)
@@ -276,8 +279,8 @@ class _Teardown:
             drop_lake_tables(root, tables)
             # Delete the tables' records, so that a repeated teardown does not take the dropped lake for one
             # that is not mounted.
-            for table in self.store.read_tables(self.pipeline.name) if self._recorded else ():
-                self.store.remove_table(self.pipeline.name, table)
+            for table in self.state_db.read_tables(self.pipeline.name) if self._recorded else ():
+                self.state_db.remove_table(self.pipeline.name, table)
             drop_system_folder(root)
         for table in tables:
             self._done(f"lake table {root}/{table.path}")
@@ -286,7 +289,7 @@ class _Teardown:
 
     def _tables(self) -> set[TableName]:
         """Return all tables that the pipeline ever had in the lake, as far as state or points record them."""
-        known = set(self.store.read_tables(self.pipeline.name)) if self._recorded else set()
+        known = set(self.state_db.read_tables(self.pipeline.name)) if self._recorded else set()
         return known | self._named()
 
     def _named(self) -> set[TableName]:
@@ -294,7 +297,7 @@ class _Teardown:
         return {TableName.parse(key) for key in named if not is_history(key)}
 
     def _copied(self) -> set[TableName]:
-        records = self.store.read_tables(self.pipeline.name) if self._recorded else {}
+        records = self.state_db.read_tables(self.pipeline.name) if self._recorded else {}
         return {table for table, record in records.items() if record.position_lsn is not None}
 
     def _state(self, dry_run: bool) -> None:
@@ -303,10 +306,10 @@ class _Teardown:
             if not self._unmarked:
                 self._forget_tokens()
             if self._recorded is not None:
-                self.store.forget_pipeline(self.pipeline.name)
+                self.state_db.forget_pipeline(self.pipeline.name)
             if self._unmarked:
                 self._forget_tokens()
-            self.store.remove_schema()
+            self.state_db.remove_schema()
         if self._recorded is not None:
             self._done(f"the records of pipeline {self.pipeline.name}")
 

@@ -41,8 +41,8 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, ad
 from airflow_provider_pgrepl.replication.source.server import read_server, read_slot_limits, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -380,16 +380,16 @@ class _State:
 
 def _read_state(access: Access) -> _State:
     name = access.pipeline.name
-    with Store(access.state_dsn, f"status {name}") as store:
-        if not store.is_set_up():
+    with StateDatabase(access.state_dsn, f"status {name}") as state_db:
+        if not state_db.is_set_up():
             return _State()  # The first snapshot creates its schema.
         try:
-            if store.read_pipeline(name) is None:
+            if state_db.read_pipeline(name) is None:
                 return _State()
-            tables = tuple(store.read_tables(name).values())
-            is_running = store.is_locked(name, "replicate")
-            left = _left_behind(access.pipeline, store, tables)
-            return _State(True, store.read_progress(name), tables, left, is_running)
+            tables = tuple(state_db.read_tables(name).values())
+            is_running = state_db.is_locked(name, "replicate")
+            left = _left_behind(access.pipeline, state_db, tables)
+            return _State(True, state_db.read_progress(name), tables, left, is_running)
         except StateError as error:
             return _State(True, problems=(_sentence(error),))
 
@@ -401,10 +401,12 @@ def _app(state: _State) -> AppStatus | None:
     return AppStatus(found.holder, found.updated_at, found.changes_per_s, state.is_running)
 
 
-def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+def _left_behind(
+    pipeline: Pipeline, state_db: StateDatabase, tables: Iterable[TableRecord]
+) -> tuple[str, ...]:
     """Return a sentence about tables that a killed snapshot app left `snapshotting`."""
     left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
-    if not left or store.is_locked(pipeline.name, "snapshot"):
+    if not left or state_db.is_locked(pipeline.name, "snapshot"):
         return ()
     return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {errors.SNAPSHOT}",)
 
@@ -412,9 +414,9 @@ def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]
 def _contradictions(access: Access, source: Connection) -> tuple[str, ...]:
     """Return the contradictions to source, lake and state being this pipeline's, as sentences."""
     pipeline = access.pipeline
-    with Store(access.state_dsn, f"status {pipeline.name}") as store:
+    with StateDatabase(access.state_dsn, f"status {pipeline.name}") as state_db:
         try:
-            found = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
+            found = gather(pipeline, state_db, source, lake_may_fail=True, migrates=False)
         except StateError:
             return ()  # A schema of an older version, which _read_state reports.
     return tuple(_sentence(each.error) for each in differences(found))

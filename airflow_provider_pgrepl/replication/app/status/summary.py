@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import read_commit_clock, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot, read_wal_limit
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -176,8 +176,8 @@ class SummaryLog:
     def read(self) -> Summary:
         """Return the present state, with the changes since the last call. Raises PgReplError."""
         role = f"summary {self._pipeline.name}"
-        with Store(self._state_dsn, role) as store:
-            records = list(store.read_tables(self._pipeline.name).values())
+        with StateDatabase(self._state_dsn, role) as state_db:
+            records = list(state_db.read_tables(self._pipeline.name).values())
         records = [record for record in records if record.state is not TableState.REMOVED]
         reading = self._behind(role)
         self.source = reading

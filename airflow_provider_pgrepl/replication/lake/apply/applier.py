@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Column, Relati
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import ensure_compiled
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.storage import delta_errors
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -71,7 +71,7 @@ class Applier:
         self,
         spark: SparkSession,
         pipeline: Pipeline,
-        store: Store,
+        state_db: StateDatabase,
         record: EpochRecord,
         progress: ApplierProgress | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Applier:
         self.progress = progress or ApplierProgress()
         self.error: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
-        self._rounds = MergeScheduler(spark, pipeline, store, record, self.progress, self._changed)
+        self._rounds = MergeScheduler(spark, pipeline, state_db, record, self.progress, self._changed)
         self._until_settled = False
         self._holders = 0
         self._batches = ChangelogBatches(self._uri, pipeline.batch_bytes)

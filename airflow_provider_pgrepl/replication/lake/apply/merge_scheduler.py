@@ -38,7 +38,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 if TYPE_CHECKING:
@@ -211,13 +211,13 @@ class TableOutcomes:
     def __init__(
         self,
         pipeline: str,
-        store: Store,
+        state_db: StateDatabase,
         schedule: TableSchedule,
         planner: CatchUpPlanner,
         progress: ApplierProgress,
     ) -> None:
         self._pipeline = pipeline
-        self._store = store
+        self._state_db = state_db
         self._schedule = schedule
         self._planner = planner
         self._progress = progress
@@ -257,7 +257,7 @@ class TableOutcomes:
                 # The lake table has this relation already. Record it for `pgrepl status` and for the drift
                 # sensor.
                 relation = Relation.from_json(result.relation)
-                self._store.record_relation(self._pipeline, relation, job.snapshot, LSN(result.position))
+                self._state_db.record_relation(self._pipeline, relation, job.snapshot, LSN(result.position))
             if job.is_last:
                 caught_up = CaughtUpTable(
                     job.snapshot,
@@ -280,7 +280,7 @@ class TableOutcomes:
         self._mark_errored(record, snapshot_of(record), result)
 
     def _move(self, record: TableRecord, reached: LSN) -> None:
-        if self._store.move(self._pipeline, record, TableState.STREAMING, reached=reached):
+        if self._state_db.move(self._pipeline, record, TableState.STREAMING, reached=reached):
             log.info("table %s has caught up", record.table)
 
     def _mark_errored(self, record: TableRecord | None, snapshot: LSN, result: TableResult) -> None:
@@ -291,7 +291,7 @@ class TableOutcomes:
         """
         if record is None:
             return
-        now = self._store.read_tables(self._pipeline).get(record.table)
+        now = self._state_db.read_tables(self._pipeline).get(record.table)
         if now is None or not now.state.is_followed or snapshot_of(now) != snapshot:
             return
         error = result.to_error(record.table)
@@ -303,7 +303,7 @@ class TableOutcomes:
         if error.trace:
             log.error("table %s stopped by an unexpected %s", record.table, error.trace)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
-        if not self._store.mark_errored(self._pipeline, now, error, lsn):
+        if not self._state_db.mark_errored(self._pipeline, now, error, lsn):
             log.info("another process changed the state of table %s at the same time", record.table)
 
 
@@ -318,13 +318,13 @@ class MergeScheduler:
         self,
         spark: SparkSession,
         pipeline: Pipeline,
-        store: Store,
+        state_db: StateDatabase,
         record: EpochRecord,
         progress: ApplierProgress,
         changed: threading.Condition,
     ) -> None:
         self._pipeline = pipeline
-        self._store = store
+        self._state_db = state_db
         self._progress = progress
         self._changed = changed
         self._records: dict[int, TableRecord] = {}
@@ -337,7 +337,7 @@ class MergeScheduler:
         self._tables = RecordedTables(pipeline, record, points)
         self._planner = CatchUpPlanner(pipeline, record, self._tables)
         self._schedule = TableSchedule(self._cadence, pipeline.batch_bytes)
-        self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)
+        self._outcomes = TableOutcomes(pipeline.name, state_db, self._schedule, self._planner, progress)
         self._points = PointWriter(
             points, record.epoch, self._schedule, progress, pipeline.consistent_point_interval_s
         )
@@ -399,7 +399,7 @@ class MergeScheduler:
                 for oid, one in self._schedule.caught_up.items()
                 if one.through >= self._progress.point_version
             }
-        return self._tables.needed_above(self._store.read_tables(self._pipeline.name).values(), known)
+        return self._tables.needed_above(self._state_db.read_tables(self._pipeline.name).values(), known)
 
     def close(self) -> None:
         """Release the threads. Call this only after the last merge has ended."""
@@ -419,8 +419,8 @@ class MergeScheduler:
         """
         if now - self._read_at < _RECORDS_S:
             return
-        self._read_at, self._read_ts = now, self._store.now()
-        tables = self._store.read_tables(self._pipeline.name).values()
+        self._read_at, self._read_ts = now, self._state_db.now()
+        tables = self._state_db.read_tables(self._pipeline.name).values()
         self._records = {
             record.relation.oid: record
             for record in tables

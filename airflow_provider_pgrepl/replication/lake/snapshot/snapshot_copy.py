@@ -52,7 +52,7 @@ from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import (
 )
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 
@@ -71,7 +71,7 @@ class SnapshotCopy:
         spark: SparkSession,
         dsn: str,
         pipeline: Pipeline,
-        store: Store,
+        state_db: StateDatabase,
         record: EpochRecord,
         keeper: SnapshotHolder,
         exported: ExportedSnapshot,
@@ -79,7 +79,7 @@ class SnapshotCopy:
         self._spark = spark
         self._dsn = dsn
         self._pipeline = pipeline
-        self._store = store
+        self._state_db = state_db
         self._record = record
         self._keeper = keeper
         self._exported = exported
@@ -106,7 +106,7 @@ class SnapshotCopy:
         }
         sessions = self._keeper.sessions(AT_ONCE)
         self._ranges_at_once = sessions.ranges
-        with CopyReport(self._store, self._pipeline.name, len(relations)) as report:
+        with CopyReport(self._state_db, self._pipeline.name, len(relations)) as report:
             return copy_tables(
                 list(relations),
                 lambda table: self._copy(relations[table], report),
@@ -117,7 +117,7 @@ class SnapshotCopy:
 
     def _finish(self, relation: Relation, rows: int) -> None:
         size, seconds = self._measured[relation.table]
-        self._store.record_snapshot(
+        self._state_db.record_snapshot(
             self._pipeline.name,
             relation,
             self._position,
@@ -126,7 +126,7 @@ class SnapshotCopy:
             bytes=size,
             seconds=seconds,
         )
-        self._store.set_state(
+        self._state_db.set_state(
             self._pipeline.name, relation.table, TableState.CATCHING_UP, reached=self._position
         )
 
@@ -183,7 +183,7 @@ class SnapshotCopy:
     def _copied_before(self) -> set[TableName]:
         """The tables that were copied before this run, according to the state database or consistent
         points."""
-        records = self._store.read_tables(self._pipeline.name)
+        records = self._state_db.read_tables(self._pipeline.name)
         known = {table for table, record in records.items() if record.position_lsn is not None}
         return known | {TableName.parse(key) for key in self._named_before if not is_history(key)}
 
@@ -241,7 +241,7 @@ class SnapshotCopy:
         log.error("%s: %s", relation.table, error)
         if error.trace:
             log.error("%s: stopped by an unexpected %s", relation.table, error.trace)
-        self._store.set_state(
+        self._state_db.set_state(
             self._pipeline.name,
             relation.table,
             TableState.ERRORED,

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.receiver.receiver import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.locks import Purpose, Session
-from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ Wait = Callable[[float], bool]
 """Waits for a number of seconds, and returns True if it is time to end."""
 
 
-def open_reconnecting_store(dsn: str, role: str, reconnect_s: float, wait: Wait) -> Store:
+def open_reconnecting_database(dsn: str, role: str, reconnect_s: float, wait: Wait) -> StateDatabase:
     """Return a store that connects again after a lost connection, takes its locks again and repeats the call.
 
     Every statement of a store may be executed twice. The locks are taken over from the lost session, which
@@ -28,7 +28,7 @@ def open_reconnecting_store(dsn: str, role: str, reconnect_s: float, wait: Wait)
     process has to end. After `reconnect_s` seconds, or when it is time to end, the connection error is
     raised. What is soon written again is tried only once: progress and samples.
     """
-    return cast(Store, _ReconnectingStore(dsn, role, reconnect_s, wait))
+    return cast(StateDatabase, _ReconnectingStateDatabase(dsn, role, reconnect_s, wait))
 
 
 _REPEATED = frozenset(
@@ -36,7 +36,7 @@ _REPEATED = frozenset(
 )
 
 
-class _ReconnectingStore:
+class _ReconnectingStateDatabase:
     def __init__(self, dsn: str, role: str, reconnect_s: float, wait: Wait) -> None:
         self._dsn = dsn
         self._role = role
@@ -46,34 +46,34 @@ class _ReconnectingStore:
         self._session = Session()
         self._reopening = threading.RLock()
         self._is_closed = False
-        self._store = Store(dsn, role)
+        self._state_db = StateDatabase(dsn, role)
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
+        method = getattr(self._state_db, name)
 
         @wraps(method)
         def call(*arguments: Any, **named: Any) -> Any:
-            store = self._store
+            state_db = self._state_db
             try:
-                return getattr(store, name)(*arguments, **named)
+                return getattr(state_db, name)(*arguments, **named)
             except SourceConnectionError as error:
-                self._reopen(store, error, 0.0 if name in _REPEATED else self._reconnect_s)
-                return getattr(self._store, name)(*arguments, **named)
+                self._reopen(state_db, error, 0.0 if name in _REPEATED else self._reconnect_s)
+                return getattr(self._state_db, name)(*arguments, **named)
 
         return call
 
     def lock(self, pipeline: str, purpose: Purpose) -> None:
-        self._store.lock(pipeline, purpose)
+        self._state_db.lock(pipeline, purpose)
         self._locks.append((pipeline, purpose))
-        self._session = self._store.session
+        self._session = self._state_db.session
 
     def close(self) -> None:
         """Close the store for good: a thread that still uses it does not connect and lock again."""
         with self._reopening:
             self._is_closed = True
-            self._store.close()
+            self._state_db.close()
 
-    def _reopen(self, lost: Store, error: SourceConnectionError, patience_s: float) -> None:
+    def _reopen(self, lost: StateDatabase, error: SourceConnectionError, patience_s: float) -> None:
         """Connect again, unless another thread has done so.
 
         Raises the error of the last attempt, `error` if the store is closed, and BusyError at once if another
@@ -84,10 +84,10 @@ class _ReconnectingStore:
             with self._reopening:
                 if self._is_closed:
                     raise error
-                if self._store is not lost:
+                if self._state_db is not lost:
                     return
                 try:
-                    self._store = self._open()
+                    self._state_db = self._open()
                 except SourceConnectionError:
                     if time.monotonic() + pause_s > deadline:
                         raise
@@ -99,13 +99,13 @@ class _ReconnectingStore:
                 deadline = 0.0
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _open(self) -> Store:
-        store = Store(self._dsn, self._role)
+    def _open(self) -> StateDatabase:
+        state_db = StateDatabase(self._dsn, self._role)
         try:
             for pipeline, purpose in self._locks:
-                store.lock(pipeline, purpose, self._session)
+                state_db.lock(pipeline, purpose, self._session)
         except BaseException:
-            store.close()
+            state_db.close()
             raise
-        self._session = store.session
-        return store
+        self._session = state_db.session
+        return state_db

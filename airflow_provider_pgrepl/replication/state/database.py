@@ -143,7 +143,7 @@ SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::
     changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges, complete_at
 FROM _pgrepl.progress WHERE pipeline = %s
 """
-__all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
+__all__ = ["PipelineRecord", "Purpose", "StateDatabase", "TableRecord"]
 _OTHER_PLACE = (
     "nothing was created. Give another database for the state (state_conn_id, or PGREPL_STATE_DSN), or let"
     " those publications list their tables"
@@ -370,7 +370,7 @@ def _by_table(measured: Mapping[str, TableBytes] | Mapping[str, TableMerges]) ->
     return json.dumps({path: asdict(one) for path, one in measured.items()})
 
 
-class Store(
+class StateDatabase(
     PipelineLocks,
     PipelineRecords,
     TableRecords,

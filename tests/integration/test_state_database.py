@@ -31,8 +31,8 @@ from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTING
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.actor import STARTED_BY_VARIABLE
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import Progress
-from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 T = TableName("public", 'odd "name')
@@ -44,18 +44,18 @@ def pipeline(name="shop", **more):
 
 
 @pytest.fixture
-def store(dsn):
-    with Store(dsn, "test") as found:
+def state_db(dsn):
+    with StateDatabase(dsn, "test") as found:
         found.migrate()
         found.register(pipeline(), "123", True, True)
         yield found
 
 
-def test_migrating_again_changes_nothing(pg, dsn, store):
+def test_migrating_again_changes_nothing(pg, dsn, state_db):
     with pg.cursor() as cursor:
         cursor.execute("select * from _pgrepl.migrations")
         before = cursor.fetchall()
-        store.migrate()
+        state_db.migrate()
         cursor.execute("select * from _pgrepl.migrations")
         assert cursor.fetchall() == before
 
@@ -65,9 +65,9 @@ def test_many_may_migrate_at_once(pg, dsn):
 
     def migrate():
         try:
-            with Store(dsn, "test") as store:
+            with StateDatabase(dsn, "test") as state_db:
                 barrier.wait()
-                store.migrate()
+                state_db.migrate()
         except Exception as error:
             errors.append(error)
 
@@ -91,9 +91,9 @@ AN_EARLIER_PIPELINE = (
 
 
 def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:1])
-        store.migrate()
+        state_db.migrate()
         monkeypatch.undo()
         pg.cursor().execute(AN_EARLIER_PIPELINE)
         old = json.loads(RELATION.to_json())
@@ -107,18 +107,18 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
             )
             cursor.execute("insert into _pgrepl.progress (pipeline, told_lsn) values ('shop', '0/7')")
         with pytest.raises(StateError, match="older version"):
-            store.read_tables("shop")
-        store.migrate()
-        found = store.read_tables("shop")[T]
+            state_db.read_tables("shop")
+        state_db.migrate()
+        found = state_db.read_tables("shop")[T]
         assert (found.state, found.reason, found.relation) == (TableState.ERRORED, "too wide", RELATION)
         assert (found.error, found.membership, found.config) == ("", "configured", None)
-        progress = store.read_progress("shop")
+        progress = state_db.read_progress("shop")
         assert (progress.confirmed_lsn, progress.idle_at) == (LSN(7), None)
-        recorded = store.read_pipeline("shop")
+        recorded = state_db.read_pipeline("shop")
         assert recorded.id
         assert (recorded.database, recorded.database_oid, recorded.lake_id) == ("", 0, "")
-        assert store.mark_errored("shop", found, DriftError("r", "h"))
-        found = store.read_tables("shop")[T]
+        assert state_db.mark_errored("shop", found, DriftError("r", "h"))
+        found = state_db.read_tables("shop")[T]
         assert (found.error, found.remedy) == ("DriftError", Remedy.RESNAPSHOT)
 
 
@@ -133,9 +133,9 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
     ],
 )
 def test_migration_derives_remedy_from_hints_in_older_records(monkeypatch, pg, dsn, error, hint, remedy):
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:2])
-        store.migrate()
+        state_db.migrate()
         monkeypatch.undo()
         pg.cursor().execute(AN_EARLIER_PIPELINE)
         with pg.cursor() as cursor:
@@ -144,16 +144,16 @@ def test_migration_derives_remedy_from_hints_in_older_records(monkeypatch, pg, d
                 " values ('shop', 'public', %s, 'errored', %s, %s)",
                 (T.name, error, hint),
             )
-        store.migrate()
-        found = store.read_tables("shop")[T]
+        state_db.migrate()
+        found = state_db.read_tables("shop")[T]
         assert (found.error, found.hint, found.remedy) == (error, hint, remedy)
 
 
 def test_migration_renames_settings_in_recorded_configurations(monkeypatch, pg, dsn):
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         before = next(n for n, one in enumerate(schema._VERSIONS) if '"merge_interval_s":' in one)
         monkeypatch.setattr(schema, "_VERSIONS", schema._VERSIONS[:before])
-        store.migrate()
+        state_db.migrate()
         monkeypatch.undo()
         pg.cursor().execute(AN_EARLIER_PIPELINE)
         old = {"points_keep_h": 9.0, "per_table": {"public.freshness_s": {"freshness_s": 5.0}}}
@@ -165,71 +165,71 @@ def test_migration_renames_settings_in_recorded_configurations(monkeypatch, pg, 
                 " values ('shop', 'public', %s, 'errored', %s)",
                 (T.name, recorded),
             )
-        store.migrate()
-        for config in (store.read_pipeline("shop").config, store.read_tables("shop")[T].config):
+        state_db.migrate()
+        for config in (state_db.read_pipeline("shop").config, state_db.read_tables("shop")[T].config):
             pipeline = Pipeline.from_json(config)
             assert pipeline.consistent_point_retention_h == 9.0
             assert pipeline.per_table == {"public.freshness_s": {"merge_interval_s": 5.0}}
 
 
-def test_a_table_is_moved_only_as_it_was_seen(store):
-    store.set_state("shop", T, TableState.PENDING)
-    store.set_state("shop", T, TableState.ERRORED, error="DriftError", reason="r", hint="h", lsn=LSN(9))
-    seen = store.read_tables("shop")[T]
+def test_a_table_is_moved_only_as_it_was_seen(state_db):
+    state_db.set_state("shop", T, TableState.PENDING)
+    state_db.set_state("shop", T, TableState.ERRORED, error="DriftError", reason="r", hint="h", lsn=LSN(9))
+    seen = state_db.read_tables("shop")[T]
     assert seen.error == "DriftError"
-    assert store.move("shop", seen, TableState.CATCHING_UP, config="{}")
-    found = store.read_tables("shop")[T]
+    assert state_db.move("shop", seen, TableState.CATCHING_UP, config="{}")
+    found = state_db.read_tables("shop")[T]
     assert (found.state, found.error, found.reason, found.hint) == (TableState.CATCHING_UP, "", "", "")
     assert (found.lsn, found.config, found.membership) == (None, "{}", "configured")
     assert found.since > seen.since
-    assert not store.move("shop", seen, TableState.CATCHING_UP)
-    assert store.move("shop", found, TableState.REMOVED, membership="removed")
-    removed = store.read_tables("shop")[T]
+    assert not state_db.move("shop", seen, TableState.CATCHING_UP)
+    assert state_db.move("shop", found, TableState.REMOVED, membership="removed")
+    removed = state_db.read_tables("shop")[T]
     assert (removed.state, removed.membership, removed.config) == (TableState.REMOVED, "removed", "{}")
     with pytest.raises(StateError, match="is removed, and cannot become streaming"):
-        store.move("shop", removed, TableState.STREAMING)
+        state_db.move("shop", removed, TableState.STREAMING)
 
 
-def test_a_table_that_was_copied_meanwhile_is_not_moved(store):
-    store.set_state("shop", T, TableState.PENDING)
-    seen = store.read_tables("shop")[T]
-    store.record_snapshot("shop", RELATION, LSN(5), 1)
-    assert not store.move("shop", seen, TableState.PAUSED)
+def test_a_table_that_was_copied_meanwhile_is_not_moved(state_db):
+    state_db.set_state("shop", T, TableState.PENDING)
+    seen = state_db.read_tables("shop")[T]
+    state_db.record_snapshot("shop", RELATION, LSN(5), 1)
+    assert not state_db.move("shop", seen, TableState.PAUSED)
 
 
-def test_the_schema_goes_with_the_last_pipeline(pg, store):
-    store.register(pipeline("second"), "123", True, True)
-    store.set_state("shop", T, TableState.PENDING)
-    store.write_progress("shop", confirmed_lsn=LSN(1))
-    store.forget_pipeline("shop")
-    store.forget_pipeline("shop")
-    assert store.read_pipeline("shop") is None
-    assert not store.remove_schema()
-    assert store.read_pipeline("second") is not None
-    store.forget_pipeline("second")
-    assert store.remove_schema()
-    assert store.remove_schema()
+def test_the_schema_goes_with_the_last_pipeline(pg, state_db):
+    state_db.register(pipeline("second"), "123", True, True)
+    state_db.set_state("shop", T, TableState.PENDING)
+    state_db.write_progress("shop", confirmed_lsn=LSN(1))
+    state_db.forget_pipeline("shop")
+    state_db.forget_pipeline("shop")
+    assert state_db.read_pipeline("shop") is None
+    assert not state_db.remove_schema()
+    assert state_db.read_pipeline("second") is not None
+    state_db.forget_pipeline("second")
+    assert state_db.remove_schema()
+    assert state_db.remove_schema()
     with pg.cursor() as cursor:
         cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")
         assert cursor.fetchall() == []
-    store.migrate()
-    assert store.read_tables("shop") == {}
+    state_db.migrate()
+    assert state_db.read_tables("shop") == {}
 
 
-def test_a_schema_that_holds_something_else_stays(pg, store):
-    store.forget_pipeline("shop")
+def test_a_schema_that_holds_something_else_stays(pg, state_db):
+    state_db.forget_pipeline("shop")
     with pg.cursor() as cursor:
         cursor.execute("create table _pgrepl.mine (a int)")
-    assert not store.remove_schema()
-    assert store.read_pipeline("shop") is None
+    assert not state_db.remove_schema()
+    assert state_db.read_pipeline("shop") is None
 
 
-def test_a_newer_schema_is_left_alone(pg, dsn, store):
+def test_a_newer_schema_is_left_alone(pg, dsn, state_db):
     with pg.cursor() as cursor:
         cursor.execute("insert into _pgrepl.migrations values (99)")
         before = definitions(cursor)
         with pytest.raises(StateError, match="version 99"):
-            store.migrate()
+            state_db.migrate()
         assert definitions(cursor) == before
 
 
@@ -248,7 +248,7 @@ def definitions(cursor):
 def test_the_missing_right_is_named(pg, dsn):
     with pg.cursor() as cursor:
         cursor.execute("drop role if exists poor; create role poor login")
-    poor = Store(dsn.replace("user=postgres", "user=poor"), "test")
+    poor = StateDatabase(dsn.replace("user=postgres", "user=poor"), "test")
     with pytest.raises(PrivilegeError, match=r"role poor may not create .* lacks CREATE") as caught:
         poor.migrate()
     assert f'GRANT CREATE ON DATABASE "{pg.info.dbname}" TO "poor"' in str(caught.value)
@@ -267,34 +267,34 @@ def test_the_missing_right_is_named(pg, dsn):
 def test_a_read_only_database_is_said(dsn, monkeypatch):
     # As on a standby; a setting of the role does not reach the session.
     monkeypatch.setitem(PINNED_SETTINGS, "default_transaction_read_only", "on")
-    with Store(dsn, "test") as store:
+    with StateDatabase(dsn, "test") as state_db:
         with pytest.raises(StateError, match="read-only"):
-            store.migrate()
+            state_db.migrate()
         with pytest.raises(StateError, match="not set up"):
-            store.read_tables("shop")
+            state_db.read_tables("shop")
 
 
-def test_selected_relations_are_kept_until_another_database_is_recorded(store):
+def test_selected_relations_are_kept_until_another_database_is_recorded(state_db):
     relation = RELATION
     renamed = replace(relation, columns=(replace(relation.columns[0], name="b"),))
     for _ in range(2):
-        store.record_selected("shop", [relation, renamed])
-    store.record_selected("shop", [replace(relation, relfilenode=8)])
-    assert sorted(found.columns[0].name for found in store.read_selected("shop")) == ["a", "b"]
-    store.register(pipeline(), "123", True, True, replace=True)
-    assert len(store.read_selected("shop")) == 2
-    store.register(pipeline(), "123", True, True, database_oid=7, replace=True)
-    assert store.read_selected("shop") == []
+        state_db.record_selected("shop", [relation, renamed])
+    state_db.record_selected("shop", [replace(relation, relfilenode=8)])
+    assert sorted(found.columns[0].name for found in state_db.read_selected("shop")) == ["a", "b"]
+    state_db.register(pipeline(), "123", True, True, replace=True)
+    assert len(state_db.read_selected("shop")) == 2
+    state_db.register(pipeline(), "123", True, True, database_oid=7, replace=True)
+    assert state_db.read_selected("shop") == []
 
 
-def test_a_pipeline_is_recorded_with_what_it_owns(store):
-    found = store.read_pipeline("shop")
+def test_a_pipeline_is_recorded_with_what_it_owns(state_db):
+    found = state_db.read_pipeline("shop")
     assert (found.system_identifier, found.slot, found.publication) == ("123", "pgrepl_shop", "pgrepl_shop")
     assert (found.slot_owned, found.publication_owned, found.lake) == (True, True, "/lake/shop")
     assert Pipeline.from_json(found.config) == pipeline()
-    assert store.read_pipeline("other") is None
-    store.register(pipeline(insert_only=("public.t",)), "123", True, False)
-    again = store.read_pipeline("shop")
+    assert state_db.read_pipeline("other") is None
+    state_db.register(pipeline(insert_only=("public.t",)), "123", True, False)
+    again = state_db.read_pipeline("shop")
     assert (again.publication_owned, again.created_at) == (False, found.created_at)
     assert Pipeline.from_json(again.config).insert_only == ("public.t",)
 
@@ -302,10 +302,10 @@ def test_a_pipeline_is_recorded_with_what_it_owns(store):
 @pytest.mark.parametrize(
     ("field", "value"), [("slot", "pgrepl_shop"), ("publication", "pgrepl_shop"), ("lake", "/lake/shop/")]
 )
-def test_register_rejects_slot_publication_or_lake_used_by_another_pipeline(store, field, value):
+def test_register_rejects_slot_publication_or_lake_used_by_another_pipeline(state_db, field, value):
     with pytest.raises(ConfigError, match=f"{field} .* belongs to pipeline shop"):
-        store.register(pipeline("second", **{field: value}), "123", True, True)
-    assert store.read_pipeline("second") is None
+        state_db.register(pipeline("second", **{field: value}), "123", True, True)
+    assert state_db.read_pipeline("second") is None
 
 
 @pytest.mark.parametrize(
@@ -315,19 +315,19 @@ def test_register_rejects_slot_publication_or_lake_used_by_another_pipeline(stor
         (0, 7, "may belong to pipeline shop, whose database is not recorded"),
     ],
 )
-def test_a_publication_is_one_of_its_database(store, recorded, found, belongs):
-    store.register(pipeline(), "123", True, True, database_oid=recorded)
+def test_a_publication_is_one_of_its_database(state_db, recorded, found, belongs):
+    state_db.register(pipeline(), "123", True, True, database_oid=recorded)
     second = pipeline("second", publication="pgrepl_shop")
     with pytest.raises(ConfigError, match=f"publication pgrepl_shop {belongs}"):
-        store.register(second, "123", True, True, database_oid=found)
-    store.register(pipeline(), "123", True, True, database_oid=8)
-    store.register(second, "123", True, True, database_oid=found)
-    assert store.read_pipeline("second").publication == "pgrepl_shop"
+        state_db.register(second, "123", True, True, database_oid=found)
+    state_db.register(pipeline(), "123", True, True, database_oid=8)
+    state_db.register(second, "123", True, True, database_oid=found)
+    assert state_db.read_pipeline("second").publication == "pgrepl_shop"
 
 
-def test_the_same_slot_name_at_another_source_is_fine(store):
-    store.register(pipeline("second", slot="pgrepl_shop"), "456", True, True)
-    found = {name: store.read_pipeline(name) for name in ("shop", "second")}
+def test_the_same_slot_name_at_another_source_is_fine(state_db):
+    state_db.register(pipeline("second", slot="pgrepl_shop"), "456", True, True)
+    found = {name: state_db.read_pipeline(name) for name in ("shop", "second")}
     assert {name: (one.slot, one.system_identifier) for name, one in found.items()} == {
         "shop": ("pgrepl_shop", "123"),
         "second": ("pgrepl_shop", "456"),
@@ -342,32 +342,32 @@ def test_the_same_slot_name_at_another_source_is_fine(store):
         ({"lake": "/other"}, "123", "lake /lake/shop .now /other."),
     ],
 )
-def test_a_pipeline_does_not_move_by_itself(store, changed, system_identifier, what):
+def test_a_pipeline_does_not_move_by_itself(state_db, changed, system_identifier, what):
     with pytest.raises(StateError, match=what):
-        store.register(pipeline(**changed), system_identifier, True, True)
-    store.register(pipeline(**changed), system_identifier, True, True, replace=True)
-    assert store.read_pipeline("shop").system_identifier == system_identifier
+        state_db.register(pipeline(**changed), system_identifier, True, True)
+    state_db.register(pipeline(**changed), system_identifier, True, True, replace=True)
+    assert state_db.read_pipeline("shop").system_identifier == system_identifier
 
 
-def test_a_lock_is_held_by_one_and_names_the_holder(dsn, store):
-    store.lock("shop", "replicate")
-    with Store(dsn, "test") as second:
+def test_a_lock_is_held_by_one_and_names_the_holder(dsn, state_db):
+    state_db.lock("shop", "replicate")
+    with StateDatabase(dsn, "test") as second:
         holder = r"pgrepl replicate shop .+:\d+ \(database pid \d+, role postgres, from 127"
         with pytest.raises(BusyError, match=holder) as caught:
             second.lock("shop", "replicate")
         assert caught.value.retry is Retry.TIMED
         second.lock("shop", "snapshot")
         second.lock("other", "replicate")
-        store.unlock("shop", "replicate")
+        state_db.unlock("shop", "replicate")
         second.lock("shop", "replicate")
         with pytest.raises(BusyError):
-            store.lock("shop", "replicate")
+            state_db.lock("shop", "replicate")
 
 
-def test_busy_error_names_the_task_and_how_to_stop_the_holder(dsn, store, monkeypatch):
+def test_busy_error_names_the_task_and_how_to_stop_the_holder(dsn, state_db, monkeypatch):
     monkeypatch.setenv(STARTED_BY_VARIABLE, "task copy of shop,\nrun 1")
-    store.lock("shop", "snapshot")
-    with Store(dsn, "test") as second, pytest.raises(BusyError) as raised:
+    state_db.lock("shop", "snapshot")
+    with StateDatabase(dsn, "test") as second, pytest.raises(BusyError) as raised:
         second.check_unlocked("shop", "snapshot")
     me = f"{socket.gethostname()}:{os.getpid()}"
     assert rf"pgrepl snapshot shop {me}, started by task copy of shop,\nrun 1 (" in raised.value.message
@@ -376,29 +376,31 @@ def test_busy_error_names_the_task_and_how_to_stop_the_holder(dsn, store, monkey
         " and mark its run as failed, or run on host"
         f" {socket.gethostname()}: kill {os.getpid()}, or wait until it has ended"
     )
-    with Store(dsn, "test") as second:
+    with StateDatabase(dsn, "test") as second:
         second.check_unlocked("shop", "replicate")
         second.check_unlocked("other", "snapshot")
 
 
-def test_waiting_for_a_lock_names_the_holder_and_ends_with_it(dsn, store):
+def test_waiting_for_a_lock_names_the_holder_and_ends_with_it(dsn, state_db):
     access, said = Access(pipeline(), dsn, dsn), []
-    store.lock("shop", "snapshot")
-    wait_until_unlocked(access, "snapshot", math.inf, said.append, lambda _: store.unlock("shop", "snapshot"))
+    state_db.lock("shop", "snapshot")
+    wait_until_unlocked(
+        access, "snapshot", math.inf, said.append, lambda _: state_db.unlock("shop", "snapshot")
+    )
     assert len(said) == 1
     assert said[0].startswith("Waiting: pipeline shop: another process is at it already (snapshot): pgrepl")
-    store.lock("shop", "replicate")
+    state_db.lock("shop", "replicate")
     with pytest.raises(BusyError):
         wait_until_unlocked(access, "replicate", 0.0, said.append, lambda _: None)
 
 
-def test_a_lock_goes_with_its_connection(dsn, store):
-    first = Store(dsn, "test")
+def test_a_lock_goes_with_its_connection(dsn, state_db):
+    first = StateDatabase(dsn, "test")
     first.lock("shop", "replicate")
     first.close()
     while True:
         try:
-            store.lock("shop", "replicate")
+            state_db.lock("shop", "replicate")
             break
         except BusyError:
             continue
@@ -413,33 +415,33 @@ def unprivileged(dsn, pg):
     return connection
 
 
-def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, store):
+def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, state_db):
     """Any role may take advisory locks of any number, which must not block the store's locks."""
     other = unprivileged(dsn, pg)
     digest = hashlib.blake2b(b"pgrepl replicate shop", digest_size=8).digest()
     with other.cursor() as cursor:
         for key in (int.from_bytes(digest) >> 1, 0x7067726570, 0x706772657071):
             cursor.execute("select pg_advisory_lock(%s)", (key,))
-    store.lock("shop", "replicate")
-    with pytest.raises(BusyError), Store(dsn, "test") as second:
+    state_db.lock("shop", "replicate")
+    with pytest.raises(BusyError), StateDatabase(dsn, "test") as second:
         second.lock("shop", "replicate")
     with pg.cursor() as cursor:
         cursor.execute("drop schema _pgrepl cascade")
-    with Store(dsn, "test") as fresh:
+    with StateDatabase(dsn, "test") as fresh:
         fresh.migrate()
     other.close()
     with pg.cursor() as cursor:
         cursor.execute("drop role unprivileged")
 
 
-def test_a_lock_of_a_session_that_is_gone_holds_nobody(pg, dsn, store):
+def test_a_lock_of_a_session_that_is_gone_holds_nobody(pg, dsn, state_db):
     """Also when another session has its process number now, or the row was written elsewhere."""
     with pg.cursor() as cursor:
         cursor.execute(
             "insert into _pgrepl.locks"
             " values ('shop', 'replicate', pg_backend_pid(), now() - interval '1 day', 'x')"
         )
-    store.lock("shop", "replicate")
+    state_db.lock("shop", "replicate")
     with pg.cursor() as cursor:
         cursor.execute(
             "select count(*) from pg_stat_activity where datname = current_database()"
@@ -449,7 +451,7 @@ def test_a_lock_of_a_session_that_is_gone_holds_nobody(pg, dsn, store):
 
 
 @pytest.fixture
-def limited(dsn, pg, store):
+def limited(dsn, pg, state_db):
     """The DSN of a role that owns the state and may not see when sessions of other roles began."""
     with pg.cursor() as cursor:
         cursor.execute("drop role if exists limited; create role limited login")
@@ -462,7 +464,7 @@ def limited(dsn, pg, store):
         )
         for (statement,) in cursor.fetchall():
             cursor.execute(statement)
-    store.close()
+    state_db.close()
     yield dsn.replace("user=postgres", "user=limited")
     with pg.cursor() as cursor:
         cursor.execute("drop schema _pgrepl cascade; drop role limited")
@@ -482,7 +484,7 @@ BEFORE_THE_SERVER = "pg_postmaster_start_time() - interval '1 second'"
 def test_lock_from_before_the_server_started_holds_nobody(pg, limited, pid):
     """In a container process numbers begin at 1 with each start: the holder's is soon another process's."""
     lock_of(pg, pid, BEFORE_THE_SERVER)
-    with Store(limited, "test") as mine:
+    with StateDatabase(limited, "test") as mine:
         assert not mine.is_locked("shop", "replicate")
         assert mine.held_by_others("shop") == []
         mine.lock("shop", "replicate")
@@ -491,14 +493,14 @@ def test_lock_from_before_the_server_started_holds_nobody(pg, limited, pid):
 def test_process_of_the_server_itself_holds_no_lock(pg, limited):
     """After a crash the server restarts its own processes, and its start stays what it was."""
     lock_of(pg, WALWRITER, "now()")
-    with Store(limited, "test") as mine:
+    with StateDatabase(limited, "test") as mine:
         assert not mine.is_locked("shop", "replicate")
         mine.lock("shop", "replicate")
 
 
 def test_session_whose_start_is_hidden_counts_as_the_holder_and_the_hint_says_how_to_tell(pg, limited):
     lock_of(pg, "pg_backend_pid()", "now() - interval '1 millisecond'")
-    with Store(limited, "test") as mine:
+    with StateDatabase(limited, "test") as mine:
         assert mine.is_locked("shop", "replicate")
         with pytest.raises(BusyError) as raised:
             mine.lock("shop", "replicate")
@@ -506,15 +508,15 @@ def test_session_whose_start_is_hidden_counts_as_the_holder_and_the_hint_says_ho
     assert "GRANT pg_read_all_stats" in raised.value.hint
     with pg.cursor() as cursor:
         cursor.execute("grant pg_read_all_stats to limited")
-    with Store(limited, "test") as mine:
+    with StateDatabase(limited, "test") as mine:
         mine.lock("shop", "replicate")
 
 
-def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
+def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, state_db):
     taken, barrier = [], threading.Barrier(8)
 
     def take():
-        with Store(dsn, "test") as mine:
+        with StateDatabase(dsn, "test") as mine:
             barrier.wait()
             with contextlib.suppress(BusyError):
                 mine.lock("shop", "replicate")
@@ -531,138 +533,140 @@ def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
 
 def test_blocked_migration_names_blocking_session(pg, dsn, monkeypatch):
     monkeypatch.setattr(schema, "LOCK_WAIT_MS", 300)
-    with monkeypatch.context() as patched, Store(dsn, "test") as older:
+    with monkeypatch.context() as patched, StateDatabase(dsn, "test") as older:
         patched.setattr(schema, "_VERSIONS", schema._VERSIONS[:-1])
         older.migrate()
     holder = psycopg2.connect(dsn + " application_name=backup")
     holder.cursor().execute("lock table _pgrepl.migrations in exclusive mode")
     with (
-        Store(dsn, "test") as waiting,
+        StateDatabase(dsn, "test") as waiting,
         pytest.raises(SourceConnectionError, match=r"role postgres from 127\.0\.0\.1 .*backup") as caught,
     ):
         waiting.migrate()
     assert caught.value.retry is Retry.TIMED
     holder.close()
-    with Store(dsn, "test") as again:
+    with StateDatabase(dsn, "test") as again:
         again.migrate()
 
 
-def test_a_table_goes_its_way(store):
-    assert store.read_tables("shop") == {}
+def test_a_table_goes_its_way(state_db):
+    assert state_db.read_tables("shop") == {}
     for state in (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.STREAMING):
-        store.set_state("shop", T, state)
-        found = store.read_tables("shop")[T]
+        state_db.set_state("shop", T, state)
+        found = state_db.read_tables("shop")[T]
         assert (found.state, found.reason, found.lsn, found.relation) == (state, "", None, None)
-    store.set_state("shop", T, TableState.ERRORED, reason="too wide", hint="widen it", lsn=LSN(300))
-    found = store.read_tables("shop")[T]
+    state_db.set_state("shop", T, TableState.ERRORED, reason="too wide", hint="widen it", lsn=LSN(300))
+    found = state_db.read_tables("shop")[T]
     assert (found.state, found.reason, found.hint) == (TableState.ERRORED, "too wide", "widen it")
     assert found.lsn == LSN(300)
-    store.set_state("shop", T, TableState.ERRORED, reason="worse")
-    assert store.read_tables("shop")[T].since == found.since
-    store.set_state("shop", T, TableState.SNAPSHOTTING)
-    assert store.read_tables("shop")[T].reason == ""
+    state_db.set_state("shop", T, TableState.ERRORED, reason="worse")
+    assert state_db.read_tables("shop")[T].since == found.since
+    state_db.set_state("shop", T, TableState.SNAPSHOTTING)
+    assert state_db.read_tables("shop")[T].reason == ""
 
 
-def test_a_transition_that_is_not_allowed_changes_nothing(store):
+def test_a_transition_that_is_not_allowed_changes_nothing(state_db):
     with pytest.raises(StateError, match="is unknown, and cannot become streaming"):
-        store.set_state("shop", T, TableState.STREAMING)
-    store.set_state("shop", T, TableState.PENDING)
-    store.set_state("shop", T, TableState.PENDING)
+        state_db.set_state("shop", T, TableState.STREAMING)
+    state_db.set_state("shop", T, TableState.PENDING)
+    state_db.set_state("shop", T, TableState.PENDING)
     with pytest.raises(StateError, match="is pending, and cannot become streaming"):
-        store.set_state("shop", T, TableState.STREAMING)
-    store.set_state("shop", T, TableState.SNAPSHOTTING)
+        state_db.set_state("shop", T, TableState.STREAMING)
+    state_db.set_state("shop", T, TableState.SNAPSHOTTING)
     with pytest.raises(StateError, match="is snapshotting, and cannot become pending"):
-        store.set_state("shop", T, TableState.PENDING)
-    assert store.read_tables("shop")[T].state is TableState.SNAPSHOTTING
+        state_db.set_state("shop", T, TableState.PENDING)
+    assert state_db.read_tables("shop")[T].state is TableState.SNAPSHOTTING
 
 
-def test_table_whose_state_always_changes_first_is_busy_and_one_without_record_is_an_error(store):
+def test_table_whose_state_always_changes_first_is_busy_and_one_without_record_is_an_error(state_db):
     """Exit code 75: the next try reads the new state."""
-    store.set_state("shop", T, TableState.PENDING)
-    record = store.read_tables("shop")[T]
+    state_db.set_state("shop", T, TableState.PENDING)
+    record = state_db.read_tables("shop")[T]
     with pytest.raises(BusyError, match="being changed by another process"):
-        change(store, "shop", [record], lambda _: None, lambda _: False)
-    store.remove_table("shop", T)
+        change(state_db, "shop", [record], lambda _: None, lambda _: False)
+    state_db.remove_table("shop", T)
     with pytest.raises(StateError, match="its record was deleted during the command"):
-        change(store, "shop", [record], lambda _: None, lambda _: False)
+        change(state_db, "shop", [record], lambda _: None, lambda _: False)
 
 
-def test_a_snapshot_is_recorded(store):
+def test_a_snapshot_is_recorded(state_db):
     with pytest.raises(StateError, match="not recorded"):
-        store.record_snapshot("shop", RELATION, LSN(1 << 40), 17)
-    store.set_state("shop", T, TableState.PENDING)
-    store.record_snapshot("shop", RELATION, LSN(1 << 40), 17)
-    found = store.read_tables("shop")[T]
+        state_db.record_snapshot("shop", RELATION, LSN(1 << 40), 17)
+    state_db.set_state("shop", T, TableState.PENDING)
+    state_db.record_snapshot("shop", RELATION, LSN(1 << 40), 17)
+    found = state_db.read_tables("shop")[T]
     assert (found.relation, found.position_lsn, found.rows_copied) == (RELATION, LSN(1 << 40), 17)
     assert found.snapshot_at is not None
-    store.record_verified("shop", found, LSN(1 << 41), found.snapshot_at)
-    verified = store.read_tables("shop")[T]
+    state_db.record_verified("shop", found, LSN(1 << 41), found.snapshot_at)
+    verified = state_db.read_tables("shop")[T]
     assert (verified.verified_through, verified.verified_at) == (LSN(1 << 41), found.snapshot_at)
-    store.record_snapshot("shop", RELATION, LSN(1 << 42), 17)
+    state_db.record_snapshot("shop", RELATION, LSN(1 << 42), 17)
     # The rows that were verified are no longer those of the table.
-    store.record_verified("shop", found, LSN(1 << 41), found.snapshot_at)
-    assert store.read_tables("shop")[T].verified_through is None
-    store.remove_table("shop", T)
-    store.remove_table("shop", T)
-    assert store.read_tables("shop") == {}
+    state_db.record_verified("shop", found, LSN(1 << 41), found.snapshot_at)
+    assert state_db.read_tables("shop")[T].verified_through is None
+    state_db.remove_table("shop", T)
+    state_db.remove_table("shop", T)
+    assert state_db.read_tables("shop") == {}
 
 
-def test_progress_of_a_copy_is_recorded_while_its_table_is_snapshotting_and_deleted_after_it(store):
+def test_progress_of_a_copy_is_recorded_while_its_table_is_snapshotting_and_deleted_after_it(state_db):
     progress = CopyProgress(1_200_000, 5_000_000, 300, 1000, 250_000.0, 15.2)
 
     def recorded():
-        store.record_copies("shop", {T: progress, TableName("public", "unknown"): progress})
-        return store.read_tables("shop")[T].copying
+        state_db.record_copies("shop", {T: progress, TableName("public", "unknown"): progress})
+        return state_db.read_tables("shop")[T].copying
 
-    store.set_state("shop", T, TableState.PENDING)
+    state_db.set_state("shop", T, TableState.PENDING)
     assert recorded() is None
-    store.set_state("shop", T, TableState.SNAPSHOTTING)
+    state_db.set_state("shop", T, TableState.SNAPSHOTTING)
     found = recorded()
     assert replace(found, reported_at=None) == progress
     assert found.reported_at.tzinfo is not None
-    store.set_state("shop", T, TableState.CATCHING_UP)
-    store.set_state("shop", T, TableState.SNAPSHOTTING)
-    assert store.read_tables("shop")[T].copying is None
+    state_db.set_state("shop", T, TableState.CATCHING_UP)
+    state_db.set_state("shop", T, TableState.SNAPSHOTTING)
+    assert state_db.read_tables("shop")[T].copying is None
 
 
-def test_progress_is_written_in_parts(store):
-    assert store.read_progress("shop") is None
+def test_progress_is_written_in_parts(state_db):
+    assert state_db.read_progress("shop") is None
     when = datetime(2025, 5, 1, tzinfo=UTC)
-    store.write_progress("shop", received_lsn=LSN(9), durable_lsn=LSN(8), confirmed_lsn=LSN(7), holder="me")
-    store.write_progress("shop", applied_lsn=LSN(6), applied_commit_ts=when, changes_per_s=2.5)
-    store.write_progress("shop", idle_at=when)
-    store.write_progress("shop", received_lsn=LSN(10))
-    found = store.read_progress("shop")
+    state_db.write_progress(
+        "shop", received_lsn=LSN(9), durable_lsn=LSN(8), confirmed_lsn=LSN(7), holder="me"
+    )
+    state_db.write_progress("shop", applied_lsn=LSN(6), applied_commit_ts=when, changes_per_s=2.5)
+    state_db.write_progress("shop", idle_at=when)
+    state_db.write_progress("shop", received_lsn=LSN(10))
+    found = state_db.read_progress("shop")
     assert found == Progress(LSN(10), LSN(8), LSN(7), LSN(6), when, 2.5, "me", found.updated_at, when)
     assert isinstance(found.received_lsn, LSN)
 
 
-def test_an_unknown_pipeline_is_said(store):
+def test_an_unknown_pipeline_is_said(state_db):
     with pytest.raises(StateError, match="not recorded"):
-        store.write_progress("nobody", received_lsn=LSN(1))
+        state_db.write_progress("nobody", received_lsn=LSN(1))
     with pytest.raises(StateError, match="not recorded"):
-        store.set_state("nobody", T, TableState.PENDING)
+        state_db.set_state("nobody", T, TableState.PENDING)
 
 
 def test_without_the_schema_the_snapshot_app_is_named(dsn):
-    with Store(dsn, "test") as store, pytest.raises(StateError, match="run pgrepl snapshot"):
-        store.read_pipeline("shop")
+    with StateDatabase(dsn, "test") as state_db, pytest.raises(StateError, match="run pgrepl snapshot"):
+        state_db.read_pipeline("shop")
 
 
-def test_a_lost_connection_is_worth_another_try(pg, dsn, store):
+def test_a_lost_connection_is_worth_another_try(pg, dsn, state_db):
     with pg.cursor() as cursor:
         cursor.execute(
             "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
             " where application_name = 'pgrepl test' and datname = current_database()"
         )
     with pytest.raises(SourceConnectionError):
-        store.read_tables("shop")
+        state_db.read_tables("shop")
 
 
-def test_nothing_is_left_open_in_a_transaction(pg, store):
-    store.set_state("shop", T, TableState.PENDING)
+def test_nothing_is_left_open_in_a_transaction(pg, state_db):
+    state_db.set_state("shop", T, TableState.PENDING)
     with pytest.raises(StateError):
-        store.set_state("nobody", T, TableState.PENDING)
+        state_db.set_state("nobody", T, TableState.PENDING)
     with pg.cursor() as cursor:
         cursor.execute(
             "select state from pg_stat_activity where application_name = 'pgrepl test'"
