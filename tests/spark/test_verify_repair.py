@@ -38,14 +38,21 @@ _ROWS = 500
 Change = Callable[[pa.Table], pa.Table]
 
 
-def _begun(spark: SparkSession, dsn: str, folder: Path, **options: Any) -> Verified:
-    execute(
-        dsn,
-        "create table t (id int primary key, n int, v text)",
-        "alter table t alter v set storage external",
-    )
-    execute(dsn, f"insert into t select g, g % 5, repeat('v' || g, 1000) from generate_series(1, {_ROWS}) g")
-    pipeline = Verified(spark, dsn, folder, ("public.t",), **options)
+def _create(dsn: str, *tables: str) -> None:
+    """Create tables of equal rows, whose column v is sent only when it changes."""
+    for table in tables:
+        execute(
+            dsn,
+            f"create table {table} (id int primary key, n int, v text)",
+            f"alter table {table} alter v set storage external",
+            f"insert into {table} select g, g % 5, repeat('v' || g, 1000) from generate_series(1, {_ROWS}) g",
+        )
+
+
+def _begun(spark: SparkSession, dsn: str, folder: Path, *tables: str, **options: Any) -> Verified:
+    _create(dsn, *(tables or ("t",)))
+    names = tuple(f"public.{table}" for table in tables or ("t",))
+    pipeline = Verified(spark, dsn, folder, names, **options)
     pipeline.snapshot()
     pipeline.catch_up()
     return pipeline
@@ -102,47 +109,58 @@ def _check_equal(pipeline: Verified, capsys: pytest.CaptureFixture[str]) -> None
     assert {report["status"] for report in found.values()} == {"equal"}
 
 
-@pytest.mark.parametrize("damage", _DAMAGES)
 def test_damaged_rows_are_repaired_in_one_commit_and_compared_again(
-    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipeline = _begun(spark, dsn, tmp_path)
-    ids, change, expected = _DAMAGES[damage]
-    _damage(pipeline, "public.t", {"id": ids}, change)
-    # A change that is not in the lake table yet is applied before the repair.
-    execute(dsn, "update t set n = -1 where id = 400")
+    """Each table has damage of its own."""
+    pipeline = _begun(spark, dsn, tmp_path, *_DAMAGES)
+    for name, (ids, change, _) in _DAMAGES.items():
+        _damage(pipeline, f"public.{name}", {"id": ids}, change)
+    # Changes that are not in the lake tables yet are applied before the repair.
+    execute(dsn, *(f"update {name} set n = -1 where id = 400" for name in _DAMAGES))
     code, found = pipeline.verify(capsys, "--repair")
-    report = found["public.t"]
-    assert (code, report["status"], _counts(report)) == (_EQUAL, "repaired", expected), report
-    about = _last_commit(pipeline, "public.t")
-    position = pipeline.position("public.t")
-    assert (about["kind"], about["position"]) == ("repair", int(position or 0))
-    assert str(position) == report["verified_through"]
-    assert pipeline.states()["public.t"].state is TableState.CATCHING_UP
-    # The value of v is not sent with this change: it comes from the repaired row.
-    execute(dsn, "update t set n = n + 100 where id in (5, 6, 7)")
+    assert code == _EQUAL, found
+    for name, (_, _, expected) in _DAMAGES.items():
+        table = f"public.{name}"
+        report, about, position = found[table], _last_commit(pipeline, table), pipeline.position(table)
+        assert (report["status"], _counts(report)) == ("repaired", expected), report
+        assert (about["kind"], about["position"]) == ("repair", int(position or 0))
+        assert str(position) == report["verified_through"]
+        assert pipeline.states()[table].state is TableState.CATCHING_UP
+    # The value of v is not sent with these changes: it comes from the repaired rows.
+    execute(dsn, *(f"update {name} set n = n + 100 where id in (5, 6, 7)" for name in _DAMAGES))
     pipeline.catch_up()
     _check_equal(pipeline, capsys)
-    assert pipeline.states()["public.t"].state is TableState.STREAMING
+    assert {record.state for record in pipeline.states().values()} == {TableState.STREAMING}
 
 
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "partitions": {"per_table": {"public.t": {"partition_by": "n"}}},
-    "deletion vectors": {"merge": "merge_on_read"},
-    "no own columns": {"commit_lsn_column": False, "commit_ts_column": False},
-    "excluded column": {"exclude_columns": ["public.t.v"]},
+    "plain": {},
+    "partitioned": {"partition_by": "n"},
+    "vectors": {"merge": "merge_on_read"},
 }
 
 
-@pytest.mark.parametrize("setting", _SETTINGS)
-def test_table_with_setting_is_repaired(
-    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+@pytest.mark.parametrize("has_own_columns", [True, False])
+def test_tables_with_settings_are_repaired(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_own_columns: bool
 ) -> None:
-    pipeline = _begun(spark, dsn, tmp_path, **_SETTINGS[setting])
-    _damage(pipeline, "public.t", {"id": [11, 12]}, lambda rows: _with_copy(rows.slice(1)))
+    tables = _SETTINGS if has_own_columns else {"plain": {}}
+    pipeline = _begun(
+        spark,
+        dsn,
+        tmp_path,
+        *tables,
+        per_table={f"public.{name}": options for name, options in tables.items() if options},
+        exclude_columns=["public.plain.v"] if has_own_columns else [],
+        commit_lsn_column=has_own_columns,
+        commit_ts_column=has_own_columns,
+    )
+    for name in tables:
+        _damage(pipeline, f"public.{name}", {"id": [11, 12]}, lambda rows: _with_copy(rows.slice(1)))
     code, found = pipeline.verify(capsys, "--repair")
-    report = found["public.t"]
-    assert (code, _counts(report)) == (_EQUAL, {"missing": 1, "extra": 1}), report
+    counts = {name: _counts(found[f"public.{name}"]) for name in tables}
+    assert (code, counts) == (_EQUAL, {name: {"missing": 1, "extra": 1} for name in tables}), found
     pipeline.catch_up()
     _check_equal(pipeline, capsys)
 
@@ -169,39 +187,31 @@ def test_copies_of_row_without_key_are_repaired(
     _check_equal(pipeline, capsys)
 
 
-_REFUSED = {
-    "history": ({"history": True}, "history"),
-    "soft deletes": ({"deletes": "soft"}, "soft"),
-    "ignored truncates": ({"truncate": "ignore"}, "truncate"),
+_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "versions": ({"history": True}, "history"),
+    "soft": ({"deletes": "soft"}, "soft"),
+    "ignoring": ({"truncate": "ignore"}, "truncate"),
+    "rewritten": ({}, "was not written by this pipeline"),
 }
 
 
-@pytest.mark.parametrize("policy", _REFUSED)
 def test_table_that_source_does_not_describe_is_not_repaired_and_reason_named(
-    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
-) -> None:
-    options, reason = _REFUSED[policy]
-    pipeline = _begun(spark, dsn, tmp_path, **options)
-    _damage(pipeline, "public.t", {"id": [7]}, _set("n", lambda rows: pc.add(rows["n"], 1)))
-    before = DeltaTable(pipeline.lake_path("public.t")).version()
-    code, found = pipeline.verify(capsys, "--repair")
-    report = found["public.t"]
-    assert (code, report["status"]) == (_DIFFERENT, "different")
-    assert reason in report["not_repaired"]
-    assert DeltaTable(pipeline.lake_path("public.t")).version() == before
-    assert pipeline.states()["public.t"].state is TableState.STREAMING
-
-
-def test_table_that_another_program_wrote_is_not_repaired(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipeline = _begun(spark, dsn, tmp_path)
-    lake = DeltaTable(pipeline.lake_path("public.t"))
-    lake.update(updates={"n": "n + 1"}, predicate="id = 7")
+    options = {f"public.{name}": options for name, (options, _) in _REFUSED.items() if options}
+    pipeline = _begun(spark, dsn, tmp_path, *_REFUSED, per_table=options)
+    for table in options:
+        _damage(pipeline, table, {"id": [7]}, _set("n", lambda rows: pc.add(rows["n"], 1)))
+    DeltaTable(pipeline.lake_path("public.rewritten")).update(updates={"n": "n + 1"}, predicate="id = 7")
+    before = {name: DeltaTable(pipeline.lake_path(f"public.{name}")).version() for name in _REFUSED}
     code, found = pipeline.verify(capsys, "--repair")
     assert code == _DIFFERENT
-    assert "was not written by this pipeline" in found["public.t"]["not_repaired"]
-    assert DeltaTable(pipeline.lake_path("public.t")).version() == lake.version()
+    for name, (_, reason) in _REFUSED.items():
+        report = found[f"public.{name}"]
+        assert report["status"] == "different", name
+        assert reason in report["not_repaired"]
+        assert DeltaTable(pipeline.lake_path(f"public.{name}")).version() == before[name]
+    assert all(pipeline.states()[table].state is TableState.STREAMING for table in options)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
