@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +30,13 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from demo.nats import NatsServer
 from tests.conftest import fresh_database
 from tests.support.events_only import EventsOnly
+from tests.support.installed import environment
 from tests.support.jetstream import creek_applied
 from tests.support.kafka import KafkaTopics
 from tests.support.kept import A, B, kept_tables
 from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute, kill, wait_until
+from tests.support.without_spark import BLOCKED
 
 IDLE_BYTES = 250 << 20
 
@@ -75,6 +78,29 @@ def test_one_small_process_without_spark_publishes_what_comes(events):
         wait_until(lambda: one.memory_info().rss <= IDLE_BYTES, 60, "memory that is not used to be free")
     assert events.seen() == [("t", "c", 2), ("t", "u", 2)]
     assert [path.name for path in Path(events.pipeline.lake_root).iterdir()] == ["_pgrepl"]
+
+
+def test_extra_of_a_broker_is_all_that_needs_to_be_installed(events, tmp_path):
+    """Without pyspark, pandas, Airflow and Java, by the commands that the how-to names."""
+    python = environment(tmp_path / "venv", "nats")
+    env = {"PATH": str(python.parent), DSN_VARIABLE: events.dsn, TARGET_VARIABLE: events.uri}
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [str(python), "-P", *arguments]
+        return subprocess.Popen(
+            command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path
+        )
+
+    missing = f"import importlib.util as u; print([n for n in {BLOCKED!r} if u.find_spec(n)])"
+    assert start("-c", missing).communicate()[0] == "[]\n"
+    for command in (["snapshot"], ["replicate", "--publish", "events", "--until", "caught-up"], ["status"]):
+        running = start("-m", "airflow_provider_pgrepl", command[0], str(events.file), *command[1:])
+        said, _ = running.communicate(timeout=300)
+        assert running.returncode == process.DONE, said
+        if command == ["snapshot"]:
+            execute(events.dsn, "insert into t values (2, 'a')", "delete from t where id = 1")
+    assert events.seen() == [("t", "c", 2), ("t", "d", 1)]
+    assert "2 streaming" in said
 
 
 def test_course_of_a_pipeline_is_recorded(events):

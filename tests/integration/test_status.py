@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,14 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.replication.app.status import status as status_module
+from airflow_provider_pgrepl.replication.app.status import text
+from airflow_provider_pgrepl.replication.app.status.health import (
+    HealthLimits,
+    ProblemKind,
+    find_health_problems,
+)
+from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import (
     ChangelogWriter,
@@ -195,6 +203,27 @@ def test_states_positions_and_lag_are_shown_while_no_app_runs(shop: Shop) -> Non
     assert by_name["public.orders"]["lag_bytes"] == behind
     assert by_name["public.broken"]["state"] == "errored"
     assert by_name["public.broken"]["error_lsn"] == str(at)
+
+
+class _Ahead(datetime):
+    """The clock of a host that is an hour ahead of the server's."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Any:
+        return datetime.now(tz) + timedelta(hours=1)
+
+
+def test_ages_are_by_the_clock_of_the_records_and_not_of_this_host(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.set_up()
+    monkeypatch.setattr(status_module, "datetime", _Ahead)
+    monkeypatch.setattr(text, "datetime", _Ahead)
+    assert re.search(r"was on host:42, last report [\d.]+ s ago", shop.status().stdout)
+    monkeypatch.setenv("PGREPL_DSN", shop.dsn)
+    kinds = {one.kind for one in find_health_problems(read_status(shop.pipeline), HealthLimits()).problems}
+    assert ProblemKind.TABLE_ERRORED in kinds
+    assert ProblemKind.NO_HEARTBEAT not in kinds
 
 
 def test_tables_that_patterns_leave_out_are_named(shop: Shop) -> None:

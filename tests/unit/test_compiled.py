@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_pgrepl.replication.runtime import compiled_loops
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import FOLDER_VARIABLE, folder
 
+ROOT = Path(__file__).resolve().parents[2]
 FIRST_START = """
 import logging
 import numpy as np
@@ -32,6 +33,27 @@ except TypeError:
 """
 
 
+BLOCKING = """
+import sys, time
+class Blocking:
+    def find_spec(self, name, *_):
+        if name.endswith(".blocking"):
+            open("began", "w").close()
+            time.sleep(3600)
+sys.meta_path.insert(0, Blocking())
+"""
+"""A sitecustomize: importing a module of this name takes an hour."""
+ENDING = """
+import time
+from pathlib import Path
+from airflow_provider_pgrepl.replication.runtime import compiled_loops as compiled
+compiled._SHARES, compiled._marker = (("blocking",),), lambda: Path("never")
+compiled.begin_compiling()
+while not Path("began").exists():
+    time.sleep(0.05)
+"""
+
+
 def first_start(place: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, FOLDER_VARIABLE: str(place)}
     command = [sys.executable, "-c", FIRST_START]
@@ -47,6 +69,18 @@ def test_a_process_that_serves_compiles_nothing_itself(tmp_path):
     assert "first start on this host" in first.stderr
     assert "compiled in" in first.stderr
     assert "compil" not in second.stderr
+
+
+def test_processes_that_compile_end_with_the_process_that_started_them(tmp_path):
+    """A shell that reads the output of a command waits for everyone who may write it."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCKING)
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    environment = {**os.environ, "PYTHONPATH": path, FOLDER_VARIABLE: str(tmp_path / "compiled")}
+    command = [sys.executable, "-c", ENDING]
+    ended = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, timeout=300, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 @pytest.fixture

@@ -36,7 +36,13 @@ MIB = 1 << 20
 SLOT = SlotStatus("pgrepl_shop", True, 42, 1 * MIB, "reserved", None)
 APP = AppStatus("host:1", NOW - timedelta(seconds=2), 10.0, is_running=True)
 STATUS = PipelineStatus(
-    "shop", "/lake", SourceStatus("app@db:5432/shop", 180000, LSN(1000), 100 * MIB), True, slot=SLOT, app=APP
+    "shop",
+    "/lake",
+    SourceStatus("app@db:5432/shop", 180000, LSN(1000), 100 * MIB),
+    True,
+    slot=SLOT,
+    app=APP,
+    read_at=NOW,
 )
 
 STOPPED = StoppedTable("public.orders", (), EventPosition(Epoch(1), LSN(1), 0), "DriftError", "dropped", "")
@@ -49,7 +55,7 @@ def table(state: TableState, age_s: float = 0.0, **changed: Any) -> TableStatus:
 
 
 def kinds(status: PipelineStatus, **limits: Any) -> list[tuple[str, str]]:
-    report = find_health_problems(status, HealthLimits(**limits), NOW)
+    report = find_health_problems(status, HealthLimits(**limits))
     return [(str(problem.severity), str(problem.kind)) for problem in report.problems]
 
 
@@ -119,7 +125,7 @@ def test_failures_precede_warnings_and_each_names_its_object_and_hint() -> None:
         warnings=("the pattern leaves out t",),
         tables=(table(TableState.ERRORED, error="DriftError", reason="dropped", hint="undo it"),),
     )
-    report = find_health_problems(status, HealthLimits(), NOW)
+    report = find_health_problems(status, HealthLimits())
     first, second = report.problems
     assert (first.severity, first.kind) == (Severity.FAILURE, ProblemKind.TABLE_ERRORED)
     assert (first.object, first.hint) == ("public.orders", "undo it")

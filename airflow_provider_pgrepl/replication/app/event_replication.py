@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from airflow_provider_pgrepl.replication.app import process
@@ -12,14 +11,11 @@ from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replicat
 from airflow_provider_pgrepl.replication.app.table_watch import TableWatch
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.runtime.memory import release_unused_memory
+from airflow_provider_pgrepl.replication.runtime.memory import IdleRelease
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 
 log = logging.getLogger(__name__)
-
-_IDLE_S, _AGAIN_S = 5.0, 600.0
-"""Seconds without changes after which unused memory is released, and seconds until it is released again."""
 
 
 class EventReplication(Replication):
@@ -45,7 +41,7 @@ class EventReplication(Replication):
             None if publisher is None else PublisherThread(pipeline, publisher, self._durable_with)
         )
         self._meanwhile = meanwhile
-        self._changes, self._release_at = -1, float("inf")
+        self._idle_release = IdleRelease()
 
     def _work(self, target: LSN | None) -> int:
         if self._publisher is not None:
@@ -78,7 +74,9 @@ class EventReplication(Replication):
             self._watch.look(version)
             self._supervise()
             self._meanwhile()
-            self._release_when_idle()
+            # The publisher may send for minutes what was received in seconds.
+            sent = None if self._publisher is None else self._publisher.settled
+            self._idle_release.look((self._receiver.progress.changes, sent))
             if self._publisher is not None:
                 self._publisher.check()
             if target is not None and received and self._is_done(durable, version):
@@ -92,14 +90,6 @@ class EventReplication(Replication):
             return process.DONE
         log.warning("stopped before %s was reached", target)
         return process.RETRY_MAY_HELP
-
-    def _release_when_idle(self) -> None:
-        now, changes = time.monotonic(), self._receiver.progress.changes
-        if changes != self._changes:
-            self._changes, self._release_at = changes, now + _IDLE_S
-        elif now >= self._release_at:
-            release_unused_memory()
-            self._release_at = now + _AGAIN_S
 
     def _is_done(self, durable: LSN, version: int) -> bool:
         """Return True if all durable changes were checked and, if a publisher runs here, published."""

@@ -61,6 +61,12 @@ class PublisherThread:
         return self._publisher is not None and has_published(self._publisher.record, durable)
 
     @property
+    def settled(self) -> int:
+        """Return the number of changes that the target has accepted or rejected, in this and earlier runs."""
+        record = None if self._publisher is None else self._publisher.record
+        return record.published + record.skipped if record else 0
+
+    @property
     def stopped_tables(self) -> list[str]:
         """Return the tables that are not published any more, sorted."""
         record = None if self._publisher is None else self._publisher.record

@@ -352,7 +352,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    begin_compiling()
+    if pipeline.has_lake_tables:
+        begin_compiling()
     access = Access.from_environment(pipeline)
     if arguments.tables:
         outcome = resnapshot(access, _parse_tables("--tables", arguments.tables))

@@ -8,6 +8,7 @@ in advance.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import importlib
@@ -15,6 +16,7 @@ import logging
 import os
 import pkgutil
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -42,6 +44,7 @@ _SHARES = (
     ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels", "lake.verify.kernels"),
 )
 _LIMIT_S = 600.0
+_PR_SET_PDEATHSIG = 1
 # Types of arguments, as numba writes them.
 BYTES = "Array(uint8, 1, 'C', readonly=True)"
 INTS = "Array(int64, 1, 'C', readonly=True)"
@@ -197,8 +200,16 @@ def begin_compiling() -> None:
     threading.Thread(target=ensure_compiled, name="pgrepl-compile", daemon=True).start()
 
 
-def compile_modules(names: Sequence[str]) -> None:
-    """Compile every Loop of these modules (named relative to `replication`) in this process."""
+def compile_modules(parent: int, names: Sequence[str]) -> None:
+    """Compile every Loop of these modules (named relative to `replication`) in this process.
+
+    The process ends with process `parent`: an orphan would hold its output open, and a shell would wait for
+    it. Functions that it has compiled stay on disk.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            return
     for name in names:
         for found in vars(importlib.import_module(f"{_PACKAGE}.{name}")).values():
             if isinstance(found, CompiledFunction):
@@ -206,7 +217,9 @@ def compile_modules(names: Sequence[str]) -> None:
 
 
 def _compile_in_processes() -> bool:
-    program = f"from {__name__} import compile_modules; import sys; compile_modules(sys.argv[1:])"
+    program = (
+        f"from {__name__} import compile_modules; import sys; compile_modules({os.getpid()}, sys.argv[1:])"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     running = [
         subprocess.Popen(

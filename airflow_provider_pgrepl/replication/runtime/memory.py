@@ -11,6 +11,8 @@ import ctypes
 import os
 import re
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import pyarrow as pa
 _MADV_DONTNEED = 4
 """See madvise(2). A mapping without private pages loses nothing: its pages are read from the file again.
 MADV_PAGEOUT would not drop pages that several processes have mapped."""
+_IDLE_S, _AGAIN_S = 5.0, 600.0
+"""Seconds without activity after which unused memory is released, and seconds until it is released again."""
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) .*\.so")
 
 
@@ -37,6 +41,28 @@ def release_unused_memory() -> None:
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for start, end in _code_of_libraries():
             libc.madvise(start, end - start, _MADV_DONTNEED)
+
+
+class IdleRelease:
+    """Releases unused memory once nothing has happened for 5 s, and again after 10 minutes."""
+
+    def __init__(
+        self,
+        release: Callable[[], None] = release_unused_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._release, self._clock = release, clock
+        self._seen: object = None
+        self._release_at = float("inf")
+
+    def look(self, activity: object) -> None:
+        """Release memory if it is time. Called repeatedly; `activity`: a value that changes with all work."""
+        now = self._clock()
+        if activity != self._seen:
+            self._seen, self._release_at = activity, now + _IDLE_S
+        elif now >= self._release_at:
+            self._release()
+            self._release_at = now + _AGAIN_S
 
 
 def resident_bytes() -> int | None:

@@ -340,6 +340,12 @@ class ProgressRecords(StateConnection):
         with state_errors("writing progress"), self._connection.cursor() as cursor:
             cursor.execute(_WRITE_PROGRESS, fields)
 
+    def now(self) -> datetime:
+        """Return the time by the clock of this database, by which its records are dated."""
+        with state_errors("asking for the time"):
+            found: datetime = row(self._connection, "SELECT pg_catalog.clock_timestamp()")[0]
+            return found
+
     def read_progress(self, pipeline: str) -> Progress | None:
         """Return the last recorded progress; None if there is none yet."""
         with state_errors("reading progress"):

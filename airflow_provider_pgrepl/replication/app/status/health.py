@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
 
@@ -146,13 +146,11 @@ class HealthReport:
         return cls(found["pipeline"], tuple(problems))
 
 
-def find_health_problems(
-    status: PipelineStatus, limits: HealthLimits, now: datetime | None = None
-) -> HealthReport:
-    """Return the problems of a status. `now`: the time at which it was read, by default the current time."""
-    now = now or datetime.now(UTC)
-    found = sorted(_problems(status, limits, now), key=lambda one: one.severity is Severity.WARNING)
-    return HealthReport(status.pipeline, tuple(found))
+def find_health_problems(status: PipelineStatus, limits: HealthLimits) -> HealthReport:
+    """Return the problems of a status, at the time at which it was read."""
+    found = _problems(status, limits, status.read_at)
+    failures_first = sorted(found, key=lambda one: one.severity is Severity.WARNING)
+    return HealthReport(status.pipeline, tuple(failures_first))
 
 
 def _problems(status: PipelineStatus, limits: HealthLimits, now: datetime) -> Iterator[HealthProblem]:

@@ -49,6 +49,10 @@ from airflow_provider_pgrepl.trace import log_unexpected
 log = logging.getLogger(__name__)
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 @dataclass(frozen=True)
 class PublisherStatus:
     """The state of a publisher of events, as it last saved it.
@@ -233,7 +237,8 @@ class PipelineStatus:
     be intended. `steps`: received, durable, confirmed,
     applied. `tables`: without removed ones. `recorded`: the state database records the pipeline, which it
     does not after a teardown that kept the lake. `is_ours`: source, lake and state do not contradict each
-    other; otherwise `problems` has the contradictions.
+    other; otherwise `problems` has the contradictions. `read_at`: the time at which it was read, by the clock
+    of the state database, which dates its records: this host's clock may be wrong.
     """
 
     pipeline: str
@@ -255,6 +260,7 @@ class PipelineStatus:
     is_ours: bool = True
     has_lake_tables: bool = True
     wal_budget: int | None = None
+    read_at: datetime = field(default_factory=_now)
 
     @property
     def wal_limit_bytes(self) -> int | None:
@@ -320,7 +326,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
             "confirmed": _step(slot.confirmed_flush_lsn if slot else None, end),
             "applied": Step(applied, _lag(applied, end)),
         },
-        last_applied_commit_age_s=_age(lake.point),
+        last_applied_commit_age_s=_age(lake.point, state.read_at),
         consistent_point=lake.point,
         tables=statuses,
         publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
@@ -330,6 +336,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
         changelog=_changelog(lake, statuses),
         has_lake_tables=pipeline.has_lake_tables,
         wal_budget=pipeline.wal_budget,
+        read_at=state.read_at,
     )
 
 
@@ -376,6 +383,7 @@ class _State:
     tables: tuple[TableRecord, ...] = ()
     problems: tuple[str, ...] = ()
     is_running: bool = False
+    read_at: datetime = field(default_factory=_now)
 
 
 def _read_state(access: Access) -> _State:
@@ -389,7 +397,8 @@ def _read_state(access: Access) -> _State:
             tables = tuple(state_db.read_tables(name).values())
             is_running = state_db.is_locked(name, "replicate")
             left = _left_behind(access.pipeline, state_db, tables)
-            return _State(True, state_db.read_progress(name), tables, left, is_running)
+            progress = state_db.read_progress(name)
+            return _State(True, progress, tables, left, is_running, state_db.now())
         except StateError as error:
             return _State(True, problems=(_sentence(error),))
 
@@ -515,7 +524,7 @@ def _lag(position: LSN | None, end: LSN) -> int | None:
     return None if position is None else max(0, end - position - 1)
 
 
-def _age(point: ConsistentPoint | None) -> float | None:
+def _age(point: ConsistentPoint | None, now: datetime) -> float | None:
     if point is None or point.commit_ts is None:
         return None
-    return max(0.0, (datetime.now(UTC) - point.commit_ts).total_seconds())
+    return max(0.0, (now - point.commit_ts).total_seconds())

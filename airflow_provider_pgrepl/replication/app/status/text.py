@@ -62,8 +62,8 @@ def to_text(status: PipelineStatus) -> str:
         [*_heading(status), *_app(status), *_slot(status), *_problems(status)],
         _steps(status),
         [*_point(status), *_changelog(status.changelog)],
-        _tables(status.tables),
-        _publishers(status.publishers),
+        _tables(status),
+        _publishers(status),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -93,9 +93,9 @@ def _app(status: PipelineStatus) -> list[str]:
     if status.app is None or not status.app.holder:
         return [_line("app", "the replicate app has not run yet")]
     app = status.app
-    ago = f"last report {_ago(app.reported_at)}" if app.reported_at else "no report"
+    ago = f"last report {_ago(app.reported_at, status)}" if app.reported_at else "no report"
     is_read = status.slot is not None and status.slot.active
-    if is_read and not is_recent(app.reported_at):
+    if is_read and not _is_recent(status):
         text = f"starts, hangs, or has ended unnoticed; was on {app.holder}, {ago}"
         return [_line("app", text)]
     if is_read:
@@ -117,15 +117,16 @@ def _slot(status: PipelineStatus) -> list[str]:
         return [_line("slot", "is gone, or this server is a copy of the source: check the connection first")]
     held = "holds no WAL" if slot.invalidation else f"holds {show_bytes(slot.held_bytes)} of WAL"
     lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, {held}")]
-    if slot.active and not (status.app and is_recent(status.app.reported_at)):
+    if slot.active and not _is_recent(status):
         sender = f"select pg_terminate_backend({slot.active_pid})"
         lines += _wrapped(f"hint: if no app of this pipeline runs any more, free the slot: {sender}")
     return lines
 
 
-def is_recent(reported_at: datetime | None) -> bool:
+def _is_recent(status: PipelineStatus) -> bool:
     """Return True if the last report is less than 15 s old: an app that runs reports every 2 s."""
-    return reported_at is not None and (datetime.now(UTC) - reported_at).total_seconds() < _RECENT_S
+    reported_at = status.app.reported_at if status.app is not None else None
+    return reported_at is not None and (status.read_at - reported_at).total_seconds() < _RECENT_S
 
 
 def _slot_state(slot: SlotStatus) -> str:
@@ -170,7 +171,8 @@ def _changelog(changelog: ChangelogStatus | None) -> list[str]:
     return [_line("changelog", size + needed)]
 
 
-def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
+def _tables(status: PipelineStatus) -> list[str]:
+    tables = status.tables
     if not tables:
         return ["no tables recorded"]
     counts = Counter(table.state.value for table in tables)
@@ -180,7 +182,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
     ]
     for table in tables:
         copied = "-" if table.rows_copied is None else f"{table.rows_copied:,}"
-        age = (datetime.now(UTC) - table.since).total_seconds()
+        age = (status.read_at - table.since).total_seconds()
         rows.append(
             (
                 table.table,
@@ -196,12 +198,13 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
     notes = [
         line
         for table in tables
-        for line in (*_copying(table), *_note(table), *_waiting(table), *_verified(table))
+        for line in (*_copying(table), *_note(table), *_waiting(table), *_verified(table, status))
     ]
     return [f"{show_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
 
 
-def _publishers(publishers: tuple[PublisherStatus, ...]) -> list[str]:
+def _publishers(status: PipelineStatus) -> list[str]:
+    publishers = status.publishers
     if not publishers:
         return []
     headings = ("publisher", "target", "position", "behind the source", "published", "skipped", "last report")
@@ -213,7 +216,7 @@ def _publishers(publishers: tuple[PublisherStatus, ...]) -> list[str]:
             show_bytes(one.lag_bytes),
             f"{one.published:,}",
             f"{one.skipped:,}",
-            _ago(one.saved_at) if one.saved_at else "-",
+            _ago(one.saved_at, status) if one.saved_at else "-",
         )
         for one in publishers
     ]
@@ -254,10 +257,11 @@ def _copying(table: TableStatus) -> list[str]:
     return [] if table.copying is None else [f"{table.table}: copying {table.copying.to_text()}"]
 
 
-def _verified(table: TableStatus) -> list[str]:
+def _verified(table: TableStatus, status: PipelineStatus) -> list[str]:
     if table.verified_through is None or table.verified_at is None:
         return []
-    return [f"{table.table}: equal to the source through {table.verified_through}, {_ago(table.verified_at)}"]
+    ago = _ago(table.verified_at, status)
+    return [f"{table.table}: equal to the source through {table.verified_through}, {ago}"]
 
 
 def _note(table: TableStatus) -> list[str]:
@@ -299,8 +303,8 @@ def _lsn(lsn: LSN | None) -> str:
     return "-" if lsn is None else str(lsn)
 
 
-def _ago(moment: datetime) -> str:
-    return f"{show_duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
+def _ago(moment: datetime, status: PipelineStatus) -> str:
+    return f"{show_duration(max(0.0, (status.read_at - moment).total_seconds()))} ago"
 
 
 def _plain(value: Any) -> Any:
