@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import curves, machine, report
+from benchmarks import curves, machine, measuring, report
 from benchmarks.figure import Figure
 
 FIGURES = (
@@ -70,7 +70,12 @@ def main() -> int:
         "--scale", type=float, default=1.0, help="share of the full size or time; docs want 1"
     )
     parser.add_argument("--here", action="store_true", help="in this process, as under a profiler")
+    parser.add_argument(
+        "--metrics", action="store_true", help="serve and scrape metrics, and record samples, meanwhile"
+    )
     arguments = parser.parse_args()
+    if arguments.metrics:
+        os.environ[measuring.VARIABLE] = "1"
     unknown = [name for name in arguments.figures if name not in FIGURES + LONG]
     if unknown:
         parser.error(f"no such figure: {', '.join(unknown)}")
@@ -78,7 +83,7 @@ def main() -> int:
     if arguments.here:
         return max([_measure(name, arguments.scale) for name in names])
     codes = [_start(name, arguments.scale) for name in names]
-    if arguments.scale == 1:
+    if arguments.scale == 1 and not arguments.metrics:
         about = machine.describe()
         report.update_page(report.read_results([_result(name) for name in FIGURES + LONG], about), about)
         curves.update_page(_result("scattered"))
@@ -86,7 +91,7 @@ def main() -> int:
 
 
 def _result(name: str) -> Path:
-    return RESULTS / f"{name}.json"
+    return RESULTS / f"{name}{'_with_metrics' if measuring.is_on() else ''}.json"
 
 
 def _start(name: str, scale: float) -> int:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.session import build_session
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
-from benchmarks import kinds, pipelines
+from benchmarks import kinds, measuring, pipelines
 from benchmarks.figure import Figure, thousands
 from benchmarks.kinds import Kind
 from benchmarks.source import Source, running_source
@@ -97,7 +97,10 @@ class Trial:
             pipeline = pipelines.make_pipeline(self.folder, name, self.kind.table)
             pipelines.publish(source.dsn, pipeline)
             record = pipelines.take_snapshot(self.spark, source.dsn, pipeline, state_db)
-            with _applying(Applier(self.spark, pipeline, state_db, record)) as applier:
+            with (
+                _applying(Applier(self.spark, pipeline, state_db, record)) as applier,
+                measuring.recorded(source.dsn, pipeline, applied=lambda: applier.progress),
+            ):
                 self._warm_up(source, pipeline, applier)
                 seconds = self._time(source, pipeline, applier)
         return (self.inserts + self.updates) / seconds

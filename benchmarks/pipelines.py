@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
+from benchmarks import measuring
 from benchmarks.store import lake_uri
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ def receiving(dsn: str, pipeline: Pipeline) -> Iterator[Receiver]:
     receiver = Receiver(dsn, pipeline)
     receiver.start()
     try:
-        yield receiver
+        with measuring.recorded(
+            dsn, pipeline, lambda: receiver.progress, request_keepalive=receiver.request_keepalive
+        ):
+            yield receiver
     finally:
         receiver.stop()
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from benchmarks import measuring
 from benchmarks.source import Source
 from benchmarks.store import local_folder
 from benchmarks.visibility import table_position
@@ -84,9 +85,11 @@ def replicating(dsn: str, pipeline: Pipeline) -> Iterator[App]:
 @contextmanager
 def resumed(dsn: str, pipeline: Pipeline) -> Iterator[App]:
     """Run the replication app until the end of the block. Raises RuntimeError if it ends earlier."""
-    app = App("replicate", dsn, pipeline)
+    port = measuring.free_port()
+    app = App("replicate", dsn, pipeline, *([f"--metrics-port={port}"] if measuring.is_on() else []))
     try:
-        yield app
+        with measuring.scraped(port) if measuring.is_on() else nullcontext():
+            yield app
         app.check()
     finally:
         app.stop()

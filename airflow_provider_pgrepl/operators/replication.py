@@ -9,6 +9,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.target import target_secrets
+from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
 from airflow_provider_pgrepl.operators.notifications import Callback, ProblemNotifications, as_callbacks
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -19,7 +20,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 _MODES = ("continuous", "caught_up")
 
 
-class PgReplicationOperator(SparkAppOperator):
+class PgReplicationOperator(OpenLineageOperator, SparkAppOperator):
     """Receive changes and apply them to the lake tables.
 
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that was

@@ -7,12 +7,14 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_tables
+from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 
-class PgResnapshotOperator(SparkAppOperator):
+class PgResnapshotOperator(OpenLineageOperator, SparkAppOperator):
     """Copy these tables again, in whatever state they are. The other tables are replicated at the same time.
 
     Readers see the old rows until the new ones are complete. A table that cannot be copied fails the task
@@ -38,6 +40,9 @@ class PgResnapshotOperator(SparkAppOperator):
             raise ConfigError("tables: none was named", "name at least one, as public.orders")
         return ["--tables", ",".join(tables)]
 
+    def lineage_tables(self) -> list[TableName]:
+        return parse_tables(read_tables(self.tables))
+
     def check_start(self, access: Access) -> None:
         check_snapshot(access, resnapshot=parse_tables(read_tables(self.tables)))
 
@@ -47,7 +52,7 @@ class PgResnapshotOperator(SparkAppOperator):
         return {"tables": read_tables(self.tables), "reason": self.reason}
 
 
-class PgAddTablesOperator(SparkAppOperator):
+class PgAddTablesOperator(OpenLineageOperator, SparkAppOperator):
     """Add tables to the pipeline: tables that its file does not list, or new tables that match its patterns.
 
     :param tables: a list, or a comma-separated text; None: all tables that match a pattern now, independent
@@ -65,6 +70,9 @@ class PgAddTablesOperator(SparkAppOperator):
 
     def app_arguments(self) -> list[str]:
         return [f"--add={','.join(read_tables(self.tables))}"]
+
+    def lineage_tables(self) -> list[TableName]:
+        return parse_tables(read_tables(self.tables))
 
     def check_start(self, access: Access) -> None:
         check_snapshot(access, added=parse_tables(read_tables(self.tables)))

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read_tables
+from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 
-class PgSnapshotOperator(SparkAppOperator):
+class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
     """Create publication, slot and epoch if they are missing, and copy the tables that need a copy.
 
     :param tables: resnapshot these tables, in whatever state they are; None: all that need it (templated)
@@ -61,6 +63,9 @@ class PgSnapshotOperator(SparkAppOperator):
         if self.take_over_slot:
             arguments += ["--take-over", self.take_over_slot]
         return arguments
+
+    def lineage_tables(self) -> list[TableName]:
+        return parse_tables(read_tables(self.tables))
 
     def check_start(self, access: Access) -> None:
         check_snapshot(

@@ -38,6 +38,7 @@ from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, Stat
 from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_well, translated
 from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.metrics.otlp import EXPORT_VARIABLE
 from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
 from airflow_provider_pgrepl.replication.runtime import spark_jvm, spark_submit
 from airflow_provider_pgrepl.replication.runtime.process_io import (
@@ -79,6 +80,7 @@ _DEFAULTS: Mapping[str, Any] = {"status_poll_interval": 1}
 STATUS = "status"
 """The XCom key of an application's status, which is updated while the application runs."""
 _PIPELINE_FILE = "pipeline.json"
+_OTEL_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _JUST_ENDED_S = 15.0
 """Seconds to wait for the lock of an application that has just ended: the server may notice its end late."""
 
@@ -166,9 +168,27 @@ def driver_environment(
     if hook is not None and hook._connection["master"].startswith("local"):
         environment["PYSPARK_PYTHON"] = sys.executable
     environment.setdefault(LEVEL_VARIABLE, conf.get("logging", "logging_level", fallback="INFO"))
+    environment |= otel_variables(environment)
     environment |= {key: str(value) for key, value in env_vars.items()}
     ours = {FORMAT_VARIABLE: JSON, RESULT_VARIABLE: str(folder / RESULT_FILE), "PYTHONUNBUFFERED": "1"}
     return {**environment, **secrets, **ours}
+
+
+def otel_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which the application exports metrics to OpenTelemetry if Airflow does.
+
+    The application inherits OpenTelemetry's own variables from the worker. Airflow's deprecated settings are
+    used only if none of them names an address, as Airflow does.
+    """
+    if not conf.getboolean("metrics", "otel_on", fallback=False):
+        return {}
+    found = {EXPORT_VARIABLE: "1"}
+    is_named = any(environment.get(name) for name in _OTEL_ENDPOINTS)
+    if not is_named and conf.has_option("metrics", "otel_host") and conf.has_option("metrics", "otel_port"):
+        scheme = "https" if conf.getboolean("metrics", "otel_ssl_active", fallback=False) else "http"
+        address = f"{conf.get('metrics', 'otel_host')}:{conf.get('metrics', 'otel_port')}"
+        found[_OTEL_ENDPOINTS[0]] = f"{scheme}://{address}/v1/metrics"
+    return found
 
 
 def properties_with_lineage(

@@ -47,8 +47,8 @@ def airflow(airflow_db: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.setenv("AIRFLOW__API__BASE_URL", f"http://127.0.0.1:{port}")
         purge_cached_app()
         DagBundlesManager().sync_bundles_to_db()
-        dags = DagBag(str(DAGS / "tables.py"), bundle_path=DAGS)
-        sync_bag_to_db(dags, "dags-folder", None)
+        for name in ("tables", "skip", "check_migration", "verify"):
+            sync_bag_to_db(DagBag(str(DAGS / f"{name}.py"), bundle_path=DAGS), "dags-folder", None)
         config = uvicorn.Config(create_app(), host="127.0.0.1", port=port, log_level="error", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
@@ -102,6 +102,47 @@ def test_hostile_name_and_error_are_text_in_every_view(browser: Browser, airflow
         )
     assert "<b>total</b>" in text_of(browser)
     assert browser.console == []
+
+
+@pytest.mark.parametrize(
+    ("button", "dag", "fields", "conf"),
+    [
+        ("Check a migration…", "pgrepl_check_migration", ["drop table orders"], {"sql": "drop table orders"}),
+        (
+            "Skip a transaction…",
+            "pgrepl_skip",
+            ["16/B374D848", " public.a\npublic.b\n"],
+            {"lsn": "16/B374D848", "unchanged_tables": ["public.a", "public.b"]},
+        ),
+    ],
+)
+def test_migration_and_skip_are_runs_with_what_the_dialog_asks_for(
+    browser: Browser, airflow: str, button: str, dag: str, fields: list[str], conf: dict[str, object]
+) -> None:
+    browser.open("about:blank")
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop")
+    browser.wait_for("document.querySelectorAll('.body .row').length === 303")
+    browser.evaluate(
+        f"[...document.querySelectorAll('.tools button')].find(one => one.innerText === '{button}').click()"
+    )
+    browser.wait_for(f"document.querySelector('dialog[open] select')?.value === '{dag}'")
+    inputs = "document.querySelectorAll('dialog label:not(.tick) :is(input, textarea)')"
+    for number, text in enumerate(fields):
+        browser.evaluate(f"{inputs}[{number}].value = {json.dumps(text)}")
+    browser.evaluate("document.querySelector('dialog .tick input')?.click()")
+    browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+    browser.evaluate("document.querySelector('dialog [type=submit]').click()")
+    browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
+    runs = f"fetch('{airflow}/api/v2/dags/{dag}/dagRuns').then(answer => answer.json())"
+    assert [run["conf"] for run in browser.evaluate(runs)["dag_runs"]] == [conf]
+
+
+def test_publisher_of_a_table_is_shown_with_its_position(browser: Browser, airflow: str) -> None:
+    table = "/".join(quote(part, safe="") for part in ("shop", "shop", "public", "customers"))
+    browser.open("about:blank")
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/{table}")
+    row = browser.wait_for("document.querySelector('.publishers tbody tr')?.innerText")
+    assert row.split("\t")[:3] == ["events", "nats", "0/78"]
 
 
 def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, airflow: str) -> None:

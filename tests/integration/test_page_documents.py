@@ -43,7 +43,17 @@ def test_documents_show_what_is_recorded(dsn, pg):
     assert [column["name"] for column in one["columns"]] == ["id", "<b>total</b>", "placed_at"]
     assert (one["events"][0]["to_state"], one["events"][0]["error"]) == ("errored", "ValueRangeError")
     assert any(event["kind"] == "snapshot_taken" for event in one["events"])
-    assert read_table(dsn, "shop", TableName("no", "table")) == {"columns": [], "events": [], "lags": []}
+    [publisher] = one["publishers"]
+    assert (publisher["name"], publisher["published_lsn"], publisher["holder"]) == (
+        "events",
+        "0/78",
+        "worker-1:72",
+    )
+    assert (publisher["stopped"]["after"], publisher["stopped"]["reason"]) == ("1:0/6E:2", HOSTILE_ERROR)
+    [publisher] = read_table(dsn, "shop", TableName("public", "customers"))["publishers"]
+    assert publisher["stopped"] is None
+    nothing = {"columns": [], "events": [], "lags": [], "publishers": []}
+    assert read_table(dsn, "shop", TableName("no", "table")) == nothing
 
 
 def test_document_of_a_table_that_is_copied_has_its_progress(dsn, pg):

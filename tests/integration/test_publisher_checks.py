@@ -9,6 +9,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import relatio
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
+from airflow_provider_pgrepl.replication.state.overview import OverviewRecords
 from tests.conftest import closing_connection, fresh_database
 from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute
@@ -144,3 +145,21 @@ def test_another_exchange_under_the_same_name_is_refused_and_begun_where_it_is_t
     assert published.run_publisher() == process.DONE
     assert published.record.place == "rabbitmq: exchange elsewhere"
     assert first.event["data"]["id"] == 1
+
+
+def test_publisher_reports_its_position_and_stopped_tables_to_the_state(published, dsn):
+    with StateDatabase(dsn, "test") as state_db:
+        state_db.migrate()
+        with closing_connection(dsn) as source:
+            identifier = read_server(source).system_identifier
+        state_db.register(published.pipeline, identifier, slot_owned=True, publication_owned=True)
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    published.publisher(tables=["public.t"])
+    assert published.run_publisher() == process.DONE
+    with OverviewRecords(dsn, 10) as records:
+        [report] = records.read_publishers(published.pipeline.name)
+    record = read_record(published.pipeline.lake_root, "events")
+    assert (report.name, report.target, report.tables) == ("events", "rabbitmq", ("public.t",))
+    assert report.published_lsn == record.position.commit_lsn > 0
+    assert report.stopped == ()

@@ -47,7 +47,7 @@ class NoSpark:
 
 @pytest.fixture
 def kept(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(snapshot, "build_session", lambda *_, **__: NoSpark())
+    monkeypatch.setattr(snapshot, "start_spark", lambda *_: NoSpark())
     execute(
         dsn,
         "create table e (id int primary key, ssn text, note text)",

@@ -114,20 +114,20 @@ class InProcess(Received):
 
     @contextlib.contextmanager
     def _surroundings(self, module: Any) -> Iterator[None]:
-        build_session, end_at_once = module.build_session, process.end_at_once
+        start_spark, end_at_once = module.start_spark, process.end_at_once
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         root, to_file = logging.getLogger(), logging.FileHandler(self.log)
         level = root.level
         root.addHandler(to_file)
         root.setLevel(logging.INFO)
-        module.build_session = lambda *_, **__: self.spark
+        module.start_spark = lambda *_: self.spark
         process.end_at_once = _end_at_once
         os.environ[process.DSN_VARIABLE] = self.dsn
         try:
             yield
         finally:
             del os.environ[process.DSN_VARIABLE]
-            module.build_session = build_session
+            module.start_spark = start_spark
             process.end_at_once = end_at_once
             root.removeHandler(to_file)
             root.setLevel(level)

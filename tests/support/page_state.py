@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableBytes, TableMerges
+from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReport, StoppedEvents
 from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
 from airflow_provider_pgrepl.replication.state.samples import table_sample_interval_s
 from airflow_provider_pgrepl.replication.state.tables import TableState
@@ -82,6 +83,9 @@ def record_pipeline(dsn: str, pg: Connection, name: str = "shop", tables: int = 
             },
             table_merges={path: TableMerges(0.4, 5, 5, 1.5) for path in paths},
         )
+        stopped = StoppedEvents((str(HOSTILE),), "1:0/6E:2", "TargetError", HOSTILE_ERROR, HOSTILE_ERROR)
+        report = PublisherReport("events", "nats", ("public.*",), LSN(120), (stopped,), "worker-1:72")
+        state_db.write_publisher(name, report)
         cursor.execute(_SAMPLES, fields)
         cursor.execute(_TABLE_SAMPLES, fields)
 

@@ -249,6 +249,7 @@ function tablesView(database, pipeline, query) {
   }));
   const body = el("div", { class: "body", role: "rowgroup", onkeydown: moveFocus });
   main.replaceChildren(notice, el("div", { class: "tools" }, search, states, el("span", { class: "space" }), actions.node),
+    el("div", { class: "tools" }, el("span", { class: "space" }), pipelineBar({ database, pipeline })),
     el("div", { class: "list", role: "table", "aria-label": `Tables of ${pipeline}` }, el("div", { role: "rowgroup" }, head), body));
   const shown = new Keyed(body, ({ row }) => row.table, ({ row }) => tableRow(database, pipeline, row, picked, changed));
 
@@ -332,7 +333,7 @@ function tableView(database, pipeline, schema, name) {
     shownText = text;
     place.replaceChildren(...errorNotice(list.error ?? one.error),
       ...(row ? tableFacts({ database, pipeline }, row, one.lags ?? []) : [el("p", {}, "This table is not recorded.")]),
-      ...(one.events ? [...columnsOf(one), ...eventsOf("Schema changes", one.events.filter((event) => event.kind === "schema_changed")), ...eventsOf("History", one.events)] : []));
+      ...(one.events ? [...publishersOf(one), ...columnsOf(one), ...eventsOf("Schema changes", one.events.filter((event) => event.kind === "schema_changed")), ...eventsOf("History", one.events)] : []));
   };
 }
 
@@ -348,6 +349,16 @@ function tableFacts(pipeline, row, lags) {
       fact("Live", bytes(row.live_bytes)), fact("Kept", bytes(row.kept_bytes)), fact("Lag", duration(row.lag_seconds)),
       fact("Selected by", row.membership === "configured" ? "pipeline file" : row.membership), row.lsn ? fact("LSN of the error", row.lsn) : "",
       el("div", {}, el("span", { class: "label" }, "Lag in 24 h"), sparkline(lags, "Lag")))];
+}
+
+function publishersOf({ publishers }) {
+  if (!publishers.length) return [];
+  return [el("h2", {}, "Publishers"), el("table", { class: "publishers" },
+    el("thead", {}, el("tr", {}, ...["Publisher", "Target", "Published up to", "Reported"].map((title) => el("th", { scope: "col" }, title)))),
+    el("tbody", {}, ...publishers.map((one) => el("tr", {}, el("td", {}, one.name), el("td", {}, one.target),
+      el("td", {}, el("span", { class: "number" }, one.stopped ? one.stopped.after : one.published_lsn),
+        one.stopped ? el("div", { class: "wrap bad" }, el("strong", {}, one.stopped.error), ": ", one.stopped.reason, el("div", { class: "quiet" }, one.stopped.hint)) : ""),
+      el("td", { class: "quiet" }, ago(one.reported_at), ` by ${one.holder}`)))))];
 }
 
 function columnsOf({ columns }) {
@@ -384,6 +395,27 @@ const ACTIONS = [
   { id: "remove", title: "Remove", danger: "These tables are no longer replicated. Their lake tables stay as they are; to replicate them again, they are copied again." },
 ];
 
+// Actions on a whole pipeline. Each field is a parameter of the DAG.
+const PIPELINE_ACTIONS = [
+  { id: "check", title: "Check a migration…", about: "Apply the SQL to a copy of the source's schema, and roll it back. The run fails if a table could not continue.",
+    fields: [{ name: "sql", title: "SQL of the migration", rows: 8 }] },
+  { id: "skip", title: "Skip a transaction…", danger: "The transaction is lost for the lake. Every table that it may have changed becomes errored, and needs a resnapshot. Pause the replication first.",
+    fields: [{ name: "lsn", title: "LSN of the transaction, as the error names it", rows: 1 }, { name: "unchanged_tables", title: "Tables that it did not change, one a line", rows: 4, isList: true }] },
+];
+
+const OFFERS = {
+  resnapshot: (params) => params.tables && !params.action && !params.new_epoch && !params.show_keys,
+  check: (params) => params.sql,
+  skip: (params) => params.lsn && params.unchanged_tables,
+};
+
+function pipelineBar(pipeline) {
+  return el("span", { class: "chips", role: "group", "aria-label": "Actions on the pipeline" },
+    ...PIPELINE_ACTIONS.map((action) => el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, []) }, action.title)));
+}
+
+const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
 function actionBar(pipeline, tables, offered = ACTIONS) {
   const buttons = offered.map((action) => el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, action.asks ? [] : tables()) }, action.title));
   return {
@@ -395,9 +427,8 @@ function actionBar(pipeline, tables, offered = ACTIONS) {
 async function dagsFor(action) {
   const { dags } = await get("api/v2/dags", { tags: "pgrepl", limit: 100 }, AIRFLOW);
   const details = await Promise.all(dags.map((dag) => get(`api/v2/dags/${encodeURIComponent(dag.dag_id)}/details`, {}, AIRFLOW)));
-  return details.filter(({ params }) => (action.id === "resnapshot"
-    ? params?.tables && !params.action && !params.new_epoch
-    : params?.tables && params.action?.schema?.enum?.includes(action.id)));
+  const offers = OFFERS[action.id] ?? ((params) => params.tables && params.action?.schema?.enum?.includes(action.id));
+  return details.filter(({ params }) => offers(params ?? {}));
 }
 
 async function ask(action, pipeline, tables) {
@@ -406,10 +437,13 @@ async function ask(action, pipeline, tables) {
   const problem = el("p", { class: "bad wrap", role: "alert" });
   const select = el("select", { required: true }, el("option", { value: "" }, "Choose the DAG of this pipeline"));
   const names = action.asks ? el("textarea", { rows: 4, required: true, placeholder: "public.orders" }) : null;
+  const fields = (action.fields ?? []).map((field) => ({ ...field, input: el(field.rows > 1 ? "textarea" : "input", { rows: field.rows, required: !field.isList }) }));
+  const what = action.fields ? "" : action.asks ? "tables" : tables.length === 1 ? "1 table" : `${tables.length} tables`;
   const sure = action.danger ? el("input", { type: "checkbox", required: true }) : null;
   const form = el("form", { method: "dialog" },
-    el("h2", { id: "asked" }, `${action.title.replace("…", "")} ${action.asks ? "tables" : tables.length === 1 ? "1 table" : `${tables.length} tables`} of ${pipeline.pipeline} (connection ${pipeline.database})`),
+    el("h2", { id: "asked" }, `${action.title.replace("…", "")} ${what} of ${pipeline.pipeline} (connection ${pipeline.database})`),
     action.danger ? el("div", { class: "notice" }, action.danger) : el("p", { class: "quiet" }, action.about),
+    ...fields.map((field) => el("label", {}, field.title, field.input)),
     names ? el("label", {}, "Tables, one a line", names) : el("ul", { class: "names" }, ...tables.map((name) => el("li", {}, name))),
     el("label", {}, "DAG", select),
     sure ? el("label", { class: "tick" }, sure, "I understand what this does") : "", problem,
@@ -423,10 +457,12 @@ async function ask(action, pipeline, tables) {
     event.preventDefault();
     if (chosen()?.is_paused) return;
     start.disabled = true;
-    const listed = names ? names.value.split("\n").map((name) => name.trim()).filter(Boolean) : tables;
-    const conf = action.id === "resnapshot" ? { tables: listed } : { action: action.id, tables: listed };
+    const listed = names ? linesOf(names.value) : tables;
+    const given = Object.fromEntries(fields.map(({ name, isList, input }) => [name, isList ? linesOf(input.value) : input.value.trim()]));
+    const conf = action.fields ? given : action.id === "resnapshot" ? { tables: listed } : { action: action.id, tables: listed };
+    const on = action.fields ? `of ${pipeline.pipeline}` : listed.length === 1 ? listed[0] : `${listed.length} tables`;
     try {
-      await trigger(select.value, conf, `${action.title.replace("…", "")} ${listed.length === 1 ? listed[0] : `${listed.length} tables`}`);
+      await trigger(select.value, conf, `${action.title.replace("…", "")} ${on}`);
       dialog.close();
     } catch (error) {
       problem.textContent = error.message;

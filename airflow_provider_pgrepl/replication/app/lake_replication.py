@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
+from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm_up
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.session import (
     LazySession,
-    build_session,
     has_local_jvm,
     runs_on_cluster,
 )
@@ -31,23 +32,16 @@ _LAST_MERGES_S = 10.0
 repeated."""
 
 
-def session_of(pipeline: Pipeline) -> LazySession:
+def session_of(pipeline: Pipeline, stop: process.StopSignal) -> LazySession:
     """Return the session of a run. One whose JVM runs already is started at once: it takes seconds.
 
     Executors of a cluster are requested only when everything else is checked.
     """
-    session = LazySession(lambda: _start_spark(pipeline))
+    name = f"replicate {pipeline.name}"
+    session = LazySession(lambda: start_spark(name, StartTurn(name, lambda: stop.is_set)))
     if has_local_jvm():
         session.begin()
     return session
-
-
-def _start_spark(pipeline: Pipeline) -> SparkSession:
-    """Return a session. One that is started early has loaded the modules of its Python workers."""
-    spark = build_session(f"pgrepl replicate {pipeline.name}", delta=False)
-    if has_local_jvm():
-        warm_up(spark)
-    return spark
 
 
 class LakeReplication(Replication):

@@ -127,26 +127,33 @@ def _with_positions(applied: ApplierProgress) -> dict[str, TableMerges] | None:
 
 
 class LockKeeper(BlockThread):
-    """A context manager that checks every few seconds that the session of `store` is alive.
+    """A context manager that checks every few seconds that the session of `state_db` is alive.
 
-    `store` is a reconnecting one. A restarted server has no session of this app: to other commands, such as
-    teardown, the app would seem to have ended. The store then connects and takes its locks again. While the
-    database is away, nothing happens. If another process holds a lock by then, the keeper's thread calls
+    `state_db` is a reconnecting one. A restarted server has no session of this app: to other commands, such
+    as teardown, the app would seem to have ended. `state_db` then connects and takes its locks again. While
+    the database is away, nothing happens. If another process holds a lock by then, the keeper's thread calls
     `end`.
     """
 
     def __init__(
-        self, state_db: StateDatabase, end: Callable[[], object], interval_s: float = _LOCK_INTERVAL_S
+        self,
+        state_db: StateDatabase,
+        end: Callable[[], object],
+        interval_s: float = _LOCK_INTERVAL_S,
+        report: Callable[[], None] = lambda: None,
     ) -> None:
+        """:param report: called after each check, from the same thread; raises PgReplError"""
         super().__init__("pgrepl-lock")
         self._state_db = state_db
         self._end = end
         self._interval_s = interval_s
+        self._report = report
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
                 self._state_db.now()
+                self._report()
             except BusyError as error:
                 if not self._stopping.is_set():
                     log.error("%s", error)

@@ -12,7 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from airflow_provider_pgrepl.errors import ConfigError, FencedError, SourceError, StateError, ToolError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    FencedError,
+    PgReplError,
+    SourceError,
+    StateError,
+    ToolError,
+)
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.app.evidence import gather
@@ -53,6 +60,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
+from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReport, StoppedEvents
 
 log = logging.getLogger(__name__)
 DurableLsnLookup = Callable[[LSN], LSN | None]
@@ -278,7 +286,13 @@ def publish(
         check_recorded_lake(pipeline, state_db)
         check_tables(pipeline, settings)
         state_db.lock(pipeline.name, f"publish {settings.name}")
-        stack.enter_context(LockKeeper(state_db, process.end_at_once))
+        publishers: list[Publisher] = []
+        keeper = LockKeeper(
+            state_db,
+            process.end_at_once,
+            report=lambda: _report(state_db, pipeline, settings, publishers),
+        )
+        stack.enter_context(keeper)
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
         record = _with_columns(_take(pipeline, settings, publisher_log, after), pipeline, settings)
         check_stopped(settings, record)
@@ -304,11 +318,42 @@ def publish(
         if settings.metrics:
             stack.enter_context(_metrics(pipeline, settings, publisher, target))
         begun(publisher)
+        publishers.append(publisher)
+        stack.callback(_report_last, state_db, pipeline, settings, publisher)
         try:
             return publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
         except FencedError as error:
             log.error("%s", error)
             process.end_at_once()
+
+
+def _report(
+    state_db: StateDatabase, pipeline: Pipeline, settings: PublisherSettings, publishers: Sequence[Publisher]
+) -> None:
+    """Record how far a publisher that has begun is, for the page in Airflow. Raises PgReplError."""
+    for publisher in publishers:
+        record = publisher.record
+        stopped = tuple(
+            StoppedEvents(one.names, str(one.after), one.error, one.reason, one.hint)
+            for one in record.stopped.values()
+        )
+        report = PublisherReport(
+            settings.name,
+            settings.target,
+            None if settings.tables is None else tuple(settings.tables),
+            LSN(max(0, record.position.commit_lsn)),
+            stopped,
+            progress_writer.holder(),
+        )
+        state_db.write_publisher(pipeline.name, report)
+
+
+def _report_last(
+    state_db: StateDatabase, pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher
+) -> None:
+    """Record where a publisher ended, unless the state database is away."""
+    with contextlib.suppress(PgReplError):
+        _report(state_db, pipeline, settings, [publisher])
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:

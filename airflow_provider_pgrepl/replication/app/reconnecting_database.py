@@ -32,7 +32,14 @@ def open_reconnecting_database(dsn: str, role: str, reconnect_s: float, wait: Wa
 
 
 _REPEATED = frozenset(
-    {"write_progress", "write_sample", "write_table_samples", "delete_old_samples", "delete_old_events"}
+    {
+        "write_progress",
+        "write_publisher",
+        "write_sample",
+        "write_table_samples",
+        "delete_old_samples",
+        "delete_old_events",
+    }
 )
 
 

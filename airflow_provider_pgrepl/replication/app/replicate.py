@@ -85,7 +85,7 @@ def replicate(
         )
         state_db.lock(pipeline.name, "replicate")
         # Only now: a second application has ended before it.
-        session = _session(pipeline, stack)
+        session = _session(pipeline, stack, stop)
         check_store(pipeline.lake_root)
         # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
         # before.
@@ -115,14 +115,14 @@ def replicate(
             )
 
 
-def _session(pipeline: Pipeline, stack: ExitStack) -> LazySession | None:
+def _session(pipeline: Pipeline, stack: ExitStack, stop: process.StopSignal) -> LazySession | None:
     """Return the run's Spark session, which `stack` stops; None without lake tables, when Spark need not be
     installed."""
     if not pipeline.has_lake_tables:
         return None
     from airflow_provider_pgrepl.replication.app.lake_replication import session_of
 
-    session = session_of(pipeline)
+    session = session_of(pipeline, stop)
     stack.callback(session.stop)
     return session
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.metrics.otlp import exports_metrics
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, retention, retention_lsn
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
@@ -65,16 +66,17 @@ class Replication:
 
         Returns the exit code.
 
-        :param metrics: host and port of a Prometheus endpoint
+        :param metrics: host and port of a Prometheus endpoint; None: there is none
         """
-        with nullcontext() if metrics is None else self._serve_metrics(metrics):
+        is_measured = metrics is not None or exports_metrics()
+        with self._serve_metrics(metrics) if is_measured else nullcontext():
             self._receiver.start()
             try:
                 return self._run_reported(target)
             finally:
                 self._receiver.stop()
 
-    def _serve_metrics(self, address: Address) -> AbstractContextManager[None]:
+    def _serve_metrics(self, address: Address | None) -> AbstractContextManager[None]:
         # Import this here: it imports prometheus-client, which need not be installed.
         from airflow_provider_pgrepl.replication.app.metrics.serving import serve_replication
 

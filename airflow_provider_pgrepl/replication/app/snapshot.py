@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, SparkError
@@ -52,6 +52,7 @@ from airflow_provider_pgrepl.replication.app.snapshot_tables import (
     TableSnapshotter,
     begin_epoch,
 )
+from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known, check_own_tables
 from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import (
@@ -71,6 +72,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
+from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
@@ -85,16 +87,12 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.session import (
     LazySession,
-    build_session,
     has_local_jvm,
     runs_on_cluster,
 )
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +254,9 @@ def opened(
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         lost = _find_lost(state_db, evidence, new_epoch=new_epoch)
-        session = LazySession(lambda: _start_spark(pipeline))
+        name = f"snapshot {pipeline.name}"
+        turn = StartTurn(name)
+        session = LazySession(lambda: start_spark(name, turn))
         stack.callback(session.stop)
         if new_epoch or not has_tables(epoch, records):
             # Tables will be copied: Spark starts while the source is checked.
@@ -282,7 +282,7 @@ def opened(
             records,
             new_epoch,
             evidence.describe(),
-            lambda: _prepare_executors(session, access),
+            lambda: _prepare_executors(session, turn, access),
             recorded_names(
                 source, pipeline, epoch, records, evidence.recorded, state_db.read_selected(pipeline.name)
             ),
@@ -305,18 +305,6 @@ def _find_lost(
     return []
 
 
-def _start_spark(pipeline: Pipeline) -> SparkSession:
-    """Return a session. One that is started early has loaded the modules of its Python workers."""
-    spark = build_session(f"pgrepl snapshot {pipeline.name}", delta=False)
-    if has_local_jvm():
-        # Import this here: without lake tables, Spark need not be installed.
-        from airflow_provider_pgrepl.replication.spark.failures import spark_errors
-
-        with spark_errors("starting Spark's Python workers"):
-            spark.sparkContext.parallelize([None], 1).foreach(lambda _nothing: None)
-    return spark
-
-
 def _begin_local(session: LazySession, pipeline: Pipeline) -> None:
     """Start a session whose JVM runs already. Executors of a cluster are requested only when everything else
     is checked."""
@@ -324,12 +312,15 @@ def _begin_local(session: LazySession, pipeline: Pipeline) -> None:
         session.begin()
 
 
-def _prepare_executors(session: LazySession, access: Access) -> None:
+def _prepare_executors(session: LazySession, turn: StartTurn, access: Access) -> None:
     """Raise SparkError if a cluster provides no executor in time, ToolError if its packages differ.
 
-    Checks nothing for a local session, which has the driver's packages, and starts it.
+    Checks nothing for a local session, which has the driver's packages. Starts it, and waits for its turn: an
+    exported snapshot would hold back VACUUM during the wait.
     """
     _begin_local(session, access.pipeline)
+    if access.pipeline.has_lake_tables and has_local_jvm():
+        turn.await_turn()
     if access.pipeline.has_lake_tables and runs_on_cluster():
         spark, dsn = session.get(), access.dsn
         until = time.monotonic() + _EXECUTOR_S

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.process import of_verify
+from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.app.start_check import check_recorded
 from airflow_provider_pgrepl.replication.app.verification import Verification
 from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables
@@ -32,8 +33,9 @@ from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
+from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.spark.session import LazySession, build_session
+from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,14 @@ def opened(
         if evidence.epoch is None:
             raise ConfigError("this pipeline has no epoch yet", "run the snapshot app first")
         state_db.lock(pipeline.name, "verify")
-        session = LazySession(lambda: build_session(f"pgrepl verify {pipeline.name}", delta=False))
+        name = f"verify {pipeline.name}"
+        turn = StartTurn(name)
+        session = LazySession(lambda: start_spark(name, turn))
         try:
+            if has_local_jvm():
+                session.begin()
+                # An exported snapshot would hold back VACUUM during the wait.
+                turn.await_turn()
             records = state_db.read_tables(pipeline.name)
             yield Verification(
                 access, source, state_db, evidence.epoch, records, session, timeout_s, shows_keys, percent

@@ -433,6 +433,16 @@ def address(dsn: str) -> str:
     return f"{parsed.get('user', '')}@{host}:{parsed.get('port', '5432')}/{parsed.get('dbname', '')}"
 
 
+def server_and_database(dsn: str) -> tuple[tuple[str, str], str]:
+    """Return (host, port) and database of a DSN: the first host of several, `localhost` for a socket."""
+    parsed = _parse(dsn)
+    host = parsed.get("host", "").partition(",")[0]
+    port = parsed.get("port", "").partition(",")[0]
+    is_socket = not host or host.startswith(("/", "@"))
+    server = "localhost" if is_socket else host, port or "5432"
+    return server, parsed.get("dbname") or parsed.get("user", "")
+
+
 def _refused(dsn: str, text: str) -> SourceError:
     """Return the error for a connection that was not opened. libpq gives no SQLSTATE for it, only a text."""
     reason = " ".join(_without_password(text, dsn).split())

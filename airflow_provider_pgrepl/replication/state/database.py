@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.state.connection import StateConnection
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyRecords
 from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
+from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReports
 from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, EventRecords
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 from airflow_provider_pgrepl.replication.state.tables import SelectedRelations, TableRecord, TableRecords
@@ -385,6 +386,7 @@ class StateDatabase(
     ProgressRecords,
     EventRecords,
     SampleRecords,
+    PublisherReports,
 ):
     """A connection to the state database, with all records and locks. Its locks last as long as the
     connection.

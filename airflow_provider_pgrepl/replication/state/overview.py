@@ -20,6 +20,11 @@ from airflow_provider_pgrepl.replication.source.connection import LimitedConnect
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.connection import older_schema, state_errors
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress, read_copy_progress
+from airflow_provider_pgrepl.replication.state.publisher_reports import (
+    REPORTS,
+    PublisherReport,
+    publisher_report,
+)
 from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 
@@ -237,6 +242,11 @@ class OverviewRecords(EventRecords, SampleRecords):
         values = {"pipeline": pipeline, "schema": table.schema, "table": table.name}
         found = self._ask("reading a table", _RELATION, values)
         return Relation.from_json(found[0][0]) if found and found[0][0] else None
+
+    def read_publishers(self, pipeline: str) -> list[PublisherReport]:
+        """Return the last reports of a pipeline's publishers, by name."""
+        found = self._ask("reading the publishers", REPORTS, {"pipeline": pipeline})
+        return [publisher_report(fields) for fields in found]
 
     def _ask(self, doing: str, statement: str, values: Mapping[str, object] | None = None) -> list[Any]:
         with state_errors(doing):

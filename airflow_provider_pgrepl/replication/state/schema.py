@@ -255,6 +255,19 @@ _VERSIONS: tuple[str, ...] = (
     ),
     "ALTER TABLE _pgrepl.tables ADD copying jsonb",
     "ALTER TABLE _pgrepl.progress ADD complete_at timestamptz",
+    """
+    CREATE TABLE _pgrepl.publishers (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        name text NOT NULL,
+        target text NOT NULL,
+        tables jsonb,
+        published_lsn pg_lsn NOT NULL,
+        stopped jsonb NOT NULL,
+        holder text NOT NULL,
+        updated_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, name)
+    )
+    """,
 )
 _MIGRATIONS_TABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -404,7 +417,7 @@ def _drop_tables(connection: Connection) -> bool:
                 return False
             cursor.execute(
                 "DROP TABLE IF EXISTS _pgrepl.locks, _pgrepl.selected_relations, _pgrepl.events,"
-                " _pgrepl.samples, _pgrepl.table_samples"
+                " _pgrepl.samples, _pgrepl.table_samples, _pgrepl.publishers"
             )
             cursor.execute(
                 "DROP TABLE _pgrepl.progress, _pgrepl.tables, _pgrepl.pipelines, _pgrepl.migrations"

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.state.overview import (
     PipelineRow,
     TableRow,
 )
+from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReport
 from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
 from airflow_provider_pgrepl.replication.state.samples import TableSample, table_sample_interval_s
 
@@ -54,7 +55,7 @@ def read_tables(dsn: str, pipeline: str, limit_s: float = DETAIL_TIMEOUT_S) -> D
 
 
 def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = DETAIL_TIMEOUT_S) -> Document:
-    """Return the document of a table: its columns, its newest events, and its lag during the last day.
+    """Return the document of a table: columns, newest events, lag during the last day, and its publishers.
 
     Events are newest first. `lags`: lags in seconds, oldest first.
     """
@@ -64,11 +65,40 @@ def read_table(dsn: str, pipeline: str, table: TableName, limit_s: float = DETAI
         now = datetime.now(UTC)
         samples = records.read_table_samples(pipeline, table, since=now - _SAMPLED)
         tables = records.count_tables(pipeline)
+        publishers = records.read_publishers(pipeline)
     return {
         "columns": [] if relation is None else column_documents(relation),
         "events": [event_document(event) for event in reversed(events)],
         "lags": table_lags(samples, now, tables),
+        "publishers": [
+            publisher_document(report, table) for report in publishers if _may_publish(report, table)
+        ],
     }
+
+
+def publisher_document(report: PublisherReport, table: TableName) -> Document:
+    """Return how far a publisher is with a table. `stopped`: why it no longer sends the table's events."""
+    name = str(table)
+    stopped = next((one for one in report.stopped if name in one.names), None)
+    return {
+        "name": report.name,
+        "target": report.target,
+        "published_lsn": str(report.published_lsn),
+        "reported_at": _text(report.updated_at),
+        "holder": report.holder,
+        "stopped": None if stopped is None else asdict(stopped),
+    }
+
+
+def _may_publish(report: PublisherReport, table: TableName) -> bool:
+    """Return True if the publisher sends the table. Not by TableSelection, whose module loads deltalake."""
+    return report.tables is None or any(_selects(pattern, table) for pattern in report.tables)
+
+
+def _selects(pattern: str, table: TableName) -> bool:
+    if pattern.endswith(".*"):
+        return TableName.parse(f"{pattern[:-1]}any").schema == table.schema
+    return TableName.parse(pattern) == table
 
 
 def pipeline_document(row: PipelineRow) -> Document:

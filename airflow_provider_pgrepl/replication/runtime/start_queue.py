@@ -1,0 +1,120 @@
+"""The queue of applications that start Spark on this host, among those of the same user.
+
+A start keeps a processor busy for some seconds. If many applications start at once, as after a restart of the
+host, Spark's Python workers may not connect in time, and Spark gives up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from airflow_provider_pgrepl.replication.runtime.compiled_loops import is_private
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 300.0
+"""The longest wait of a start in seconds. Then it begins at the same time as others."""
+_CORES_OF_A_START = 4
+_POLL_S = 0.2
+
+
+def start_folder() -> Path | None:
+    """Return the folder of the lock files, or None if another user could write it."""
+    folder = Path(tempfile.gettempdir()) / f"pgrepl-{os.geteuid()}"
+    return folder if is_private(folder) else None
+
+
+def start_slots() -> int:
+    """Return the number of starts that may run at the same time: one for each four processors."""
+    return max(1, (os.cpu_count() or 1) // _CORES_OF_A_START)
+
+
+class StartTurn:
+    """A context manager that holds one of the host's slots for starts during its block.
+
+    The kernel releases the slot if the process dies. A host on which no lock file can be written has no
+    queue.
+
+    :param name: the application and its pipeline, as waiting processes log it
+    :param gives_up: returns True if it is time to end: then the wait ends
+    """
+
+    def __init__(
+        self,
+        name: str,
+        gives_up: Callable[[], bool] = lambda: False,
+        *,
+        folder: Path | None = None,
+        slots: int | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self._name = name
+        self._gives_up = gives_up
+        self._folder = folder
+        self._slots = slots or start_slots()
+        self._limit_s = limit_s
+        self._fd: int | None = None
+        self._has_come = threading.Event()
+
+    def __enter__(self) -> Self:
+        try:
+            if (folder := self._folder or start_folder()) is not None:
+                self._fd = self._wait([folder / f"start-{number}" for number in range(self._slots)])
+        except OSError as error:
+            log.warning("Spark is started without a queue: %s", error.strerror)
+        finally:
+            self._has_come.set()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def await_turn(self) -> None:
+        """Wait until another thread has entered the block."""
+        self._has_come.wait()
+
+    def _wait(self, files: list[Path]) -> int | None:
+        """Return the descriptor of a locked file; None if the wait took too long, or it is time to end."""
+        deadline = time.monotonic() + self._limit_s
+        logged = ""
+        while True:
+            for file in files:
+                if (fd := _lock(file, self._name)) is not None:
+                    return fd
+            holders = ", ".join(file.read_text(encoding="utf-8") or "another process" for file in files)
+            if self._gives_up():
+                return None
+            if time.monotonic() >= deadline:
+                log.warning(
+                    "the start of %s has not ended within %g s: Spark is started at the same time",
+                    holders,
+                    self._limit_s,
+                )
+                return None
+            if holders != logged:
+                log.info("waiting for the start of %s", holders)
+                logged = holders
+            time.sleep(_POLL_S)
+
+
+def _lock(file: Path, name: str) -> int | None:
+    """Lock a file and write the holder's name into it. Returns None if another process holds the lock."""
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    os.truncate(fd, 0)
+    os.write(fd, name.encode())
+    return fd
