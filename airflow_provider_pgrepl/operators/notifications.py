@@ -1,4 +1,4 @@
-"""Notifications of the problems that a running application reports."""
+"""Notifications of the problems that a running app reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_callbacks(given: Callback | Sequence[Callback] | None) -> tuple[Callback,
 
 @dataclass
 class ProblemNotifications:
-    """The callbacks of a task for problems of its application, and the problems that they know.
+    """The callbacks of a task for problems of its app, and the problems that they know.
 
     Each problem is notified once, when it begins. A table that was repaired and is errored again, and a lag
     that was below half of its limit in between, are new problems.
@@ -42,7 +42,7 @@ class ProblemNotifications:
     def look(self, context: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Call the callbacks for problems of a status that are new. An error of a callback is only logged.
 
-        :param status: the result that the application updates every minute
+        :param status: the result that the app updates every minute
         """
         errored = frozenset(status.get("errored") or ())
         for table in sorted(errored - self._errored):

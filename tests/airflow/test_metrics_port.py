@@ -1,4 +1,4 @@
-"""The metrics address of PgReplicationOperator, as arguments of its application."""
+"""The metrics address of PgReplicationOperator, as arguments of its app."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_one_small_process_without_spark_publishes_what_comes(events):
 
 
 def test_course_of_a_pipeline_is_recorded(events):
-    """Snapshot, start, DDL that is followed, DDL that is refused, stop: as the applications record them."""
+    """Snapshot, start, DDL that is followed, DDL that is refused, stop: as the apps record them."""
     events.take()
     with events.at_work():
         wait_until(lambda: set(events.states().values()) == {"streaming"})

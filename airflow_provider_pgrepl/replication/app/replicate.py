@@ -84,7 +84,7 @@ def replicate(
             closing(open_reconnecting_database(process.state_dsn(), role, pipeline.reconnect_s, stop.wait))
         )
         state_db.lock(pipeline.name, "replicate")
-        # Only now: a second application has ended before it.
+        # Only now: a second app has ended before it.
         session = _session(pipeline, stack)
         check_store(pipeline.lake_root)
         # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
