@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
 Callback = Callable[[Any], Any]
+_LAG_HINT = f"find slow merges and waiting tables: {errors.document('how-to/troubleshoot')}"
 PROBLEM = "pgrepl_problem"
 """The key of the problem in the context that a callback gets."""
 
@@ -55,7 +57,7 @@ class ProblemNotifications:
         if lag >= self.lag_s and not self._lags:
             self._lags = True
             reason = f"the lake is {lag:g} s behind the source, above the limit of {self.lag_s:g} s"
-            _call(self.on_lag, context, "lag", "", reason, "docs/how-to/troubleshoot.md")
+            _call(self.on_lag, context, "lag", "", reason, _LAG_HINT)
         elif lag < self.lag_s / 2:
             self._lags = False
 

@@ -170,8 +170,8 @@ def _check_publisher(pipeline: Pipeline, publisher: str | None) -> None:
         return
     if pipeline.has_lake_tables:
         raise ConfigError(
-            "--publish: with lake tables a publisher is a process of its own",
-            f"pgrepl publish FILE.json --publisher {publisher}",
+            "--publish: is only for pipelines with lake_tables none",
+            f"start the publisher as another process: pgrepl publish FILE.json --publisher {publisher}",
         )
     pipeline.publisher(publisher)
 
