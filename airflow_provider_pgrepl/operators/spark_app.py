@@ -211,6 +211,7 @@ class SparkAppOperator(SparkSubmitOperator):
     :param spark_conn_id: Airflow connection of Spark; None: Spark runs on this worker, with `master`
     :param master: Spark master if there is no `spark_conn_id`
     :param application: path of another app to run instead of the operator's own (templated)
+    :param name: the name of the Spark application (templated)
     :param preflight: check source and state before an app is started on this worker, and fail with
         the error that the app would raise
     :param stop_timeout_s: seconds after a stop request until the app is killed

@@ -91,7 +91,7 @@ def _not_set_up(status: PipelineStatus) -> list[str]:
 
 def _app(status: PipelineStatus) -> list[str]:
     if status.app is None or not status.app.holder:
-        return [_line("app", "the replicate app has not run yet")]
+        return [_line("app", "the replication app has not run yet")]
     app = status.app
     ago = f"last report {_ago(app.reported_at)}" if app.reported_at else "no report"
     is_read = status.slot is not None and status.slot.active
