@@ -55,6 +55,19 @@ _PACKAGE = Path(__file__).resolve().parent
 _DOCUMENTS = _PACKAGE / "documents" / "docs"
 """The folder of the documents in an installed wheel."""
 SNAPSHOT = "run pgrepl snapshot FILE.json, or PgSnapshotOperator"
+
+
+def document(page: str) -> str:
+    """Return the path of a page of the documents, such as `how-to/operate`, on this host or in a checkout."""
+    folder = str(_DOCUMENTS) if _DOCUMENTS.is_dir() else "docs"
+    return f"{folder}/{page}.md"
+
+
+def reference(page: str) -> str:
+    """Return a hint to a page of the reference."""
+    return f"see {document(f'reference/{page}')}"
+
+
 NEW_EPOCH = (
     "begin a new epoch, which drops the slot and resnapshots every table: pgrepl snapshot FILE.json"
     " --new-epoch, or PgSnapshotOperator with new_epoch=True"
@@ -62,7 +75,8 @@ NEW_EPOCH = (
 RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
 EXECUTORS = (
     "install the driver's version of this package for the Python of every executor, as in an image, and name"
-    " that Python in spark.pyspark.python: docs/how-to/run-on-a-cluster.md"
+    " that Python in spark.pyspark.python:"
+    f" {document('how-to/run-on-a-cluster')}"
 )
 
 
@@ -504,12 +518,6 @@ def rename_settings(table: object, new: object) -> str:
         f"change {table} to {new} in every setting of the pipeline file that names it or a column of it"
         " (exclude_columns, per_table and so on)"
     )
-
-
-def reference(page: str) -> str:
-    """Return a hint to a page of the reference: its path on this host, or in a checkout."""
-    folder = str(_DOCUMENTS) if _DOCUMENTS.is_dir() else "docs"
-    return f"see {folder}/reference/{page}.md"
 
 
 def prove_source() -> str:

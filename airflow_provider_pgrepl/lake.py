@@ -261,7 +261,7 @@ class Lake:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of a lake as of the lake's point in time."""
+    """A table of a lake as of the lake's point in time. `name`: `schema.name`."""
 
     name: str
     _pipeline: Pipeline | str = field(repr=False)

@@ -66,7 +66,7 @@ def _pipeline(folder: Path, name: str, **options: str) -> Pipeline:
 def _idle(
     source: Source, dsn: str, pipeline: Pipeline, scale: float, *apps: Sequence[str]
 ) -> tuple[dict[str, float], float]:
-    """Return MB by kind of process, and percent of a core, for all applications together."""
+    """Return MB by kind of process, and percent of a core, for all apps together."""
     App("snapshot", dsn, pipeline).wait(600)
     with ExitStack() as stack:
         running = [App(name, dsn, pipeline, *arguments) for name, *arguments in apps]

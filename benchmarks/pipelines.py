@@ -1,4 +1,4 @@
-"""The parts of a pipeline without its applications: slot, changelog, lake tables and receiver."""
+"""The parts of a pipeline without its apps: slot, changelog, lake tables and receiver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The applications as users run them, as processes: `python spark_apps/….py --pipeline FILE.json`."""
+"""The apps as users run them, as processes: `python spark_apps/….py --pipeline FILE.json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_S = 0.2
 
 
 class App:
-    """A running application. Its output is written to a file."""
+    """A running app. Its output is written to a file."""
 
     def __init__(self, name: str, dsn: str, pipeline: Pipeline, *arguments: str) -> None:
         folder = local_folder(pipeline.lake_root).parent
@@ -52,16 +52,16 @@ class App:
         return self._process.pid
 
     def wait(self, timeout_s: float = 300) -> None:
-        """Wait for the end of the application. Raises RuntimeError unless the exit code is 0."""
+        """Wait for the end of the app. Raises RuntimeError unless the exit code is 0."""
         self._check_code(self._process.wait(timeout_s))
 
     def check(self) -> None:
-        """Raise RuntimeError if the application has ended."""
+        """Raise RuntimeError if the app has ended."""
         if self._process.poll() is not None:
             self._check_code(self._process.returncode or 1)
 
     def stop(self) -> None:
-        """Ask the application to end. After 60 s, kill its process group."""
+        """Ask the app to end. After 60 s, kill its process group."""
         self._process.terminate()
         try:
             self._process.wait(60)

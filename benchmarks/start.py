@@ -24,7 +24,7 @@ _LIMIT_S, _HANGS_S, _POLL_S = 9.0, 300.0, 0.05
 
 
 def run(folder: Path, scale: float) -> Figure:  # noqa: ARG001 - a start has no scale
-    """Measure starts on a host that has started the applications before."""
+    """Measure starts on a host that has started the apps before."""
     with running_source() as source:
         for table in _TABLES:
             workload.make_table(source, _ROWS, table)

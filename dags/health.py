@@ -1,6 +1,6 @@
 """pgrepl_health: every five minutes, check a pipeline; the run fails while it has a problem.
 
-Failure callbacks, notifiers and deadlines of this DAG alert a person. No application needs to run. The report
+Failure callbacks, notifiers and deadlines of this DAG alert a person. No app needs to run. The report
 is in XCom.
 """
 
@@ -18,7 +18,7 @@ PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_n
 
 with DAG(
     "pgrepl_health",
-    description="Check slot, lag, tables and application of a pipeline",
+    description="Check slot, lag, tables and app of a pipeline",
     schedule=timedelta(minutes=5),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,

@@ -48,6 +48,6 @@ with DAG(
         # uses up one retry.
         retries=10_000,
         retry_delay=timedelta(seconds=30),
-        # Once a day the run succeeds, and the next one adopts the application: tries and log begin again.
+        # Once a day the run succeeds, and the next one adopts the app: tries and log begin again.
         hand_over_after_s=86_400,
     )

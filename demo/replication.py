@@ -67,7 +67,7 @@ class Replication:
         self._say(f"a try of {dag_id} failed, and Airflow tries again. Its log ends with\n{log}")
 
     def end(self) -> None:
-        """Pause the DAGs, and wait up to 25 s for their applications to end between two batches.
+        """Pause the DAGs, and wait up to 25 s for their apps to end between two batches.
 
         Errors of Airflow are ignored.
         """

@@ -7,6 +7,7 @@ of Airflow does. Only the API reference below docs_site/api is made of docstring
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -20,6 +21,8 @@ _SECTIONS = {
     "Project": ["README", "CHANGELOG", "CONTRIBUTING", "docs/decisions/*"],
 }
 """The sections of the site's menu, each with patterns of its pages."""
+
+_NEVER_CREATED = ("Lake", "LakeTable", "ChangeStream", "Snapshot", "StoredSnapshot", "StreamBounds")
 
 project = "airflow-provider-pgrepl"
 author = "The authors of airflow-provider-pgrepl"
@@ -51,6 +54,20 @@ def _menu(caption: str, patterns: list[str]) -> str:
     return f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n:maxdepth: 1\n\n{pages}\n```\n"
 
 
+def _hide_signature(
+    _app: Sphinx,
+    what: str,
+    name: str,
+    _object: Any,
+    _options: Any,
+    _arguments: str | None,
+    _returned: str | None,
+) -> tuple[str, None] | None:
+    """Return an empty signature for classes that users get from functions and never create."""
+    return ("", None) if what == "class" and name.rpartition(".")[2] in _NEVER_CREATED else None
+
+
 def setup(app: Sphinx) -> None:
-    """Register the handler that adds the menu."""
+    """Register the handlers that add the menu and hide signatures."""
     app.connect("source-read", _add_menu)
+    app.connect("autodoc-process-signature", _hide_signature)

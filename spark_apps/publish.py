@@ -1,4 +1,4 @@
-"""The application that publishes a pipeline's changes to a broker.
+"""The app that publishes a pipeline's changes to a broker.
 
 PGREPL_DSN=… PGREPL_TARGET_URI=… spark-submit publish.py --pipeline FILE.json --publisher NAME
     [--until caught-up|X/X] [--after POSITION]

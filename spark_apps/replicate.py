@@ -1,4 +1,4 @@
-"""The application that receives changes and applies them to the lake tables.
+"""The app that receives changes and applies them to the lake tables.
 
 PGREPL_DSN=… spark-submit replicate.py --pipeline FILE.json [--until caught-up|X/X]
 """

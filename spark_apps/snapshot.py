@@ -1,4 +1,4 @@
-"""The application that copies the tables of a pipeline into the lake.
+"""The app that copies the tables of a pipeline into the lake.
 
 PGREPL_DSN=… spark-submit snapshot.py --pipeline FILE.json [--tables a.b,c.d | --add [a.b,c.d] | --new-epoch
     | --take-over SLOT]

@@ -1,4 +1,4 @@
-"""The application that compares lake tables with the source at one LSN.
+"""The app that compares lake tables with the source at one LSN.
 
 PGREPL_DSN=… spark-submit verify.py --pipeline FILE.json [--tables a.b,c.d] [--show-keys] [--repair]
 

@@ -1,4 +1,4 @@
-"""The `pgrepl` commands that run the packaged applications and copy the packaged files."""
+"""The `pgrepl` commands that run the packaged apps and copy the packaged files."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _copy_dashboards(arguments: argparse.Namespace) -> int:
 
 
 def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
-    """Replace this process with the supervisor of spark-submit, which runs the application.
+    """Replace this process with the supervisor of spark-submit, which runs the app.
 
     The supervisor forwards SIGTERM to the driver only, because spark-submit is a JVM that would end at once.
     In cluster mode the driver runs on another host, and this process becomes spark-submit itself. Without
-    lake tables it becomes the application itself.
+    lake tables it becomes the app itself.
 
-    :param own: options of the application
+    :param own: options of the app
     :param spark: options of spark-submit
     :raises ToolError: if Spark or Java is missing
     :raises ConfigError: if the driver runs on this host and its DSN is missing
@@ -72,7 +72,7 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     is_here = _value(spark, "--deploy-mode") != "cluster"
     if is_here:
         source_dsn()
-        # Imported here: parsing arguments needs no library. The application checks this only after Spark has
+        # Imported here: parsing arguments needs no library. The app checks this only after Spark has
         # started.
         from airflow_provider_pgrepl.replication.app.start_check import check_storage
 
@@ -95,7 +95,7 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
 
 
 def _run_without_spark(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
-    """Replace this process with the application. Raises ConfigError if there are options for Spark."""
+    """Replace this process with the app. Raises ConfigError if there are options for Spark."""
     if spark:
         raise ConfigError(
             f"pgrepl {name}: nothing is for spark-submit: the pipeline has no lake tables",

@@ -40,7 +40,7 @@ TIMEOUT = Option(
         "type": float,
         "default": 60.0,
         "metavar": "SECONDS",
-        "help": "wait so long for an application that is still running",
+        "help": "wait so long for an app that is still running",
     },
 )
 TABLES_TO_COMPACT = Option(

@@ -137,6 +137,9 @@ class SlotLag:
 class PgReplicationHook(DbApiHook):
     """A source database, by an Airflow connection of type `pgrepl` or `postgres`.
 
+    The first argument, or `pgrepl_conn_id`, is the ID of the connection; the default is `pgrepl_default`.
+    `schema` and `log_sql` are those of DbApiHook.
+
     Methods raise the errors of `airflow_provider_pgrepl.errors`. In a @task function, wrap calls in
     `operators.failures.translated()`: it raises Airflow's exceptions, so that Airflow does not retry a task
     that a retry cannot fix.

@@ -1,4 +1,4 @@
-"""The extra links of a task that runs an application: status, lake and documentation."""
+"""The extra links of a task that runs an app: status, lake and documentation."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.spark_driver.follow import AppEnd
 from airflow_provider_pgrepl.spark_driver.process import AppState
 
-FORSAKEN = "the process of Airflow that watches this task has died; the application runs on"
+FORSAKEN = "the process of Airflow that watches this task has died; the app continues"
 EXIT_NEVER = 78
-"""The exit code of an application that a retry cannot help. Every other failure is retried."""
+"""The exit code of an app that a retry cannot help. Every other failure is retried."""
 
 
 def as_airflow(error: PgReplError) -> AirflowException:
@@ -42,19 +42,19 @@ def translated() -> Iterator[None]:
 
 
 def raise_unless_well(end: AppEnd, was_asked_to_stop: bool) -> None:
-    """Raise an exception unless the application ended with exit code 0 and without a stop request."""
+    """Raise an exception unless the app ended with exit code 0 and without a stop request."""
     if was_asked_to_stop:
         # If `execute` returns, Airflow marks the task as successful, so a requested stop must raise.
-        raise AirflowException(f"stopped on request; the application ended with exit code {end.exit_code}")
+        raise AirflowException(f"stopped on request; the app ended with exit code {end.exit_code}")
     if end.status is AppState.LOST or end.exit_code is None:
-        raise AirflowException("the application vanished without an exit code: it or its host was killed")
+        raise AirflowException("the app vanished without an exit code: it or its host was killed")
     if end.exit_code:
         raise failure_of(end.exit_code, end.why)
 
 
 def failure_of(exit_code: int, why: str) -> AirflowException:
-    """Return the exception for an application's exit code. `why`: the error in its log, or ""."""
+    """Return the exception for an app's exit code. `why`: the error in its log, or ""."""
     said = f":\n{why}" if why else ""
     if exit_code == EXIT_NEVER:
-        return AirflowFailException(f"the application says that a retry will not help (exit code 78){said}")
-    return AirflowException(f"the application ended with exit code {exit_code}{said}")
+        return AirflowFailException(f"the app says that a retry will not help (exit code 78){said}")
+    return AirflowException(f"the app ended with exit code {exit_code}{said}")

@@ -19,6 +19,10 @@ def tables_params(pipeline: PipelineArgument, title: str, description: str = "")
     takes other names, one a line, for example tables to add. For a pipeline with patterns, or whose file
     cannot be read yet, `tables` takes names, one a line. Only the source knows the tables that match a
     pattern, and parsing a DAG must not query the source.
+
+    :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file
+    :param title: the heading of the field `tables` in the form
+    :param description: the text below the field
     """
     listed = _listed(pipeline)
     if not listed:

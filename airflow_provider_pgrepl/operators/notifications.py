@@ -1,4 +1,4 @@
-"""Notifications of the problems that a running application reports."""
+"""Notifications of the problems that a running app reports."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
 Callback = Callable[[Any], Any]
+_LAG_HINT = f"find slow merges and waiting tables: {errors.document('how-to/troubleshoot')}"
 PROBLEM = "pgrepl_problem"
 """The key of the problem in the context that a callback gets."""
 
@@ -25,7 +27,7 @@ def as_callbacks(given: Callback | Sequence[Callback] | None) -> tuple[Callback,
 
 @dataclass
 class ProblemNotifications:
-    """The callbacks of a task for problems of its application, and the problems that they know.
+    """The callbacks of a task for problems of its app, and the problems that they know.
 
     Each problem is notified once, when it begins. A table that was repaired and is errored again, and a lag
     that was below half of its limit in between, are new problems.
@@ -42,7 +44,7 @@ class ProblemNotifications:
     def look(self, context: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Call the callbacks for problems of a status that are new. An error of a callback is only logged.
 
-        :param status: the result that the application updates every minute
+        :param status: the result that the app updates every minute
         """
         errored = frozenset(status.get("errored") or ())
         for table in sorted(errored - self._errored):
@@ -55,7 +57,7 @@ class ProblemNotifications:
         if lag >= self.lag_s and not self._lags:
             self._lags = True
             reason = f"the lake is {lag:g} s behind the source, above the limit of {self.lag_s:g} s"
-            _call(self.on_lag, context, "lag", "", reason, "docs/how-to/troubleshoot.md")
+            _call(self.on_lag, context, "lag", "", reason, _LAG_HINT)
         elif lag < self.lag_s / 2:
             self._lags = False
 

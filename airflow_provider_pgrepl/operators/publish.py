@@ -22,10 +22,10 @@ class PgPublishOperator(SparkAppOperator):
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that the
         changelog held at the start is published (templated)
     :param hand_over_after_s: with `continuous`, seconds after which the task succeeds and leaves the
-        application to the next run, which adopts it. The application stops if no run adopts it within 15
+        app to the next run, which adopts it. The app stops if no run adopts it within 15
         minutes.
 
-    Other parameters: see SparkAppOperator. The application uses only Spark's driver. Set unlimited retries:
+    Other parameters: see SparkAppOperator. The app uses only Spark's driver. Set unlimited retries:
     an error that a retry cannot fix fails the task at once.
     """
 
@@ -79,5 +79,5 @@ class PgPublishOperator(SparkAppOperator):
     def ended_well(self) -> None:
         if self.mode == "continuous":
             raise AirflowException(
-                "another process stopped the application of a continuous publisher; a retry starts it again"
+                "another process stopped the app of a continuous publisher; a retry starts it again"
             )

@@ -27,11 +27,11 @@ class PgReplicationOperator(OpenLineageOperator, SparkAppOperator):
         committed at the start is in the lake (templated)
     :param publisher: the name of a publisher that runs in the same process. Only for a pipeline without lake
         tables (`lake_tables` none) (templated)
-    :param metrics_port: the port on which the application serves metrics for Prometheus; None: it serves none
+    :param metrics_port: the port on which the app serves metrics for Prometheus; None: it serves none
         (templated)
     :param metrics_host: the address to listen on for it; by default 127.0.0.1 (templated)
     :param hand_over_after_s: with `continuous`, seconds after which the task succeeds and leaves the
-        application to the next run, which adopts it. The application stops if no run adopts it within 15
+        app to the next run, which adopts it. The app stops if no run adopts it within 15
         minutes.
 
     :param on_table_errored: a callable or a notifier, or a list of them, called when a table becomes
@@ -112,7 +112,7 @@ class PgReplicationOperator(OpenLineageOperator, SparkAppOperator):
         settings = self._resolved.publisher(self.publisher)
         if self._resolved.has_lake_tables:
             raise ConfigError(
-                f"publisher: {settings.name}: with lake tables a publisher is an application of its own",
+                f"publisher: {settings.name}: with lake tables a publisher is an app of its own",
                 "use PgPublishOperator, or set lake_tables to none",
             )
         return settings
@@ -127,5 +127,5 @@ class PgReplicationOperator(OpenLineageOperator, SparkAppOperator):
     def ended_well(self) -> None:
         if self.mode == "continuous":
             raise AirflowException(
-                "another process stopped the application of a continuous replication; a retry starts it again"
+                "another process stopped the app of a continuous replication; a retry starts it again"
             )

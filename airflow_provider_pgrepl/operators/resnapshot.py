@@ -1,4 +1,4 @@
-"""The operators that resnapshot tables and that add tables, with the snapshot application."""
+"""The operators that resnapshot tables and that add tables, with the snapshot app."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The base of the operators that run one Spark application of this package.
+"""The base of the operators that run one app of this package.
 
-With deploy mode `cluster`, SparkSubmitOperator submits the application, tracks it and attaches to it again.
+With deploy mode `cluster`, SparkSubmitOperator submits the app, tracks it and attaches to it again.
 Otherwise the driver runs on this worker, detached from the task (`spark_driver/`). It outlives a task that
 crashes, the next try or run adopts it, and a stop is graceful.
 """
@@ -70,7 +70,7 @@ from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 LOCAL_CONN_ID = "pgrepl_local_spark"
 _CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
 _OF_NO_USE = {
-    "java_class": "the applications are in Python",
+    "java_class": "the apps are in Python",
     "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
     "track_driver_via_k8s_api": _CLUSTER,
     "yarn_track_via_rm_api": _CLUSTER,
@@ -78,11 +78,11 @@ _OF_NO_USE = {
 }
 _DEFAULTS: Mapping[str, Any] = {"status_poll_interval": 1}
 STATUS = "status"
-"""The XCom key of an application's status, which is updated while the application runs."""
+"""The XCom key of an app's status, which is updated while the app runs."""
 _PIPELINE_FILE = "pipeline.json"
 _OTEL_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _JUST_ENDED_S = 15.0
-"""Seconds to wait for the lock of an application that has just ended: the server may notice its end late."""
+"""Seconds to wait for the lock of an app that has just ended: the server may notice its end late."""
 
 
 def ensure_connection(conn_id: str | None, master: str) -> None:
@@ -137,7 +137,7 @@ def refuse_of_no_use_on_worker(operator: Any) -> None:
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:
-    """Return the pipeline's secrets as environment variables for the application's process only.
+    """Return the pipeline's secrets as environment variables for the app's process only.
 
     Raises ConfigError.
     """
@@ -152,8 +152,8 @@ def driver_environment(
 ) -> dict[str, str]:
     """Return the worker's environment with the task's variables. The secrets override both.
 
-    :param hook: None for an application without Spark
-    :param folder: the folder in which the application writes its result
+    :param hook: None for an app without Spark
+    :param folder: the folder in which the app writes its result
     """
     # A worker's own PGREPL_STATE_DSN must not apply to a pipeline without a state connection.
     inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
@@ -225,16 +225,17 @@ def show_links(context: Any, operator: Any, links: Iterable[BaseOperatorLink]) -
 
 
 class SparkAppOperator(SparkSubmitOperator):
-    """Run one of this package's applications for a pipeline: in Spark if the pipeline has lake tables.
+    """Run one of this package's apps for a pipeline: in Spark if the pipeline has lake tables.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
     :param spark_conn_id: Airflow connection of Spark; None: Spark runs on this worker, with `master`
     :param master: Spark master if there is no `spark_conn_id`
-    :param application: path of another application to run instead of the operator's own (templated)
-    :param preflight: check source and state before an application is started on this worker, and fail with
-        the error that the application would raise
-    :param stop_timeout_s: seconds after a stop request until the application is killed
-    :param poll_interval_s: seconds between two looks at the application's state and log
+    :param application: path of another app to run instead of the operator's own (templated)
+    :param name: the name of the Spark application (templated)
+    :param preflight: check source and state before an app is started on this worker, and fail with
+        the error that the app would raise
+    :param stop_timeout_s: seconds after a stop request until the app is killed
+    :param poll_interval_s: seconds between two looks at the app's state and log
 
     Other parameters: see SparkSubmitOperator. `application_args` are appended to the operator's own
     arguments.
@@ -242,9 +243,9 @@ class SparkAppOperator(SparkSubmitOperator):
 
     app: ClassVar[str]
     may_replace: ClassVar[bool] = False
-    """True if a running application that has other parameters and no follower is stopped and replaced.
+    """True if a running app that has other parameters and no follower is stopped and replaced.
 
-    If False, as for a snapshot, the task waits for the end of that application, on whichever host it runs.
+    If False, as for a snapshot, the task waits for the end of that app, on whichever host it runs.
     """
     hand_over_after_s: float | None = None
     application: str
@@ -284,32 +285,32 @@ class SparkAppOperator(SparkSubmitOperator):
 
     @property
     def place_name(self) -> str:
-        """The name of the application directory on a host, in which at most one application runs."""
+        """The name of the app directory on a host, in which at most one app runs."""
         return self.app
 
     @property
     def lock_purpose(self) -> str:
-        """The purpose under which the application takes the lock of its pipeline."""
+        """The purpose under which the app takes the lock of its pipeline."""
         return self.app
 
     def secrets(self) -> dict[str, str]:
-        """Return secret environment variables for the application's process only. Raises ConfigError."""
+        """Return secret environment variables for the app's process only. Raises ConfigError."""
         return connection_strings(self._resolved)
 
     def app_arguments(self) -> list[str]:
-        """Return the application's arguments after `--pipeline FILE`. Raises ConfigError."""
+        """Return the app's arguments after `--pipeline FILE`. Raises ConfigError."""
         raise NotImplementedError
 
     def check_start(self, access: Access) -> None:
-        """Raise the error that the application would raise at its start, if it can be found without Spark."""
+        """Raise the error that the app would raise at its start, if it can be found without Spark."""
         raise NotImplementedError
 
     def on_status(self, context: Any, status: dict[str, Any]) -> None:
-        """Push a new status of the application to XCom."""
+        """Push a new status of the app to XCom."""
         push(context, STATUS, status)
 
     def ended_well(self) -> None:
-        """Called if the application ended with exit code 0 and the task was not asked to stop."""
+        """Called if the app ended with exit code 0 and the task was not asked to stop."""
 
     def execute(self, context: Any) -> Any:
         with translated():
@@ -335,7 +336,7 @@ class SparkAppOperator(SparkSubmitOperator):
     # --- on a cluster, by SparkSubmitOperator ---
 
     def _execute_on_cluster(self, context: Any) -> None:
-        """Run the application on a cluster. The pipeline is sent as one of Spark's files.
+        """Run the app on a cluster. The pipeline is sent as one of Spark's files.
 
         The cluster must provide the DSN: SparkSubmitHook would put variables for the driver on the command
         line, where `ps` shows them.
@@ -390,7 +391,7 @@ class SparkAppOperator(SparkSubmitOperator):
         except OrphanedTaskError:
             raise AirflowException(FORSAKEN) from None
         except StoppedError:
-            raise AirflowException("stopped on request, before an application was started") from None
+            raise AirflowException("stopped on request, before an app was started") from None
         except BaseException:
             self._following.stop_and_wait()
             raise
@@ -398,7 +399,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def _await_turn(self, pause: Pause) -> None:
         """Wait while another process, as on another host, holds the pipeline's lock for this purpose.
 
-        Does nothing without `preflight`. An application that may be replaced is waited for 15 s, then
+        Does nothing without `preflight`. An app that may be replaced is waited for 15 s, then
         BusyError is raised.
         """
         if self.preflight:
@@ -448,7 +449,7 @@ class SparkAppOperator(SparkSubmitOperator):
         return app
 
     def _after_end(self) -> None:
-        """Run the commands that SparkSubmitOperator runs after its application."""
+        """Run the commands that SparkSubmitOperator runs after its app."""
         if self._resolved.has_lake_tables:
             self._get_hook()._run_post_submit_commands()
 
@@ -456,13 +457,13 @@ class SparkAppOperator(SparkSubmitOperator):
         self.log.log(level, "%s", text)
 
     def _conclude(self, end: AppEnd) -> Any:
-        """Return the task's result after the end or hand-over of its application.
+        """Return the task's result after the end or hand-over of its app.
 
         Raises an exception for a failure and for a requested stop.
         """
         assert self._following is not None
         if end.handed_over:
-            self.log.info("The application goes on; the next run of this task adopts it")
+            self.log.info("The app continues; the next run of this task adopts it")
             return end.result
         raise_unless_well(end, self._following.was_asked_to_stop)
         self.ended_well()
@@ -477,7 +478,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def get_job_status(self, external_id: Any, context: Any) -> str:
         if self._following is None:
-            # An application that was launched before the Spark connection was changed is not on the cluster.
+            # An app that was launched before the Spark connection was changed is not on the cluster.
             is_one = isinstance(external_id, str) and not external_id.startswith("pgrepl-")
             return str(super().get_job_status(external_id, context)) if is_one else AppState.LOST.value
         return self._following.status(external_id).value
@@ -495,9 +496,9 @@ class SparkAppOperator(SparkSubmitOperator):
         return self._conclude(self._ended)
 
     def get_job_result(self, external_id: Any, context: Any) -> Any:
-        """Return the result of the application.
+        """Return the result of the app.
 
-        Airflow also calls this without `poll_until_complete`, if the application succeeded without a
+        Airflow also calls this without `poll_until_complete`, if the app succeeded without a
         follower.
         """
         if self._following is None:
@@ -510,5 +511,5 @@ class SparkAppOperator(SparkSubmitOperator):
         if self._following is None:
             super().on_kill()
         else:
-            self.log.info("Asking the application to end")
+            self.log.info("Asking the app to end")
             self._following.stop()

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.operators.task_name import task_of
 class PgTeardownOperator(BaseOperator):
     """Drop the slots, the publication and the records of a pipeline; with `drop_lake`, also its lake.
 
-    Stop the pipeline's tasks first. While an application runs, the task waits up to `timeout_s` seconds, then
+    Stop the pipeline's tasks first. While an app runs, the task waits up to `timeout_s` seconds, then
     fails and can be retried.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
@@ -29,7 +29,7 @@ class PgTeardownOperator(BaseOperator):
     :param give_up: the name of the source, if it has another history than the lake, as after a restore. The
         error of a try without this parameter names it (templated)
     :param report_only: drop nothing, and report what would be dropped (templated; only `true` or `false`)
-    :param timeout_s: seconds to wait for running applications
+    :param timeout_s: seconds to wait for running apps
 
     XCom: `dropped` and `kept`, a phrase for each object.
     """

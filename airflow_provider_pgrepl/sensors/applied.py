@@ -30,7 +30,7 @@ _GRACE = timedelta(minutes=1)
 class PgAppliedSensor(BaseSensorOperator):
     """Wait until lake tables have all transactions that committed at the source before a time.
 
-    The sensor reads the state database only; no application needs to run. A table that is errored, paused or
+    The sensor reads the state database only; no app needs to run. A table that is errored, paused or
     being copied is waited for.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)

@@ -164,7 +164,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         if self.fail_on not in _FAIL_ON:
             raise ConfigError(f"fail_on: {self.fail_on!r} must be one of {', '.join(_FAIL_ON)}")
         if self.sql is not None and self.migration_file is not None:
-            raise ConfigError("sql and migration_file: give one of them")
+            raise ConfigError("sql and migration_file: both are set", "set only one of them")
         if self._tries_a_migration and not self.database_conn_id:
             raise ConfigError(
                 "database_conn_id: is needed to try a migration",

@@ -25,7 +25,7 @@ _FAIL_ON = ("failure", "warning", "never")
 class PgReplicationHealthSensor(BaseSensorOperator):
     """Check the health of a pipeline once, and fail with one sentence for each problem.
 
-    The sensor reads source, state database and lake; no application needs to run. The schedule of its DAG
+    The sensor reads source, state database and lake; no app needs to run. The schedule of its DAG
     sets the interval of checks.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
@@ -36,8 +36,8 @@ class PgReplicationHealthSensor(BaseSensorOperator):
         of the server's `max_slot_wal_keep_size` and the pipeline's `wal_budget`
     :param wal_failure: fail if the slot retains this share of its limit of WAL
     :param stalled_s: fail if a table is copied, catches up, or waits for a merge for so many seconds
-    :param heartbeat_s: fail if the replication application has not reported for so many seconds
-    :param is_continuous: an application should run all the time. Set it to False if replication runs by a
+    :param heartbeat_s: fail if the replication app has not reported for so many seconds
+    :param is_continuous: an app should run all the time. Set it to False if replication runs by a
         schedule (`mode="caught_up"`): a slot that no process reads is no problem then
     :param deferrable: read the status in the triggerer. If the pipeline has a `lake_conn_id`, the status is
         always read on the worker.

@@ -1,1 +1,1 @@
-"""Start, find, follow and stop detached applications on this host. Does not import Airflow."""
+"""Start, find, follow and stop detached apps on this host. Does not import Airflow."""

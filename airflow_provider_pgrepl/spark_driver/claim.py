@@ -1,4 +1,4 @@
-"""Adopt the application that runs for a task's pipeline on this host, or launch a new one."""
+"""Adopt the app that runs for a task's pipeline on this host, or launch a new one."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ Pause = Callable[[float], None]
 
 
 class AppRunningError(Exception):
-    """An application of this directory is running or is being started."""
+    """An app of this directory is running or is being started."""
 
 
 @dataclass(frozen=True)
 class AppReservation:
-    """The lock of an application directory, and the folder of the application to launch in it."""
+    """The lock of an app directory, and the folder of the app to launch in it."""
 
     folder: Path
     _lock: LockedFile
@@ -62,12 +62,12 @@ class AppReservation:
     def launch(
         self, command: Sequence[str], application: str, env: Mapping[str, str], stop_timeout_s: float
     ) -> LocalApp:
-        """Start the application. Its supervisor inherits the lock and holds it if this process ends."""
+        """Start the app. Its supervisor inherits the lock and holds it if this process ends."""
         return LocalApp.launch(command, application, env, self.folder, stop_timeout_s, self._lock)
 
 
 class RunDirectory:
-    """A private directory with a folder for each started application, of which at most one runs."""
+    """A private directory with a folder for each started app, of which at most one runs."""
 
     def __init__(self, run_folder: Path, app: str, pipeline: Pipeline) -> None:
         """Create the directory below `run_folder` if it is missing.
@@ -84,9 +84,9 @@ class RunDirectory:
         self.folder = private_folder(home / f"{app}-{pipeline.name}-{digest}")
 
     def find(self, token: object) -> LocalApp | None:
-        """Return the application with this token, or None if the token is invalid or unknown.
+        """Return the app with this token, or None if the token is invalid or unknown.
 
-        Searches this directory, then the running applications of this pipeline in other run folders.
+        Searches this directory, then the running apps of this pipeline in other run folders.
         """
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             return None
@@ -96,11 +96,11 @@ class RunDirectory:
         return next((app for app in self._elsewhere() if app.token == token), None)
 
     def running(self) -> LocalApp | None:
-        """Return the running application of this directory, or None."""
+        """Return the running app of this directory, or None."""
         return next((app for app in self.apps() if app.status() is AppState.RUNNING), None)
 
     def elsewhere(self) -> LocalApp | None:
-        """Return the application of the same pipeline and lake that runs from another run folder, or None.
+        """Return the app of the same pipeline and lake that runs from another run folder, or None.
 
         There is one after a change of `[pgrepl] run_folder`, AIRFLOW_HOME or the host name.
         """
@@ -116,15 +116,15 @@ class RunDirectory:
                 yield app
 
     def apps(self) -> list[LocalApp]:
-        """Return all applications that have a folder in this directory."""
+        """Return all apps that have a folder in this directory."""
         names = sorted(path.name for path in self.folder.iterdir())
         return [app for app in map(self.find, names) if app is not None]
 
     @contextmanager
     def claim(self) -> Iterator[AppReservation]:
-        """Lock the directory and create a folder in it for a new application.
+        """Lock the directory and create a folder in it for a new app.
 
-        The lock guarantees that no earlier application of this directory is running. If the block launches
+        The lock guarantees that no earlier app of this directory is running. If the block launches
         nothing, the folder is deleted. Raises AppRunningError if another process holds the lock.
         """
         lock = LockedFile.take(self.folder / _LOCK)
@@ -143,7 +143,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """The parameters of an application: pipeline, arguments, Spark settings and environment variables.
+    """The parameters of an app: pipeline, arguments, Spark settings and environment variables.
 
     The values of environment variables are stored only as salted hashes.
     """
@@ -155,14 +155,14 @@ class LaunchSpec:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def write(self, folder: Path) -> None:
-        """Write the parameters to the folder of their application."""
+        """Write the parameters to the folder of their app."""
         salt = secrets.token_hex(16)
         write_whole(folder / _FILE, json.dumps({"salt": salt, **self._comparable(salt)}))
 
     def differences(self, folder: Path) -> list[str]:
-        """Return the names of the parameters that differ from those of the application in `folder`.
+        """Return the names of the parameters that differ from those of the app in `folder`.
 
-        Returns `["order"]` if the parameters of that application cannot be read.
+        Returns `["order"]` if the parameters of that app cannot be read.
         """
         try:
             known = json.loads((folder / _FILE).read_text(encoding="utf-8"))
@@ -208,7 +208,7 @@ Launch = Callable[[AppReservation], LocalApp]
 
 @dataclass(frozen=True)
 class AttachedApp:
-    """An application, and its follower lock, which this process holds."""
+    """An app, and its follower lock, which this process holds."""
 
     app: LocalApp
     charge: LockedFile
@@ -217,15 +217,15 @@ class AttachedApp:
 
 @dataclass(frozen=True)
 class AppAttachment:
-    """The adoption of a running application by a task, or the launch of a new one.
+    """The adoption of a running app by a task, or the launch of a new one.
 
-    :param may_replace: if True, a running application that has other parameters and no follower is stopped
-        and replaced. If False, the task waits until that application has ended, even if another task follows
+    :param may_replace: if True, a running app that has other parameters and no follower is stopped
+        and replaced. If False, the task waits until that app has ended, even if another task follows
         it.
-    :param is_fresh: do not adopt an application. One without a follower is stopped, even if it has the same
+    :param is_fresh: do not adopt an app. One without a follower is stopped, even if it has the same
         parameters.
     :param who: the name of this task, shown to other tasks
-    :param await_turn: called before a launch. Waits, or raises BusyError, while an application on another
+    :param await_turn: called before a launch. Waits, or raises BusyError, while an app on another
         host holds the pipeline's lock.
     """
 
@@ -240,11 +240,11 @@ class AppAttachment:
     await_turn: Callable[[Pause], None] = lambda _: None
 
     def take(self, pause: Pause = time.sleep) -> AttachedApp:
-        """Adopt the running application, or launch one.
+        """Adopt the running app, or launch one.
 
-        :raises BusyError: if another task follows an application that may be replaced; if an application that
-            was asked to end does not end; if an application of this name and lake, possibly of another
-            pipeline, runs from another run folder; or if the folder of a running application is gone
+        :raises BusyError: if another task follows an app that may be replaced; if an app that
+            was asked to end does not end; if an app of this name and lake, possibly of another
+            pipeline, runs from another run folder; or if the folder of a running app is gone
         :raises Exception: any exception of `pause`
         """
         deadline = None
@@ -261,16 +261,16 @@ class AppAttachment:
                 return found
             if deadline is not None and time.monotonic() >= deadline:
                 raise BusyError(
-                    f"an application of pipeline {self.order.pipeline.name} runs on this host, and its folder"
+                    f"an app of pipeline {self.order.pipeline.name} runs on this host, and its folder"
                     f" below {self.place.folder} is gone",
                     "end its process (supervisor.py, with that folder among its arguments)",
                 )
             pause(_POLL_S)
 
     def _elsewhere(self) -> LocalApp | None:
-        """Return the application that runs for this pipeline from another run folder, or None.
+        """Return the app that runs for this pipeline from another run folder, or None.
 
-        Raises BusyError if that application may use another source, state database or store.
+        Raises BusyError if that app may use another source, state database or store.
         """
         app = self.place.elsewhere()
         if app is None or not (others := self.order.differences_of_place(app.folder)):
@@ -278,7 +278,7 @@ class AppAttachment:
         if app.status() is not AppState.RUNNING:
             return None
         raise BusyError(
-            f"an application of a pipeline {self.order.pipeline.name} with the lake"
+            f"an app of a pipeline {self.order.pipeline.name} with the lake"
             f" {self.order.pipeline.lake_root} runs on this host from another run folder, {app.folder}, with"
             f" other values of {', '.join(others)}: it may be another's. Nothing was changed",
             f"if it is this pipeline's, end it: kill {app.pid}. If not, give one of the two pipelines another"
@@ -293,7 +293,7 @@ class AppAttachment:
         return AttachedApp(app, charge, is_new=False)
 
     def _launch(self) -> AttachedApp | None:
-        """Launch a new application. Returns None if another process holds the lock of the directory."""
+        """Launch a new app. Returns None if another process holds the lock of the directory."""
         try:
             with self.place.claim() as claim:
                 self._remove_ended(claim.folder)
@@ -303,11 +303,11 @@ class AppAttachment:
             return None
 
     def _take_running(self, app: LocalApp, pause: Pause) -> AttachedApp | None:
-        """Return the running application if this task can follow it, or None once it has ended."""
+        """Return the running app if this task can follow it, or None once it has ended."""
         try:
             return self._take(app, pause)
         except FileNotFoundError:
-            return None  # the application has ended, and its task has deleted the folder
+            return None  # the app has ended, and its task has deleted the folder
 
     def _take(self, app: LocalApp, pause: Pause) -> AttachedApp | None:
         if app.is_stopping:
@@ -329,21 +329,21 @@ class AppAttachment:
     def _adopt_or_replace(
         self, app: LocalApp, charge: LockedFile, different: list[str]
     ) -> AttachedApp | None:
-        """Adopt the application, or stop it for a new one and return None once it has ended.
+        """Adopt the app, or stop it for a new one and return None once it has ended.
 
         :param different: the parameters that differ from those of this task
         """
         if app.is_stopping:
-            # The previous follower has asked the application to end.
+            # The previous follower has asked the app to end.
             charge.release()
             self._see_it_end(app)
             return None
         if not different and not self.is_fresh:
             where = "" if self._is_of_place(app) else f" in {app.folder}"
-            self.say(logging.INFO, f"Adopting the application that runs{where} as process {app.pid}")
+            self.say(logging.INFO, f"Adopting the app that runs{where} as process {app.pid}")
             return AttachedApp(app, charge, is_new=False)
         others = f", started with other values of {', '.join(different)}," if different else ""
-        self.say(logging.WARNING, f"The application that runs{others} is stopped for a new one")
+        self.say(logging.WARNING, f"The app that runs{others} is stopped for a new one")
         app.stop()
         self._see_it_end(app)
         charge.release()
@@ -355,22 +355,22 @@ class AppAttachment:
         return app.folder.parent == self.place.folder
 
     def _see_it_end(self, app: LocalApp) -> None:
-        """Wait for the end of an application that was asked to end.
+        """Wait for the end of an app that was asked to end.
 
         Raises BusyError if it still runs after `stop_timeout_s` + 30 seconds.
         """
-        self.say(logging.INFO, "Waiting for the application that is ending")
+        self.say(logging.INFO, "Waiting for the app that is ending")
         if app.wait(self.stop_timeout_s + _KILL_WAIT_S) is AppState.RUNNING:
             raise BusyError(
-                f"the application of pipeline {self.order.pipeline.name} that was asked to end still runs on"
+                f"the app of pipeline {self.order.pipeline.name} that was asked to end still runs on"
                 f" this host as process {app.pid}",
                 f"look what holds it up; kill -KILL {app.pid} ends it, which loses nothing",
             )
 
     def _await(self, app: LocalApp, pause: Pause, take: Callable[[], LockedFile | None]) -> LockedFile | None:
-        """Wait until the application has ended, or until `take` returns its follower lock.
+        """Wait until the app has ended, or until `take` returns its follower lock.
 
-        Returns the lock, or None if the application has ended. Logs once a minute which application this is.
+        Returns the lock, or None if the app has ended. Logs once a minute which app this is.
         """
         next_say = time.monotonic()
         while app.status() is AppState.RUNNING:
@@ -389,15 +389,15 @@ class AppAttachment:
 
     def _followed(self, app: LocalApp) -> BusyError:
         return BusyError(
-            f"the application of pipeline {self.order.pipeline.name} on this host is followed by"
+            f"the app of pipeline {self.order.pipeline.name} on this host is followed by"
             f" {app.follower() or 'another task'} already",
             "end that task first: one task at a time replicates a pipeline, and one copies its tables",
         )
 
     def _remove_ended(self, own: Path) -> None:
-        """Delete the folders of earlier applications. Log a warning for each that failed without a follower.
+        """Delete the folders of earlier apps. Log a warning for each that failed without a follower.
 
-        :param own: the folder of the new application, which is kept
+        :param own: the folder of the new app, which is kept
         """
         for app in self.place.apps():
             if app.folder == own:
@@ -405,7 +405,7 @@ class AppAttachment:
             if app.status() is AppState.FAILED:
                 self.say(
                     logging.WARNING,
-                    f"An earlier application ended with exit code {app.exit_code()} while no task followed"
+                    f"An earlier app ended with exit code {app.exit_code()} while no task followed"
                     f" it: {app.last_words()}",
                 )
             app.remove()

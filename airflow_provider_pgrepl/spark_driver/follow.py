@@ -1,4 +1,4 @@
-"""Follow an application from a task: forward its log, its result and a stop request."""
+"""Follow an app from a task: forward its log, its result and a stop request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KILL_WAIT_S = 30.0
 
 
 class StoppedError(Exception):
-    """The task was asked to stop while it waited for an application to end."""
+    """The task was asked to stop while it waited for an app to end."""
 
 
 class OrphanedTaskError(Exception):
@@ -30,7 +30,7 @@ class OrphanedTaskError(Exception):
 
 @dataclass(frozen=True)
 class AppEnd:
-    """The end of an application, or its hand-over to the next task run while it continues.
+    """The end of an app, or its hand-over to the next task run while it continues.
 
     :param why: the last error in its log, or its last lines if there is no error
     :param result: the last content of its result file
@@ -44,11 +44,11 @@ class AppEnd:
 
 
 class ApplicationFollower:
-    """The application of a pipeline on this host, as one try of a task follows it.
+    """The app of a pipeline on this host, as one try of a task follows it.
 
     :param poll_interval_s: seconds between two looks at its state, log and result
-    :param hand_over_after_s: seconds until the application is handed over; None follows it to its end
-    :param after_end: called once the application has ended, before its folder is deleted
+    :param hand_over_after_s: seconds until the app is handed over; None follows it to its end
+    :param after_end: called once the app has ended, before its folder is deleted
     :param on_result: called with each new content of its result file, while it runs and at its end
     """
 
@@ -71,18 +71,18 @@ class ApplicationFollower:
         self.was_asked_to_stop = False
 
     def begin(self) -> str:
-        """Adopt or launch the application, and return the handle by which a later try finds it.
+        """Adopt or launch the app, and return the handle by which a later try finds it.
 
-        Raises BusyError. Raises StoppedError or OrphanedTaskError while it waits for another application.
+        Raises BusyError. Raises StoppedError or OrphanedTaskError while it waits for another app.
         """
         self._found = self._adoption.take(self._pause)
         self._pass_on_stop()
         return self._found.app.token
 
     def status(self, handle: object) -> AppState:
-        """Return the state of the application that `handle` identifies.
+        """Return the state of the app that `handle` identifies.
 
-        Returns LOST if this host has no such application, if the running application was asked to stop, or if
+        Returns LOST if this host has no such app, if the running app was asked to stop, or if
         it was started with other parameters. In the last two cases, `begin` finds it and decides.
         """
         app = self._adoption.place.find(handle)
@@ -94,9 +94,9 @@ class ApplicationFollower:
         return status
 
     def follow(self, handle: object) -> AppEnd:
-        """Forward the log and results of the application until it has ended or is handed over.
+        """Forward the log and results of the app until it has ended or is handed over.
 
-        Raises OrphanedTaskError. Raises BusyError if another task follows the application.
+        Raises OrphanedTaskError. Raises BusyError if another task follows the app.
         """
         if self._found is None:
             app = self._adoption.place.find(handle)
@@ -110,13 +110,13 @@ class ApplicationFollower:
         return end
 
     def is_known(self, handle: object) -> bool:
-        """Return True if this host still has the application that `handle` identifies."""
+        """Return True if this host still has the app that `handle` identifies."""
         return self._adoption.place.find(handle) is not None
 
     def stop(self) -> None:
-        """Ask the application to end, and return at once.
+        """Ask the app to end, and return at once.
 
-        If this task does not follow an application yet, the request is forwarded as soon as it does.
+        If this task does not follow an app yet, the request is forwarded as soon as it does.
         """
         self.was_asked_to_stop = True
         self._pass_on_stop()
@@ -133,9 +133,9 @@ class ApplicationFollower:
             self._found.app.stop()
 
     def stop_and_wait(self) -> None:
-        """Stop the application that this try follows, wait for its end and delete its folder.
+        """Stop the app that this try follows, wait for its end and delete its folder.
 
-        Waits at most `stop_timeout_s` + 30 seconds. Does nothing if this try follows no application, or if
+        Waits at most `stop_timeout_s` + 30 seconds. Does nothing if this try follows no app, or if
         the parent of this process has died.
         """
         found, self._found = self._found, None

@@ -1,4 +1,4 @@
-"""A detached Spark application on this host. It keeps running if the task that started it dies."""
+"""A detached app on this host. It keeps running if the task that started it dies."""
 
 from __future__ import annotations
 
@@ -253,21 +253,21 @@ class LogTail:
 
 
 class AppState(Enum):
-    """The state of an application, as seen from this host."""
+    """The state of an app, as seen from this host."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     LOST = "lost"
-    """The application does not run and left no exit code, or is not of this host: its outcome is unknown."""
+    """The app does not run and left no exit code, or is not of this host: its outcome is unknown."""
 
 
 @dataclass(frozen=True)
 class LocalApp:
-    """A detached application, represented by its private folder.
+    """A detached app, represented by its private folder.
 
-    The folder holds everything that is known about the application. Its name is the token that identifies the
-    supervisor, and the token is enough to find the application again.
+    The folder holds everything that is known about the app. Its name is the token that identifies the
+    supervisor, and the token is enough to find the app again.
     """
 
     folder: Path
@@ -326,16 +326,16 @@ class LocalApp:
         return AppState.DONE if code == 0 else AppState.FAILED
 
     def exit_code(self) -> int | None:
-        """Return the exit code. None while the application runs, and if it ended without recording one."""
+        """Return the exit code. None while the app runs, and if it ended without recording one."""
         return _number(self.folder / supervisor.EXIT_CODE)
 
     @property
     def is_stopping(self) -> bool:
-        """Return True if the application was asked to end."""
+        """Return True if the app was asked to end."""
         return (self.folder / supervisor.STOPPING).exists()
 
     def stop(self) -> None:
-        """Ask the application to end gracefully, and return at once.
+        """Ask the app to end gracefully, and return at once.
 
         The supervisor kills it if it has not ended after its stop timeout.
         """
@@ -346,18 +346,18 @@ class LocalApp:
                 ask_to_end(pid, self.token)
 
     def wait(self, timeout_s: float) -> AppState:
-        """Wait up to `timeout_s` seconds for the end of the application, and return its state."""
+        """Wait up to `timeout_s` seconds for the end of the app, and return its state."""
         deadline = time.monotonic() + timeout_s
         while self.status() is AppState.RUNNING and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return self.status()
 
     def lock_follower(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
-        """Take the follower lock of the application for the follower `who`.
+        """Take the follower lock of the app for the follower `who`.
 
         Waits up to `timeout_s` seconds. Returns the lock, or None if another process still holds it. A
         follower whose parent has died releases it within one poll interval, so that waiting helps. The
-        supervisor stops an application whose follower lock was free for UNFOLLOWED_S seconds.
+        supervisor stops an app whose follower lock was free for UNFOLLOWED_S seconds.
         """
         deadline = time.monotonic() + timeout_s
         while (charge := LockedFile.take(self.folder / supervisor.FOLLOWER, who)) is None:
@@ -371,12 +371,12 @@ class LocalApp:
         return holder_of(self.folder / supervisor.FOLLOWER)
 
     def remove(self) -> None:
-        """Delete the folder of the application. Call this once its end is known and its log is forwarded.
+        """Delete the folder of the app. Call this once its end is known and its log is forwarded.
 
         If this process started the supervisor, wait up to 10 s for the supervisor to end.
         """
         if (supervisor := _children.pop(self.token, None)) is not None:
-            # The supervisor has written the exit code and is ending. Without the folder, the application
+            # The supervisor has written the exit code and is ending. Without the folder, the app
             # would seem to run until then.
             with suppress(subprocess.TimeoutExpired):
                 supervisor.wait(_REAP_S)

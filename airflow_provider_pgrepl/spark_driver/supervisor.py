@@ -1,16 +1,16 @@
-"""The parent process of a local Spark application. It forwards a stop, and stores log and exit code.
+"""The parent process of a local app. It forwards a stop, and stores log and exit code.
 
     python supervisor.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
         -- spark-submit … APP.py …
     python supervisor.py --application APP.py -- spark-submit … APP.py …
 
-The first form is detached: supervisor and application outlive the Airflow task that started them, and the
+The first form is detached: supervisor and app outlive the Airflow task that started them, and the
 next task reads the exit code. The second form runs in the foreground of a shell or a container, and the
-application writes to its standard output.
+app writes to its standard output.
 
 On a stop, the supervisor sends SIGTERM to the Python driver and not to spark-submit. spark-submit is a JVM:
 it would exit at once and end the driver in the middle of a commit. After `--stop-timeout` seconds the
-application is killed. This file is run by its path and imports nothing of this package.
+app is killed. This file is run by its path and imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG_PATTERN = "log-{:08d}"
 SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
 UNFOLLOWED_S = 900.0
-"""Seconds for which an application continues without a follower, after a hand-over or a killed task."""
+"""Seconds for which an app continues without a follower, after a hand-over or a killed task."""
 
 _POLL_S = 0.2
 _LOOK_S = 5.0
@@ -44,10 +44,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class SegmentedLog:
-    """A log in segments of bounded size. The oldest segments are deleted: an application may run for months.
+    """A log in segments of bounded size. The oldest segments are deleted: an app may run for months.
 
     Segments end at line ends, unless a line is longer than two segments. If the disk is full, lines are lost,
-    and the application is not blocked.
+    and the app is not blocked.
     """
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, kept: int = KEPT_SEGMENTS) -> None:
@@ -131,7 +131,7 @@ class Supervisor:
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _is_to_stop(self, folder: Path) -> bool:
-        """Return True if the application was asked to stop, or had no follower for UNFOLLOWED_S seconds."""
+        """Return True if the app was asked to stop, or had no follower for UNFOLLOWED_S seconds."""
         with contextlib.suppress(OSError):
             if (folder / STOPPING).exists():
                 return True
@@ -163,7 +163,7 @@ class Supervisor:
 
 
 def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
-    """Write the output of the application and its children to the log until all of them have closed it."""
+    """Write the output of the app and its children to the log until all of them have closed it."""
     assert child.stdout is not None
     while chunk := os.read(child.stdout.fileno(), _CHUNK_BYTES):
         log.write(chunk)
@@ -186,7 +186,7 @@ def _is_unfollowed(follower: Path) -> bool:
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
-    """Return the Python processes that run the application: `pid` and its descendants."""
+    """Return the Python processes that run the app: `pid` and its descendants."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
@@ -200,7 +200,7 @@ def _drivers(pid: int, application: str) -> list[psutil.Process]:
 def _end_remains(group: int) -> None:
     """Wait up to 10 s for the rest of the process group to end, then kill it.
 
-    No process of the application may write after its end.
+    No process of the app may write after its end.
     """
     deadline = time.monotonic() + _REMAINS_S
     while time.monotonic() < deadline:
@@ -230,7 +230,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the application, forward signals to it, and return its exit code.
+    """Run the app, forward signals to it, and return its exit code.
 
     With `--folder`, write the pid of this process and the exit code into the folder.
     """

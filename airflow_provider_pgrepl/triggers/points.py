@@ -21,7 +21,7 @@ _ANNOUNCED = "announced_lsn"
 
 
 class ConsistentPointTrigger(BaseEventTrigger):
-    """Announce consistent points at which a table has changed. Reads the state database; no application needs
+    """Announce consistent points at which a table has changed. Reads the state database; no app needs
     to run.
 
     :param pipeline: the name of the pipeline

@@ -33,7 +33,7 @@ os.environ.update(
 )
 
 LAKE = f"{HOME}/no-lake"
-"""The lake of these tests' pipelines: an application is found by its lake and name, not by its starter."""
+"""The lake of these tests' pipelines: an app is found by its lake and name, not by its starter."""
 
 SECRET = "canary-0Pen-sesame"
 """The password of the test connection, which may show up nowhere."""
@@ -72,7 +72,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Journal:
-    """The stand-in application's record of its runs."""
+    """The stand-in app's record of its runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

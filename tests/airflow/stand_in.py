@@ -1,4 +1,4 @@
-"""A stand-in for a Spark application: reports what it got, then exits as configured, or waits for SIGTERM."""
+"""A stand-in for a Spark app: reports what it got, then exits as configured, or waits for SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PgAppliedSensor and lake_asset over a real state database, in a real Airflow. No application runs."""
+"""PgAppliedSensor and lake_asset over a real state database, in a real Airflow. No app runs."""
 
 from __future__ import annotations
 

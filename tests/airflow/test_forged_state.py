@@ -49,7 +49,7 @@ def operator(journal: Journal, *arguments: str, mode: str = "caught_up") -> PgRe
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of another program, which looks like that of an application that has ended well."""
+    """A folder of another program, which looks like that of an app that has ended well."""
     folder = tmp_path / "victim"
     folder.mkdir()
     (folder / "exit_code").write_text("0")

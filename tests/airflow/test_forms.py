@@ -34,7 +34,7 @@ def pipeline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def submitted(tmp_path: Path, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a stand-in for spark-submit records the arguments of the snapshot application."""
+    """The file in which a stand-in for spark-submit records the arguments of the snapshot app."""
     lake = str(tmp_path / "lake")
     create_changelog(changelog_uri(lake), replace(epoch_record(), pipeline="shop"))
     fields = json.loads(pipeline_file.read_text(encoding="utf-8"))

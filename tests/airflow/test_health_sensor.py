@@ -1,4 +1,4 @@
-"""PgReplicationHealthSensor against a real server, in a real Airflow. No application runs."""
+"""PgReplicationHealthSensor against a real server, in a real Airflow. No app runs."""
 
 from __future__ import annotations
 

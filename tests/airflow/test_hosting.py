@@ -1,4 +1,4 @@
-"""Applications on this host: real processes, real signals."""
+"""Apps on this host: real processes, real signals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def launch(place: RunDirectory, journal: Journal, *arguments: str, stop_timeout_
 
 
 def ended(app: LocalApp) -> AppState:
-    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the application")
+    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the app")
     return app.status()
 
 
@@ -76,7 +76,7 @@ def texts(app: LocalApp, **how: bool) -> list[str]:
     return [line.text for line in app.log().new_lines(**how)]
 
 
-# --- one application ---
+# --- one app ---
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_an_application_whose_supervisor_is_killed_ends_and_counts_as_lost(
     assert app.pid is not None
     os.kill(app.pid, signal.SIGKILL)
     assert ended(app) is AppState.LOST
-    eventually(lambda: not is_alive(pid), "the end of the application")
+    eventually(lambda: not is_alive(pid), "the end of the app")
     assert journal.pids("stopped") == [pid]
 
 
@@ -266,11 +266,11 @@ def test_a_line_longer_than_a_chunk_ends_no_reader(tmp_path: Path) -> None:
     assert sum(map(len, lines[:-1])) == 3 << 20
 
 
-# --- which application a task follows ---
+# --- which app a task follows ---
 
 
 class Task:
-    """A task that wants an application; what it says is kept."""
+    """A task that wants an app; what it says is kept."""
 
     def __init__(
         self, place: RunDirectory, launcher: Launcher, order: LaunchSpec | None = None, **how: Any
@@ -339,8 +339,7 @@ def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
     assert second.is_new
     assert journal.pids("stopped") == journal.pids("started")[:1]
     assert [text for level, text in task.said if level == logging.WARNING] == [
-        "The application that runs, started with other values of pipeline flush_interval_s, is stopped for a"
-        " new one"
+        "The app that runs, started with other values of pipeline flush_interval_s, is stopped for a new one"
     ]
     second.app.stop()
     ended(second.app)
@@ -415,7 +414,7 @@ def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alon
 
 
 def test_task_waits_for_its_turn_before_it_launches(place: RunDirectory, journal: Journal) -> None:
-    """An application on another host may hold the pipeline's lock."""
+    """An app on another host may hold the pipeline's lock."""
     task = Task(place, Launcher(journal), await_turn=lambda _: journal.path.write_text(""))
     found = task.take()
     assert journal.path.exists()
@@ -454,7 +453,7 @@ def test_an_application_that_is_ending_is_waited_for(
     first.charge.release()
 
     def open_when_waited_for(level: int, text: str) -> None:
-        assert text == "Waiting for the application that is ending"
+        assert text == "Waiting for the app that is ending"
         assert journal.pids("stopped") == []
         gate.touch()
 
@@ -470,7 +469,7 @@ def test_an_application_that_is_ending_is_waited_for(
 def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_adopted(
     place: RunDirectory, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task set to another state leaves one: its process asks the application to end, then releases it."""
+    """A task set to another state leaves one: its process asks the app to end, then releases it."""
     gate = tmp_path / "gate"
     first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
     journal.wait_for("started")
@@ -490,7 +489,7 @@ def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_ad
         gate.touch()
 
     second = Task(place, Launcher(journal), say=open_when_waited_for).take()
-    assert said == ["Waiting for the application that is ending"]
+    assert said == ["Waiting for the app that is ending"]
     assert second.is_new
     second.app.stop()
     ended(second.app)
@@ -562,7 +561,7 @@ def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
 
 
 def test_folder_that_a_process_of_others_names_is_no_application(place: RunDirectory, tmp_path: Path) -> None:
-    """Only what lies in the folder says whether an application of this package runs."""
+    """Only what lies in the folder says whether an app of this package runs."""
     token = f"pgrepl-{'0' * 32}"
     folder = tmp_path / "theirs" / "host" / place.folder.name / token
     folder.mkdir(parents=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""The metrics of an application: its address as arguments, OpenTelemetry as environment variables."""
+"""The metrics of an app: its address as arguments, OpenTelemetry as environment variables."""
 
 from __future__ import annotations
 

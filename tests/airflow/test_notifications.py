@@ -1,4 +1,4 @@
-"""Notifiers of PgReplicationOperator: each problem that the application reports is notified once."""
+"""Notifiers of PgReplicationOperator: each problem that the app reports is notified once."""
 
 from __future__ import annotations
 

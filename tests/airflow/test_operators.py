@@ -170,7 +170,7 @@ def test_the_password_shows_up_nowhere_in_airflow(
     behave()
     task = task_of(run_dag("stand_in"))
     printed = "".join(capfd.readouterr())
-    assert "DSN of" in printed, "the application's own words are in the task's log"
+    assert "DSN of" in printed, "the app's own words are in the task's log"
     assert SECRET not in printed
     database = sqlite3.connect(HOME / "airflow.db")
     everything = "\n".join(database.iterdump())
@@ -251,7 +251,7 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
     second = None
     try:
         pid = journal.wait_for("started", count=2)
-        eventually(lambda: "DSN of" in first.log(), "the first line of the application in the task's log")
+        eventually(lambda: "DSN of" in first.log(), "the first line of the app in the task's log")
         arguments = [process.cmdline() for process in psutil.process_iter() if is_alive(process.pid)]
         assert SECRET not in json.dumps(arguments)
         first.kill()
@@ -279,10 +279,10 @@ def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
     second = None
     try:
         pid = journal.wait_for("started")
-        eventually(lambda: "DSN of" in first.log(), "the first line of the application in the task's log")
+        eventually(lambda: "DSN of" in first.log(), "the first line of the app in the task's log")
         first.kill()
         second = Task("manual__next_run", "continuous", tmp_path / "second.log")
-        eventually(lambda: "Adopting the application that runs" in second.log(), "adoption")
+        eventually(lambda: "Adopting the app that runs" in second.log(), "adoption")
         assert is_alive(pid)
         second.send_signal(signal.SIGTERM)
         second.wait()
@@ -299,7 +299,7 @@ def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal
     task = Task("manual__interrupted", "continuous", tmp_path / "log")
     try:
         pid = journal.wait_for("started")
-        eventually(lambda: "DSN of" in task.log(), "the first line of the application in the task's log")
+        eventually(lambda: "DSN of" in task.log(), "the first line of the app in the task's log")
         task.send_signal(signal.SIGINT)
         task.wait()
         assert journal.pids("stopped") == [pid]

@@ -112,5 +112,5 @@ def test_events_have_their_names() -> None:
     assert events.__all__ == ["BusinessEvent", "Change", "CreekClient"]
     assert all(hasattr(events, name) for name in events.__all__)
     assert parameters(events.BusinessEvent) == [
-        *("body", "key", "route", "type", "id", "headers", "content_type"),
+        *("payload", "key", "route", "type", "event_id", "headers", "content_type"),
     ]

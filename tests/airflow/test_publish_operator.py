@@ -171,7 +171,7 @@ def test_tasks_of_a_pipeline_without_lake_tables_need_no_java(
     result = PgReplicationOperator(pipeline=pipeline, **task).execute({})
     assert [message.event["data"]["id"] for message in queue.take()] == [2]
     assert result["states"] == {"streaming": 1}
-    with pytest.raises(AirflowFailException, match="a publisher is an application of its own"):
+    with pytest.raises(AirflowFailException, match="a publisher is an app of its own"):
         PgReplicationOperator(pipeline={**fields, "lake_tables": "all"}, **task).execute({})
 
 

@@ -1,4 +1,4 @@
-"""The same application under the real spark-submit: a JVM in front of the Python driver."""
+"""The same app under the real spark-submit: a JVM in front of the Python driver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def launch(journal: Journal, *arguments: str) -> LocalApp:
 
 
 def ended(app: LocalApp) -> AppState:
-    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the application")
+    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the app")
     return app.status()
 
 

@@ -220,7 +220,7 @@ def test_a_second_consumer_of_the_same_name_ends(copied):
 
 
 REFUSED = {
-    "[]": "must hold an object",
+    "[]": "must be a JSON object",
     '{"name": "copy"}': "tables: must be an object",
     '{"name": "copy", "tables": {"public.t": "public.t"}}': "names no tables",
     '{"name": "copy", "tables": {"a.s.t": "c.t", "b.s.t": "c.t"}}': "a target that another has",

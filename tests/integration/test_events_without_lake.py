@@ -104,7 +104,7 @@ def test_extra_of_a_broker_is_all_that_needs_to_be_installed(events, tmp_path):
 
 
 def test_course_of_a_pipeline_is_recorded(events):
-    """Snapshot, start, DDL that is followed, DDL that is refused, stop: as the applications record them."""
+    """Snapshot, start, DDL that is followed, DDL that is refused, stop: as the apps record them."""
     events.take()
     with events.at_work():
         wait_until(lambda: set(events.states().values()) == {"streaming"})
@@ -378,7 +378,7 @@ def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):
     assert main(["status", file]) == process.DONE
     said = capsys.readouterr().out
     assert "without lake tables" in said
-    assert "looked through" in said
+    assert "checked: the changelog has all" in said
     assert main(["remove", file, "public.other"]) == process.DONE
     execute(events.dsn, "insert into other values (5, 'not seen')", "insert into t values (3, 'b')")
     events.catch_up()

@@ -67,5 +67,5 @@ def test_a_file_that_is_lost_is_told(received: Received) -> None:
     uri = changelog_uri(received.pipeline.lake_root)
     for file in live_files(open_changelog(uri), Epoch(1), LSN(0))[1:]:
         Path(uri, file.path).unlink()
-    with pytest.raises(ChangelogFileGoneError, match="a changelog file is gone"):
+    with pytest.raises(ChangelogFileGoneError, match=r"changelog file .* no longer exists"):
         list(reader.read())

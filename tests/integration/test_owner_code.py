@@ -317,7 +317,7 @@ def test_table_replaceable_by_owner_is_copied_whole_and_replacement_is_rejected(
             "create table app.t (id int, v text)",
             f"grant select on app.t to {house.reader}",
         )
-        with pytest.raises(SnapshotError, match=r"app\.t: another table has this name now"):
+        with pytest.raises(SnapshotError, match=r"app\.t: a schema was renamed, and another table"):
             copied(house, keeper, ranges)
 
 

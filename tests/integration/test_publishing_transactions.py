@@ -194,7 +194,7 @@ def test_it_can_be_tried(published, capsys):
         ({"outbox": {"table": "public.t"}}, "outbox would make others"),
         ({"format": "debezium", "database": "d"}, "format would make others"),
         ({"transaction_changes": 0}, "must be greater than 0"),
-        ({"transform_transaction": "no place"}, "is no place of a function"),
+        ({"transform_transaction": "no place"}, "is not the location of a function"),
         ({"target": "nats", "database": "d"}, "is not of creek's format"),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_pattern_leaves_out_what_cannot_be_replicated_and_says_so(pg, dsn, run
         ("root", "its partition public.leaf cannot be published: is a foreign table"),
         ("unlogged", "is an unlogged table"),
     ):
-        # Not its text, which is JSON where an application has run in this process.
+        # Not its text, which is JSON where an app has run in this process.
         assert f"the pattern leaves out public.{table}: {reason}" in "\n".join(caplog.messages)
     for named in (
         pipeline("public.*", "public.cased"),

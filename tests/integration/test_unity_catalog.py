@@ -112,7 +112,7 @@ def test_a_change_that_is_refused_leaves_what_is_registered(unity, tmp_path, mon
     first = unity.table(NAME)
     open_delta(f"{pipeline.lake_root}/public/orders").alter.add_columns(STATE)
     monkeypatch.setattr(unity_catalog, "changes", lambda _, table: changes(str(UUID(int=1)), table))
-    with pytest.raises(LakeError, match=r"public_orders: .*refuses: status 409"):
+    with pytest.raises(LakeError, match=r"public_orders: .*rejects the request with status 409"):
         register(unity, pipeline)
     assert unity.table(NAME) == first
 
@@ -260,7 +260,7 @@ def test_a_token_is_asked_for_and_never_shown(unity, tmp_path):
     with pytest.raises(LakeError, match="asks for a token") as without:
         register_in_unity(pipeline, unity.url, unity.catalog)
     assert "UNITY_CATALOG_TOKEN" in without.value.hint
-    with pytest.raises(LakeError, match="knows no such token") as wrong:
+    with pytest.raises(LakeError, match="does not know the token") as wrong:
         register_in_unity(pipeline, unity.url, unity.catalog, "a-wrong-secret")
     assert "secret" not in str(wrong.value)
 

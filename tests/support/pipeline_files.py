@@ -65,7 +65,8 @@ _RABBITMQ: dict[str, st.SearchStrategy[Any]] = {
         st.just("shop.events:make") | st.just({"fields": {"a": "b"}, "ops": ["insert"], "key": "id"}),
         max_size=1,
     ),
-    "outbox": st.just({}) | st.just({"table": "sales.items", "id": None, "headers": {"tenant": "tenant"}}),
+    "outbox": st.just({})
+    | st.just({"table": "sales.items", "event_id": None, "headers": {"tenant": "tenant"}}),
     "source": _TEXT,
     "cloudevents": st.booleans(),
 }

@@ -49,7 +49,7 @@ def test_point_is_announced_once_it_reaches_changes_of_the_table():
     assert points.look(applied(240, 270)) is None
     assert points.look(applied(260, 290)) == TablePoint(LSN(260), NINE)
     assert points.look(applied(290, 290)) == TablePoint(LSN(290), NINE)
-    assert points.look(applied(300, 50)) is None, "a restarted application knows only the snapshot"
+    assert points.look(applied(300, 50)) is None, "a restarted app knows only the snapshot"
 
 
 def test_no_point_is_announced_of_a_table_that_does_not_stream():

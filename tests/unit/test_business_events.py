@@ -112,7 +112,7 @@ def test_a_row_of_an_outbox_is_the_event_that_it_says():
 
 
 def test_columns_of_an_outbox_are_named_as_one_likes():
-    unnamed = dict.fromkeys(("id", "route", "key", "type"))
+    unnamed = dict.fromkeys(("event_id", "route", "key", "type"))
     outbox = {"table": "public.orders", **unnamed, "payload": "doc", "headers": {"amount": "total"}}
     (event,) = made(rows_of(change("I", ORDERS, ["17", "1.50", '"x"'])), outbox=outbox)
     assert (event.body, event.key) == (b'"x"', b'{"id":17}')
@@ -229,8 +229,8 @@ def test_a_function_may_make_nothing_of_a_change():
     ("function", "says"),
     [
         ("failing", "failed: ValueError"),
-        ("returning_dicts", "are not BusinessEvents"),
-        ("with_a_number_in_a_header", "are texts"),
+        ("returning_dicts", "not a BusinessEvent"),
+        ("with_a_number_in_a_header", "must be strings"),
     ],
 )
 def test_a_function_that_fails_stops_its_table_and_shows_no_value(function, says):
@@ -295,24 +295,24 @@ def test_a_message_whose_content_was_not_kept_is_an_error():
     ("given", "says"),
     [
         ({"outbox": {"tabel": "a.b"}}, "outbox.tabel: unknown key"),
-        ({"outbox": {"id": "x"}}, "outbox.table: is missing"),
+        ({"outbox": {"event_id": "x"}}, "outbox.table: is missing"),
         ({"outbox": {"table": "outbox"}}, "outbox.table: 'outbox' is not a schema-qualified"),
         ({"outbox": {"table": "a.b", "payload": None}}, "outbox.payload: None must be a string"),
         ({"outbox": {"table": "a.b", "headers": ["x"]}}, "outbox.headers: ['x'] must be an object"),
         (
             {"outbox": {"table": "a.b", "headers": {"type": "x"}}},
-            "headers: 'type' is a header of the publisher",
+            "headers: 'type' is a header that the publisher",
         ),
         ({"outbox": {"table": "a.b", "headers": {"ce_id": "x"}}}, "headers: 'ce_id' is a header"),
         ({"outbox": {"table": "a.b", "headers": {"CC": "x"}}}, "headers: 'CC' is a header"),
-        ({"outbox": {"table": "a.b", "id": ""}}, "outbox.id: must be a column's name"),
-        ({"transform": {"a.b": "a..b:c"}}, "'a..b:c' is no place of a function"),
+        ({"outbox": {"table": "a.b", "event_id": ""}}, "outbox.event_id: must be a column's name"),
+        ({"transform": {"a.b": "a..b:c"}}, "'a..b:c' is not the location of a function"),
         ({"messages": ["m"], "route": "x.{type}"}, "logical messages have a {route}, and no {type}"),
         (
             {"outbox": {"table": "a.b"}, "transform": {"a.b": "m:f"}},
             "a.b is named by outbox and by transform",
         ),
-        ({"transform": {"a.b": "module.function"}}, "'module.function' is no place of a function"),
+        ({"transform": {"a.b": "module.function"}}, "'module.function' is not the location of a function"),
         ({"transform": {"a.b": 5}}, "5 must be a string or an object"),
         ({"transform": {"a.b": {"fields": {}}}}, 'transform["a.b"].fields: is empty'),
         (
@@ -339,7 +339,7 @@ def test_creeks_wire_has_no_business_events():
     [
         ("no_such_module_:f", "cannot be imported: ModuleNotFoundError"),
         (f"{HERE}:no_such", "cannot be imported: AttributeError"),
-        (f"{HERE}:not_callable", "is no function"),
+        (f"{HERE}:not_callable", "is not a function"),
     ],
 )
 def test_a_function_that_is_not_there_is_said_at_the_start(place, says):

@@ -355,7 +355,7 @@ def test_a_snapshot_is_refused_where_the_lake_leaves_a_column_out():
         (Column("id", 1, 23, -1, "integer", is_key=True), Column("w", 2, 25, -1, "text")),
         ignored=(2,),
     )
-    with pytest.raises(TargetError, match=r"the lake leaves out w of public\.other"):
+    with pytest.raises(TargetError, match=r"lake table public\.other lacks w"):
         snapshot_of(relation)
 
 

@@ -1,4 +1,4 @@
-"""An application's process ends with its exit code, whatever libraries do while an interpreter ends."""
+"""An app's process ends with its exit code, whatever libraries do while an interpreter ends."""
 
 from __future__ import annotations
 

@@ -459,7 +459,7 @@ def test_tables_of_others_are_left_alone_and_named(
 
 
 def test_version_whose_point_another_process_deleted_is_held_for_readers(tmp_path: Path) -> None:
-    """`pgrepl maintain` a second after the application: a query may read at that point."""
+    """`pgrepl maintain` a second after the app: a query may read at that point."""
     points = ConsistentPoints(str(tmp_path))
     for value in range(4):
         pin(points, value, overwrite(tmp_path, value), ago=timedelta(hours=9 - value))

@@ -1,4 +1,4 @@
-"""Metrics of applications: their values, their bounds, and the documents and queries that name them."""
+"""Metrics of apps: their values, their bounds, and the documents and queries that name them."""
 
 from __future__ import annotations
 

@@ -85,13 +85,13 @@ def test_healthy_pipeline_has_no_problems() -> None:
             "failure",
             "slot pgrepl_shop retains 80% of its WAL limit (max_slot_wal_keep_size or wal_budget)",
         ),
-        (silent("failed"), "failure", "the replication application failed: SlotError: it is gone"),
-        (silent("stopped"), "warning", "the replication application was stopped"),
-        (silent("started"), "failure", "the replication application no longer reports"),
+        (silent("failed"), "failure", "the replication app failed: SlotError: it is gone"),
+        (silent("stopped"), "warning", "the replication app was stopped"),
+        (silent("started"), "failure", "the replication app no longer reports"),
         (
             replace(HEALTHY, reported_at=None, run=None, sample=None),
             "warning",
-            "the replication application has never reported",
+            "the replication app has never reported",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The contents of the package: applications that a command runs, DAGs that a command copies."""
+"""The contents of the package: apps that a command runs, DAGs that a command copies."""
 
 from __future__ import annotations
 

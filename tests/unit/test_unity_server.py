@@ -73,8 +73,8 @@ def said(code: str, message: str) -> bytes:
 @pytest.mark.parametrize(
     ("status", "content", "kind", "sentence", "hint"),
     [
-        (401, said("UNAUTHENTICATED", "no"), LakeError, "knows no such token: no", "UNITY_CATALOG_TOKEN"),
-        (403, said("PERMISSION_DENIED", "Access denied."), UnityRequestError, "does not allow it", "grant"),
+        (401, said("UNAUTHENTICATED", "no"), LakeError, "does not know the token: no", "UNITY_CATALOG_TOKEN"),
+        (403, said("PERMISSION_DENIED", "Access denied."), UnityRequestError, "a right is missing", "grant"),
         (400, said("INVALID_ARGUMENT", f"of {TOKEN}"), UnityRequestError, r"status 400: of \*\*\*$", ""),
         (404, b"Status: 404", NoUnityError, "is not Unity Catalog: status 404", "own address"),
         (
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_there_may_come_back() -> None:
     "url", ["", "localhost:8080", "file:///etc/passwd", "http://", "http://host:port", "http://host/?x=1"]
 )
 def test_malformed_server_url_is_rejected(url: str) -> None:
-    with pytest.raises(ConfigError, match="no URL of a server"):
+    with pytest.raises(ConfigError, match="not the URL of a server"):
         UnityServer(url)
 
 

@@ -81,7 +81,7 @@ class TablePoints:
         A merge may be ahead of the point. Its changes are announced with the next point that reaches it.
         """
         table = applied.tables.get(self._table)
-        # An application that has started reports no applied LSN until its first point.
+        # An app that has started reports no applied LSN until its first point.
         if table is None or not table.is_streaming or not applied.lsn:
             return None
         if applied.lsn < self._after:

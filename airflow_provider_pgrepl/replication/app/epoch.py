@@ -88,7 +88,7 @@ def check_lake_is_there(pipeline: Pipeline, records: Records, *, must_have_begun
     """Raise LakeError if tables were copied into a lake whose changelog is missing.
 
     Raises NoChangelogError if nothing was copied although `must_have_begun`. Reads only. Raises nothing for a
-    changelog that exists but cannot be opened: the application sets aside what a crash left in it.
+    changelog that exists but cannot be opened: the app sets aside what a crash left in it.
     """
     uri = changelog_uri(pipeline.lake_root)
     try:

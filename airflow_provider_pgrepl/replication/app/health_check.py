@@ -1,6 +1,6 @@
 """A check of a pipeline's health, which also applies its setting `on_wal_budget`.
 
-The check needs no running application: the source's disk fills up while none runs.
+The check needs no running app: the source's disk fills up while none runs.
 """
 
 from __future__ import annotations

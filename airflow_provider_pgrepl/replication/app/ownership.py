@@ -404,8 +404,8 @@ def check_no_receiver(pipeline: Pipeline, wait: Callable[[float], None] = time.s
         wait(_POLL_S)
         if read_sequence(open_changelog(uri)) != read_sequence(changelog):
             raise RewoundError(
-                f"an application receives changes into the lake {pipeline.lake_root}, and holds no lock in"
+                f"an app receives changes into the lake {pipeline.lake_root}, and holds no lock in"
                 " this state database: this server is a copy of the source, or the state is another one",
                 "check the connections (conn_id, or PGREPL_DSN; state_conn_id, or PGREPL_STATE_DSN). If they"
-                " are right, stop that application, and run this again. Nothing was changed",
+                " are right, stop that app, and run this again. Nothing was changed",
             )

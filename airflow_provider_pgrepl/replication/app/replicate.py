@@ -84,7 +84,7 @@ def replicate(
             closing(open_reconnecting_database(process.state_dsn(), role, pipeline.reconnect_s, stop.wait))
         )
         state_db.lock(pipeline.name, "replicate")
-        # Only now: a second application has ended before it.
+        # Only now: a second app has ended before it.
         session = _session(pipeline, stack, stop)
         check_store(pipeline.lake_root)
         # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
@@ -170,8 +170,8 @@ def _check_publisher(pipeline: Pipeline, publisher: str | None) -> None:
         return
     if pipeline.has_lake_tables:
         raise ConfigError(
-            "--publish: with lake tables a publisher is a process of its own",
-            f"pgrepl publish FILE.json --publisher {publisher}",
+            "--publish: is only for pipelines with lake_tables none",
+            f"start the publisher as another process: pgrepl publish FILE.json --publisher {publisher}",
         )
     pipeline.publisher(publisher)
 

@@ -1,4 +1,4 @@
-"""The snapshot application, and SnapshotRun, one run of it.
+"""The snapshot app, and SnapshotRun, one run of it.
 
 The app begins an epoch, or copies single tables, at one source snapshot.
     snapshot --pipeline FILE.json                    tables that are not in the lake yet, or are errored

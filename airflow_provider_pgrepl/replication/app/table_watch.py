@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
+    missing_file,
     read_durable_lsn,
     read_epoch_number,
     read_floor_lsn,
@@ -81,11 +82,7 @@ def _read(filesystem: pafs.FileSystem, path: str) -> Iterable[pa.Table]:
     try:
         source = open_file(filesystem, path, value_bytes(path))
     except FileNotFoundError:
-        raise ChangelogFileGoneError(
-            f"changelog file {path} no longer exists",
-            "run the command again: its hour may have been compacted or dropped. If the error persists,"
-            " restore the file",
-        ) from None
+        raise missing_file(path) from None
     with source, open_parquet(filesystem, source) as file:
         return [_reduced(group) for group in _groups(file)]
 

@@ -1,4 +1,4 @@
-"""The verification application: compares lake tables with the source at one LSN.
+"""The verification app: compares lake tables with the source at one LSN.
 
     verify --pipeline FILE.json                     all tables of the pipeline
     verify --pipeline FILE.json --tables a.b,c.d    these tables

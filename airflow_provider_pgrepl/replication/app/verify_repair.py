@@ -1,6 +1,6 @@
 """Repairs of lake tables that a verification found different.
 
-The table is paused, so that the replication application does not change it. The changes up to the LSN of a
+The table is paused, so that the replication app does not change it. The changes up to the LSN of a
 new snapshot of the source are applied. There it has to equal the source, so that the rows that differ are
 replaced by the source's. It is then resumed: later changes are applied to the repaired rows.
 """
@@ -103,9 +103,9 @@ class Repair(Verification):
 
     @contextmanager
     def _paused(self, table: TableName) -> Iterator[None]:
-        """Keep the replication application from applying changes to the table during the block.
+        """Keep the replication app from applying changes to the table during the block.
 
-        Raises StateError if the table cannot be paused, BusyError if the application does not end its merges.
+        Raises StateError if the table cannot be paused, BusyError if the app does not end its merges.
         """
         name, deadline = self.pipeline.name, selection.Deadline(self.timeout_s)
         since = self.state_db.now()
@@ -114,7 +114,7 @@ class Repair(Verification):
             # Make a batch begin that knows the new state, even if there are no changes.
             writer.mark(changelog_uri(self.pipeline.lake_root))
             selection.wait_until_released(self.state_db, name, since, deadline)
-            # The lock was taken if no application ran. One may start now: it finds the table paused.
+            # The lock was taken if no app ran. One may start now: it finds the table paused.
             self.state_db.unlock(name, "replicate")
             yield
         finally:

@@ -157,13 +157,14 @@ class UnityServer:
         said, code = self._said(error)
         if error.code == HTTPStatus.UNAUTHORIZED:
             return LakeError(
-                f"Unity Catalog at {self.url} knows no such token{said}"
+                f"Unity Catalog at {self.url} does not know the token{said}"
                 if self._token
                 else f"Unity Catalog at {self.url} asks for a token{said}",
-                f"set {TOKEN_VARIABLE} to one that is valid",
+                f"set {TOKEN_VARIABLE} to a valid token",
             )
         if error.code == HTTPStatus.FORBIDDEN:
-            return UnityRequestError(f"Unity Catalog at {self.url} does not allow it{said}", _RIGHTS, code)
+            text = f"Unity Catalog at {self.url} rejects the request: a right is missing{said}"
+            return UnityRequestError(text, _RIGHTS, code)
         if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _MAY_PASS:
             return UnityTemporaryError(
                 f"Unity Catalog at {self.url} failed with status {error.code}{said}",
@@ -172,7 +173,8 @@ class UnityServer:
             )
         if not code:
             return self._no_catalog(error.code)
-        return UnityRequestError(f"Unity Catalog at {self.url} refuses: status {error.code}{said}", code=code)
+        text = f"Unity Catalog at {self.url} rejects the request with status {error.code}{said}"
+        return UnityRequestError(text, code=code)
 
     def _said(self, error: HTTPError) -> tuple[str, str]:
         """Return the server's message, to be appended to the error's text, and its error code. Both are empty
@@ -206,7 +208,7 @@ def _checked_url(url: str) -> str:
         known = False
     if not known or parts.query or parts.fragment:
         raise ConfigError(
-            "the address of Unity Catalog is no URL of a server", "give it as http://localhost:8080"
+            "the address of Unity Catalog is not the URL of a server", "write it as http://localhost:8080"
         )
     if "@" in parts.netloc:
         raise ConfigError(

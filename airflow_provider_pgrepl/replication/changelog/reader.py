@@ -314,17 +314,22 @@ def _read_file(
     return [rows if columns is None else rows.select([n for n in rows.schema.names if n in columns])]
 
 
+def missing_file(path: str) -> ChangelogFileGoneError:
+    """Return the error for a changelog file that is missing although a commit names it."""
+    return ChangelogFileGoneError(
+        f"changelog file {path} no longer exists",
+        "run the command again: its hour may have been compacted or dropped. If the error persists,"
+        " restore the file. If it is lost, resnapshot the lagging tables that pgrepl status FILE.json"
+        " lists; publishers that have not sent its changes lose them",
+    )
+
+
 @contextmanager
 def _open_file(filesystem: pafs.FileSystem, path: str) -> Iterator[pq.ParquetFile]:
     try:
         source = open_file(filesystem, path, value_bytes(path))
     except FileNotFoundError:
-        raise ChangelogFileGoneError(
-            f"changelog file {path} no longer exists",
-            "run the command again: its hour may have been compacted or dropped. If the error persists,"
-            " restore the file. If it is lost, resnapshot the lagging tables that pgrepl status FILE.json"
-            " lists; publishers that have not sent its changes lose them",
-        ) from None
+        raise missing_file(path) from None
     with source, open_parquet(filesystem, source) as file:
         yield file
 
@@ -463,9 +468,7 @@ def _first_in_file(filesystem: pafs.FileSystem, path: str, moment: datetime) -> 
     try:
         rows = read_parquet(filesystem, path, columns)
     except FileNotFoundError:
-        raise ChangelogFileGoneError(
-            "a changelog file is gone", "read again: an hour was just joined or dropped"
-        ) from None
+        raise missing_file(path) from None
     later = rows.filter(pc.greater(rows["commit_ts"], pa.scalar(moment, _TIME)))
     found: int | None = pc.min(later["commit_lsn"]).as_py()
     return found

@@ -63,8 +63,12 @@ _NEXT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot in the snapshot stream. `rows`: the number of its messages without header and end; -1 if
-    only the header is there."""
+    """A snapshot in the snapshot stream.
+
+    :param topic: the subject of its messages
+    :param at: the time at which it began
+    :param rows: the number of its messages without header and end; -1 if only the header is there
+    """
 
     topic: str
     at: datetime
@@ -73,8 +77,13 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """The creation time of a stream, and the sequences of its first and last message. `newest`: the sequence
-    of the database's last change, 0 if it has none."""
+    """The bounds of a stream.
+
+    :param made: the creation time of the stream
+    :param first: the sequence of its first message
+    :param last: the sequence of its last message
+    :param newest: the sequence of the database's last change, 0 if it has none
+    """
 
     made: str
     first: int
@@ -108,7 +117,7 @@ class Snapshot:
             if self.header.position and self._read != self.header.approx_rows:
                 raise MessageError(
                     f"{self.header.topic} has {self._read:,} of {self.header.approx_rows:,} rows",
-                    "give the stream of snapshots larger limits, and ask for a new one",
+                    "raise the limits of the stream of snapshots, and request a new snapshot",
                 )
             raise StopAsyncIteration
         self._read += 1
@@ -116,7 +125,13 @@ class Snapshot:
 
 
 class CreekClient:
-    """A client for one database's streams. `options`: passed to nats.connect, such as `user` and `password`.
+    """A client for one database's streams. Use it with `async with`.
+
+    :param uri: the address of the NATS server, such as `nats://127.0.0.1:4222`
+    :param database: the database's name in the subjects
+    :param namespace: the first word of the subjects and of the streams' names
+    :param wire: the version of creek's wire format, `v1` or `v2`
+    :param options: passed to nats.connect, such as `user` and `password`
 
     Methods raise TargetUnavailableError if the server does not answer or has no such stream, and MessageError
     for messages that are not creek's.
@@ -151,14 +166,25 @@ class CreekClient:
         await self._client.close()
 
     def stream_wal(self, schema: str, table: str) -> AsyncIterator[WalChange]:
-        """Yield a table's changes, from the oldest in the stream, and continue with new ones."""
+        """Yield a table's changes, from the oldest in the stream, and continue with new ones.
+
+        :param schema: the table's schema
+        :param table: the table's name
+        """
         return self._changes(schema, table)
 
     async def stream_wal_from(
         self, schema: str, table: str, timestamp: datetime, lsn: LSN | str
     ) -> AsyncIterator[WalChange]:
-        """Yield a table's changes that arrived at or after `timestamp` and have a stamp above `lsn`. To
-        continue, pass the values of the last change that was read."""
+        """Yield a table's changes that arrived at or after `timestamp` and have a stamp above `lsn`.
+
+        To continue, pass the values of the last change that was read.
+
+        :param schema: the table's schema
+        :param table: the table's name
+        :param timestamp: a time with time zone, by the NATS server's clock
+        :param lsn: the stamp of the last change that was read
+        """
         above = LSN.parse(lsn) if isinstance(lsn, str) else lsn
         async for change in self._changes(schema, table, timestamp):
             if change.lsn > above:
@@ -167,7 +193,12 @@ class CreekClient:
     async def stream_wal_after(
         self, schema: str, table: str, snapshot: SnapshotHeader
     ) -> AsyncIterator[WalChange]:
-        """Yield a table's changes that are not in a snapshot of it."""
+        """Yield a table's changes that are not in a snapshot of it.
+
+        :param schema: the table's schema
+        :param table: the table's name
+        :param snapshot: the header of the snapshot
+        """
         async for change in self._changes(schema, table, snapshot.at):
             if not snapshot.has(change):
                 yield change
@@ -175,10 +206,15 @@ class CreekClient:
     async def changes_after(
         self, sequence: int, wanted: Callable[[str], bool] = lambda _: True
     ) -> AsyncIterator[tuple[list[WalChange | UnreadableChange], int]]:
-        """Yield the tables' changes after `sequence`, in batches, each with the sequence up to which the
-        stream was read. A batch is empty if nothing arrived for 1 s. `wanted`: returns True for the tables to
-        read; its argument is the last two words of a table's subjects. Raises TargetError if the stream has
-        lost messages."""
+        """Yield the tables' changes in batches, each with the sequence up to which the stream was read.
+
+        A batch is empty if nothing arrived for 1 s.
+
+        :param sequence: the sequence of the stream after which to begin
+        :param wanted: returns True for the tables to read; its argument is the last two words of a table's
+            subjects
+        :raises TargetError: if the stream has lost messages
+        """
         place, unframing = self._wire.all_subjects("wal"), PacketDecoder()
         stream = self._wire.stream("wal")
         async for messages in ordered_messages(self._jetstream, stream, place, after_sequence(sequence)):
@@ -189,15 +225,20 @@ class CreekClient:
                 if self._wire.version == "v2" and number != sequence + 1:
                     raise TargetError(
                         f"NATS: stream {stream} has lost its messages {sequence + 1} to {number - 1}",
-                        "give it no limits; what they said is missing: take the tables whole again",
+                        "remove the limits of the stream. The changes in these messages are lost: take new"
+                        " snapshots of the tables",
                     )
                 sequence = number
                 found += await self._readable(unframing, message, wanted(_words(message)))
             yield found, sequence
 
     async def sequence_before(self, moment: datetime) -> int | None:
-        """Return the sequence before the first change that arrived at or after `moment`; None if every change
-        arrived earlier."""
+        """Return the sequence before the first change that arrived at or after a time.
+
+        Returns None if every change arrived earlier.
+
+        :param moment: a time with time zone, by the NATS server's clock
+        """
         begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=moment)
         stream, place = self._wire.stream("wal"), self._wire.all_subjects("wal")
         async with aclosing(ordered_messages(self._jetstream, stream, place, begin)) as batches:
@@ -217,13 +258,21 @@ class CreekClient:
         return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq, newest)
 
     async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
-        """Return the schema with a fingerprint, from a publisher. Raises TargetUnavailableError if none has
-        it."""
+        """Return the schema with a fingerprint, from a publisher.
+
+        :param fingerprint: the fingerprint in a message
+        :param timeout_s: seconds to wait for an answer
+        :raises TargetUnavailableError: if no publisher has it
+        """
         asked = f"the schema {fingerprint}"
         return Schema.parse(await self._request("schema", fingerprint.encode(), timeout_s, asked))
 
     async def get_last_schema(self, schema: str, table: str) -> Schema | None:
-        """Return the newest schema of a table; None if it has none yet."""
+        """Return the newest schema of a table, or None if it has none yet.
+
+        :param schema: the table's schema in the database
+        :param table: the table's name
+        """
         place = self._subject("schema", schema, table)
         found = None
         with suppress(NotFoundError):
@@ -237,7 +286,11 @@ class CreekClient:
         return Schema.parse(payload)
 
     async def list_snapshots(self, schema: str, table: str) -> list[StoredSnapshot]:
-        """Return the stored snapshots of a table, oldest first."""
+        """Return the stored snapshots of a table, oldest first.
+
+        :param schema: the table's schema
+        :param table: the table's name
+        """
         pattern = f"{self._subject('snap', schema, table)}.*"
         try:
             info = await self._jetstream.stream_info(self._snap, subjects_filter=pattern)
@@ -252,16 +305,24 @@ class CreekClient:
         return found
 
     async def get_snapshot(self, topic: str, timeout_s: float = 60.0) -> Snapshot:
-        """Return a stored snapshot."""
+        """Return a stored snapshot.
+
+        :param topic: the topic of a StoredSnapshot
+        :param timeout_s: seconds to wait for each row
+        """
         payloads = self._payloads(self._snap, topic, timeout_s)
         return Snapshot(SnapshotHeader.parse(topic, await anext(payloads)), payloads)
 
     async def snapshot(self, schema: str, table: str, timeout_s: float = 60.0) -> Snapshot:
-        """Request a new snapshot from the publisher and return it. Raises TargetUnavailableError if the
-        publisher does not send one; its log has the reason.
+        """Request a new snapshot from the publisher and return it.
 
         The request is repeated until the header arrives: a publisher or a server that was restarted has lost
         earlier requests.
+
+        :param schema: the table's schema
+        :param table: the table's name
+        :param timeout_s: seconds to wait for the header
+        :raises TargetUnavailableError: if the publisher does not send one; its log has the reason
         """
         loop, waiting = (
             asyncio.get_running_loop(),
@@ -342,8 +403,11 @@ class CreekClient:
         return change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
 
     async def schema_text(self, fingerprint: str, words: str) -> str:
-        """Return an Avro schema: from the schema stream, so that no publisher needs to run, or else from a
-        publisher. `words`: the last two words of the table's subjects."""
+        """Return an Avro schema from the schema stream, or from a publisher if the stream lacks it.
+
+        :param fingerprint: the fingerprint in a message
+        :param words: the last two words of the table's subjects
+        """
         if fingerprint not in self._texts:
             self._texts[fingerprint] = await self._find(fingerprint, words)
         return self._texts[fingerprint]

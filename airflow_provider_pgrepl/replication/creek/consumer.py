@@ -383,7 +383,7 @@ class ConsumerSettings:
     def of(cls, given: Any) -> ConsumerSettings:
         """Check the settings. Raises ConfigError, which names the field."""
         if not isinstance(given, dict):
-            raise ConfigError("the consumer file must hold an object", _EXAMPLE)
+            raise ConfigError("the consumer file must be a JSON object", _EXAMPLE)
         if unknown := sorted(set(given) - set(_KNOWN)):
             raise ConfigError(
                 f"unknown key {', '.join(map(repr, unknown))}", errors.known_keys(unknown, _KNOWN)

@@ -43,7 +43,7 @@ class SnapshotRows:
     """The encoder of a relation's rows. `published`: how columns are published, as in the stream of changes.
     `of_source`: the rows are the source's text values, and not those of a lake table.
 
-    Raises TargetError if the lake leaves out a column that the stream of changes has, or if the snapshot's
+    Raises TargetError if the lake table lacks a column that the stream of changes has, or if the snapshot's
     keys or hashes would differ from the stream's. Raises DriftError if the publisher's settings do not fit
     the table.
     """
@@ -60,8 +60,8 @@ class SnapshotRows:
         missing = [column.name for column in columns if column.attnum in ignored]
         if missing:
             raise TargetError(
-                f"the lake leaves out {', '.join(map(one_line, missing))} of {self.relation.table}, which its"
-                " changes have",
+                f"the lake table {self.relation.table} lacks {', '.join(map(one_line, missing))}, which its"
+                " events have",
                 errors.resnapshot(self.relation.table),
             )
         other = [of.source.name for of, column in self._columns if self._needs_text(of, column)]

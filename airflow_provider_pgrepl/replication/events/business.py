@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.business_events import (
+    FUNCTION_FORM,
     EventRule,
     FieldMapping,
     Outbox,
@@ -57,20 +58,27 @@ TRANSACTIONS = "transactions"
 class BusinessEvent:
     """An event that a transform returns.
 
-    `body`: bytes and strings are sent unchanged; any other value is sent as JSON, encoded like the values of
-    a Change. `key`: Kafka keeps the order of events with the same key; the default is the row's key. It is
-    encoded like the body.
+    A publisher adds the change's ID to each event. Consumers that ignore repeated events compare that ID, not
+    `event_id`.
 
-    `route` and `type` become the topic or routing key, by the publisher's setting `route`. The defaults are
-    the table's name and the change's operation. `id`: the application's own id, sent as header `event_id`.
-    Consumers that ignore repeated events compare the change's id, which every event has.
+    :param payload: the body of the message. Bytes and strings are sent unchanged; any other value is sent as
+        JSON, encoded like the values of a Change
+    :param key: the message's key, encoded like `payload`. Kafka keeps the order of events with the same key.
+        Default: the row's key
+    :param route: replaces `{route}` in the publisher's setting `route`, which makes the topic, routing key or
+        subject. Default: the table's name
+    :param type: replaces `{type}` there, and is sent as a header or property. Default: the change's operation
+    :param event_id: the application's own ID of the event, sent as header `event_id`
+    :param headers: more headers, by name
+    :param content_type: the media type of `payload`. Default: `application/json`, for strings `text/plain`,
+        for bytes `application/octet-stream`
     """
 
-    body: Any
+    payload: Any
     key: Any = None
     route: str = ""
     type: str = ""
-    id: str = ""
+    event_id: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = ""
 
@@ -115,11 +123,11 @@ def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
     row = change.data or {}
     payload = _value(change, row, outbox.payload)
     yield BusinessEvent(
-        _body(payload),
+        b"" if payload is None else payload,
         _value(change, row, outbox.key),
         _text(change, row, outbox.route),
         _text(change, row, outbox.type),
-        _text(change, row, outbox.id),
+        _text(change, row, outbox.event_id),
         {
             name: _text(change, row, column)
             for name, column in outbox.headers.items()
@@ -132,9 +140,9 @@ def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
 def _of_fields(mapping: FieldMapping, change: Change) -> Iterator[BusinessEvent]:
     row = change.data if change.data is not None else change.old
     if change.op in mapping.ops and row is not None:
-        body = {name: _value(change, row, column) for name, column in mapping.fields.items()}
+        payload = {name: _value(change, row, column) for name, column in mapping.fields.items()}
         key = None if mapping.key is None else _value(change, row, mapping.key)
-        yield BusinessEvent(body, key, mapping.route, mapping.type)
+        yield BusinessEvent(payload, key, mapping.route, mapping.type)
 
 
 def _value(change: Change, row: Mapping[str, Any], column: str | None) -> Any:
@@ -179,29 +187,25 @@ def _text(change: Change, row: Mapping[str, Any], column: str | None) -> str:
     return str(json.loads(made)) if made.startswith('"') else made
 
 
-def _body(payload: Any) -> Any:
-    return b"" if payload is None else payload
-
-
 def _content_type(change: Change, column: str, payload: Any) -> str:
     if column in change.json_columns:
         return "application/json"
     return "application/octet-stream" if isinstance(payload, bytes) else "text/plain"
 
 
-def imported(place: str) -> Any:
+def imported(location: str) -> Any:
     """Import a function named as `module:function`. Raises ConfigError."""
-    module, _, name = place.partition(":")
+    module, _, name = location.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
         failed = ConfigError(
-            f"transform: {place} cannot be imported: {type(error).__name__}: {one_line(str(error))}",
+            f"transform: {location} cannot be imported: {type(error).__name__}: {one_line(str(error))}",
             "the module must be importable where the publisher runs: install it, or put it on PYTHONPATH",
         )
         raise traced(failed, error) from None
     if not callable(found):
-        raise ConfigError(f"transform: {place} is no function")
+        raise ConfigError(f"transform: {location} is not a function", f"name a function as {FUNCTION_FORM}")
     return found
 
 
@@ -246,12 +250,12 @@ class BusinessEvents(ChangeConverter[Event]):
                 raise TransformError(
                     f"a logical message with prefix {one_line(prefix)!r} was larger than message_bytes: its"
                     " content was not kept",
-                    "raise message_bytes of the pipeline for those that come",
+                    "raise message_bytes of the pipeline for later messages, and restart the replication app",
                 )
             (body,) = _CONTENT.parse(pa.array([content])).to_pylist()
-            at, said = row["commit_ts"], BusinessRoute(prefix, "", "application/octet-stream")
-            event = Event(position, str(position), NO_RELATION, MESSAGES, "insert", at, body)
-            event.key, event.business = f'{{"prefix":{json_value(prefix)}}}'.encode(), said
+            event = Event(position, str(position), NO_RELATION, MESSAGES, "insert", row["commit_ts"], body)
+            event.key = f'{{"prefix":{json_value(prefix)}}}'.encode()
+            event.business = BusinessRoute(prefix, "", "application/octet-stream")
             yield event
 
 
@@ -292,32 +296,34 @@ def transformed(
             return [make(number, one) for number, one in enumerate(found)]
     except TransformError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; its text may hold values
-        failed, trace = type(error).__name__, trace_of(error)
+    except (Exception, SystemExit) as caught:  # noqa: BLE001 - a user's function; its text may hold values
+        failed, trace = type(caught).__name__, trace_of(caught)
         log.error("the transform of %s failed: %s", what, trace)
-    refused = TransformError(
+    error = TransformError(
         f"the transform of {what} failed: {failed}",
         f"`pgrepl events try FILE.json --publisher NAME --lsn {at}` shows where",
     )
-    refused.trace = trace
-    raise refused
+    error.trace = trace
+    raise error
 
 
 def _fault(made: object) -> str:
     """Return the reason why a transform's result is not a valid event; an empty string if it is valid."""
     if not isinstance(made, BusinessEvent):
-        return "what it returns are not BusinessEvents"
-    texts = (made.route, made.type, made.id, made.content_type, *made.headers, *made.headers.values())
+        return "it returned an object that is not a BusinessEvent"
+    texts = (made.route, made.type, made.event_id, made.content_type, *made.headers, *made.headers.values())
     if not all(isinstance(one, str) for one in texts):
-        return "routes, types, ids and headers are texts"
+        return "route, type, event_id, content_type and headers must be strings"
     if any(map(is_own_header, made.headers)):
-        return "a header has a name of the publisher's own"
-    return "" if all(map(_is_sendable, texts)) else "a route, type, id or header has a sign that is none"
+        return "a header has a name that the publisher or the broker uses"
+    if not all(map(_is_sendable, texts)):
+        return "route, type, event_id, content_type or a header contains NUL or a lone surrogate"
+    return ""
 
 
 def _is_sendable(text: str) -> bool:
     """Return False for text with a NUL or a surrogate, which broker clients truncate or fail on."""
-    return not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
+    return not any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text)
 
 
 def _event(typed: JsonShape, change: Change, number: int, made: BusinessEvent) -> Event:
@@ -326,22 +332,23 @@ def _event(typed: JsonShape, change: Change, number: int, made: BusinessEvent) -
     The first has the change's id; later ones append their number.
     """
     name = change.id if number == 0 else f"{change.id}.{number}"
-    headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
-    said = BusinessRoute(made.route or change.table, made.type or change.op, kind_of(made), headers)
-    place, at, body = change.position, change.commit_ts, as_bytes(made.body)
-    event = Event(place, name, change.relation_id, change.table, change.op, at, body)
+    headers = {**made.headers, **({"event_id": made.event_id} if made.event_id else {})}
+    position, at, body = change.position, change.commit_ts, as_bytes(made.payload)
+    event = Event(position, name, change.relation_id, change.table, change.op, at, body)
     event.key = typed.key_of(change) if made.key is None else as_bytes(made.key)
-    event.business = said
+    event.business = BusinessRoute(
+        made.route or change.table, made.type or change.op, content_type_of(made), headers
+    )
     return event
 
 
-def kind_of(made: BusinessEvent) -> str:
+def content_type_of(made: BusinessEvent) -> str:
     """Return the content type of an event."""
     if made.content_type:
         return made.content_type
-    if isinstance(made.body, bytes | bytearray | memoryview):
+    if isinstance(made.payload, bytes | bytearray | memoryview):
         return "application/octet-stream"
-    return "text/plain" if isinstance(made.body, str) and not isinstance(made.body, Json) else _JSON
+    return "text/plain" if isinstance(made.payload, str) and not isinstance(made.payload, Json) else _JSON
 
 
 def as_bytes(value: Any) -> bytes:
@@ -394,12 +401,12 @@ def _event_of_transaction(last: Change, number: int, made: BusinessEvent) -> Eve
     The first has the id of its last change; later ones append their number.
     """
     name = last.id if number == 0 else f"{last.id}.{number}"
-    headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
+    headers = {**made.headers, **({"event_id": made.event_id} if made.event_id else {})}
     event = Event(
-        last.position, name, NO_RELATION, TRANSACTIONS, last.op, last.commit_ts, as_bytes(made.body)
+        last.position, name, NO_RELATION, TRANSACTIONS, last.op, last.commit_ts, as_bytes(made.payload)
     )
     event.key = None if made.key is None else as_bytes(made.key)
     event.business = BusinessRoute(
-        made.route or TRANSACTIONS, made.type or "transaction", kind_of(made), headers
+        made.route or TRANSACTIONS, made.type or "transaction", content_type_of(made), headers
     )
     return event

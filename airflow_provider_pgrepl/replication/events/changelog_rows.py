@@ -19,9 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError
+from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord
-from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile, ChangelogTail, open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    ChangelogFile,
+    ChangelogTail,
+    missing_file,
+    open_changelog,
+)
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
@@ -143,9 +148,7 @@ def _read(filesystem: pafs.FileSystem, root: str, path: str, columns: list[str] 
     try:
         return read_parquet(filesystem, f"{root}/{path}", columns or ROW_SCHEMA.names)
     except FileNotFoundError:
-        raise ChangelogFileGoneError(
-            "a changelog file is gone", "read again: an hour was just joined or dropped"
-        ) from None
+        raise missing_file(f"{root}/{path}") from None
 
 
 def _between(rows: pa.Table, piece: _Piece) -> pa.Table:

@@ -46,16 +46,18 @@ _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged
 class Change:
     """One change, with values typed as in the lake.
 
-    `table`: `schema.name`, the table's name when the change was received. `relation_id`: the table's oid,
-    which a rename does not change.
-
-    `data`: the row after an insert or update, None for a delete or truncate. It lacks the columns in
-    `unchanged`: large values that the update did not change and the server did not send. `old`: the row
-    before, as far as the server sent it, or None. With REPLICA IDENTITY FULL that is the whole row; otherwise
-    the key, for a delete and for an update that changes the key.
-
-    `commit_ts`: the commit time by the source's clock; it does not order changes. `json_columns`: the columns
-    whose text values are JSON.
+    :param position: the epoch, commit LSN and ordinal, which order all changes of a pipeline
+    :param table: `schema.name`, the table's name when the change was received
+    :param op: `insert`, `update`, `delete` or `truncate`
+    :param data: the row after an insert or update, None for a delete or truncate. It lacks the columns in
+        `unchanged`
+    :param old: the row before, as far as the server sent it, or None. With REPLICA IDENTITY FULL that is the
+        whole row; otherwise the key, for a delete and for an update that changes the key
+    :param unchanged: columns with large values that the update did not change and the server did not send
+    :param xid: the transaction ID
+    :param commit_ts: the commit time by the source's clock; it does not order changes
+    :param json_columns: the columns whose text values are JSON
+    :param relation_id: the table's OID, which a rename does not change
     """
 
     position: EventPosition
@@ -71,7 +73,7 @@ class Change:
 
     @cached_property
     def id(self) -> str:
-        """Return the id, which never differs between readings: `<epoch>:<commit LSN>:<ordinal>`."""
+        """Return the change's ID, `<epoch>:<commit LSN>:<ordinal>`, which is the same in each reading."""
         return str(self.position)
 
     @property

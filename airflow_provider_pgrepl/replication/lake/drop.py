@@ -65,8 +65,7 @@ def check_droppable(
     if kept:
         raise LakeError(
             f"nothing was dropped, because pipeline {pipeline} has not written all of it: {'; '.join(kept)}",
-            "move that folder away, or delete it yourself if its data is not needed, then run the"
-            " command again",
+            "move each of these folders away, then run the command again",
         )
 
 

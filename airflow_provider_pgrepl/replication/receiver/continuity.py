@@ -126,8 +126,8 @@ def check_publication(source: connection, name: str, recorded_oid: int) -> None:
         )
     if not is_complete:
         raise PublicationError(
-            f"the publication {name} was altered: it no longer publishes insert, update, delete and truncate,"
-            " so changes since are lost",
+            f"the publication {name} was altered: it no longer publishes all of insert, update, delete"
+            " and truncate, so changes since are lost",
             f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');"
             f" then {errors.NEW_EPOCH}",
         )

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of an application. `prometheus-client` is imported only while one is served."""
+"""The Prometheus endpoint of an app. `prometheus-client` is imported only while one is served."""
 
 from __future__ import annotations
 

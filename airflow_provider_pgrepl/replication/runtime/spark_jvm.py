@@ -24,13 +24,13 @@ from airflow_provider_pgrepl.replication.runtime.spark_submit import java, spark
 log = logging.getLogger(__name__)
 
 SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
-"""Options of the applications' JVMs, which only start tasks, and process no rows. By default a JVM reserves
+"""Options of the apps' JVMs, which only start tasks, and process no rows. By default a JVM reserves
 1/64 of the host's memory at its start, and spends time on optimizing code that runs for seconds. The options
 name no garbage collector: Java does not start if another option names a different one."""
 
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 _LIMIT_S = 300.0
-# A session and a job, as the applications have them. Python workers load nothing of this package for it.
+# A session and a job, as the apps have them. Python workers load nothing of this package for it.
 _PROGRAM = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

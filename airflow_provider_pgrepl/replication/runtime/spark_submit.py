@@ -1,4 +1,4 @@
-"""Paths of the Spark applications and of the programs that run them on this host, and their environment."""
+"""Paths of the apps and of the programs that run them on this host, and their environment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ASCII = "ANSI_X3.4-1968"
 
 
 def application(name: str) -> str:
-    """Return the path of the Spark application `snapshot`, `replicate` or `publish`. Raises ToolError.
+    """Return the path of the app `snapshot`, `replicate` or `publish`. Raises ToolError.
 
-    A wheel contains the applications inside the package. In a source checkout they are next to the package.
+    A wheel contains the apps inside the package. In a source checkout they are next to the package.
     """
     found = _beside_the_applications(f"{name}.py")
     if found is None:
         raise ToolError(
-            f"the Spark application {name}.py is not in {_PACKAGE / 'spark_apps'}",
+            f"the app {name}.py is not in {_PACKAGE / 'spark_apps'}",
             "reinstall the wheel of airflow-provider-pgrepl, or give its path as application=",
         )
     return found
@@ -109,7 +109,7 @@ def allow_open_files() -> None:
 
 
 def without_spark(application: str, pipeline_file: str, own: Sequence[str]) -> list[str]:
-    """Return the command that runs an application without Spark, for a pipeline without lake tables."""
+    """Return the command that runs an app without Spark, for a pipeline without lake tables."""
     return [sys.executable, "-P", application, "--pipeline", pipeline_file, *own]
 
 

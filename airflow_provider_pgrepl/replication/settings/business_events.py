@@ -30,7 +30,7 @@ def is_own_header(name: str) -> bool:
 
 def _check_headers(headers: Mapping[str, str]) -> None:
     if own := sorted(filter(is_own_header, headers)):
-        raise ValueError(f"{own[0]!r} is a header of the publisher's own")
+        raise ValueError(f"{own[0]!r} is a header that the publisher or the broker uses")
 
 
 _Column = Annotated[str, filled(_REFERENCE, "must be a column's name")]
@@ -46,7 +46,7 @@ class Outbox:
 
     table: Annotated[TableName, TABLE]
     """The table itself, as `schema.table`."""
-    id: _Column | None = "id"
+    event_id: _Column | None = "id"
     """The column of the application's own ID of the event: header `event_id`."""
     route: _Column | None = "aggregatetype"
     """The column of the event's route, which the publisher's setting `route` uses."""
@@ -55,8 +55,8 @@ class Outbox:
     type: _Column | None = "type"
     """The column of the event's type."""
     payload: _Column = "payload"
-    """The column of the body: text is sent unchanged, JSON on one line, `bytea` as bytes."""
-    headers: Annotated[dict[str, str], Rule(_check_headers, "call it otherwise")] = field(
+    """The column of the message's body: text is sent unchanged, JSON on one line, `bytea` as bytes."""
+    headers: Annotated[dict[str, str], Rule(_check_headers, "choose another name")] = field(
         default_factory=dict
     )
     """By header, a column whose value as text is sent; NULL sends no header."""
@@ -90,7 +90,8 @@ EventRule = Outbox | FieldMapping | str
 """A string is the location of a function, `module:function`."""
 
 
-FUNCTION_PROBLEM = ("is no place of a function", 'give it as "package.module:function"')
+FUNCTION_FORM = "package.module:function"
+FUNCTION_PROBLEM = ("is not the location of a function", f"write it as {FUNCTION_FORM}")
 OutboxObject = Annotated[dict[str, Any], Fields(Outbox, "business-events", may_be_empty=True)]
 TransformValue = (
     Annotated[str, matching(FUNCTION.pattern, *FUNCTION_PROBLEM)]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from airflow_provider_pgrepl import errors
+
 AWS_KEY_ID, AWS_SECRET, AWS_TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 AWS_REGION, AWS_ENDPOINT = "AWS_REGION", "AWS_ENDPOINT_URL_S3"
 GOOGLE_KEY, GOOGLE_ENDPOINT = "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_BASE_URL"
@@ -269,4 +271,4 @@ SCHEMES = {alias: scheme for scheme, kind in STORES.items() for alias in (scheme
 """Delta's scheme, by each scheme that the URI of a lake may have."""
 VARIABLES = {one.name: one for kind in STORES.values() for one in kind.variables}
 ENDPOINTS = tuple(one.name for one in VARIABLES.values() if one.is_endpoint)
-PAGES = ", ".join(f"docs/how-to/{kind.page}.md" for kind in STORES.values())
+PAGES = ", ".join(errors.document(f"how-to/{kind.page}") for kind in STORES.values())

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, show_identifier
 from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule
 from airflow_provider_pgrepl.replication.settings.rules import (
@@ -40,7 +41,7 @@ COLUMN_FIELDS = ("types", "text_columns", "exclude_columns", "per_column")
 """The settings that name columns."""
 SHAPES_COPY = Rule()
 """Marks a setting that applies from a table's next snapshot on, because it shapes the lake table."""
-_TYPES_HINT = "see Choices in docs/reference/types.md"
+_TYPES_HINT = f"{errors.reference('types')}, section Choices"
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,18 @@ def _drop(connection: Connection, name: str, table: TableName, lock_timeout_s: f
 
 @dataclass(frozen=True)
 class Publication:
-    """A publication from the catalog. `tables`: the tables under whose names the stream carries changes."""
+    """A publication, as the source's catalog has it.
+
+    :param oid: the OID in pg_publication
+    :param name: the name
+    :param tables: the tables under whose names the stream carries changes
+    :param all_tables: True for FOR ALL TABLES
+    :param insert: True if inserts are published
+    :param update: True if updates are published
+    :param delete: True if deletes are published
+    :param truncate: True if truncates are published
+    :param via_root: `publish_via_partition_root`: changes of partitions have the partitioned table's name
+    """
 
     oid: int
     name: str

@@ -78,7 +78,20 @@ _TIMEOUT = "SELECT setting::float FROM pg_catalog.pg_settings WHERE name = 'idle
 
 @dataclass(frozen=True)
 class Slot:
-    """A row of pg_replication_slots. `invalidation`: why the slot can never be used again, or None."""
+    """A row of pg_replication_slots.
+
+    https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+
+    :param name: `slot_name`
+    :param plugin: the output plugin, None for a physical slot
+    :param database: the database of a logical slot
+    :param active: True while a walsender reads the slot
+    :param active_pid: the pid of that walsender
+    :param confirmed_flush_lsn: the confirmed LSN; None for a physical slot
+    :param restart_lsn: the oldest LSN whose WAL the slot retains; None if it has reserved none
+    :param wal_status: `reserved`, `extended`, `unreserved` or `lost`
+    :param invalidation: the reason why the slot can never be used again, or None
+    """
 
     name: str
     plugin: str | None

@@ -28,9 +28,14 @@ def build_session(
 ) -> SparkSession:
     """Return a Spark session with the settings that this package needs.
 
-    Settings given to `spark-submit` override this package's, and `extra_conf` overrides both. `master`
-    defaults to `local[*]`. `delta=False` needs no jars: enough for apps that read and write
-    lake tables with deltalake. Raises ToolError if pyspark, Java or a jar is missing.
+    Settings given to `spark-submit` override this package's, and `extra_conf` overrides both.
+
+    :param app_name: the name of the Spark application
+    :param master: Spark's master. Default: `local[*]`
+    :param extra_conf: more Spark settings
+    :param delta: load Delta's jars, which Spark needs to read lake tables. The apps read and write them with
+        deltalake instead
+    :raises ToolError: if pyspark, Java or a jar is missing
     """
     if find_spec("pyspark") is None:
         raise ToolError("pyspark is not installed", "pip install 'airflow-provider-pgrepl[spark]'")

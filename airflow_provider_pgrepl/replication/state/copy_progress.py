@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
 _SILENT_S = 60.0
-"""The age in seconds from which a report is shown as old. An application that copies writes one every few
+"""The age in seconds from which a report is shown as old. An app that copies writes one every few
 seconds."""
 # A copy that has ended in the meantime has another state, and its progress was deleted with that change.
 _RECORD = """

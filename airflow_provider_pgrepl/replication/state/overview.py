@@ -85,7 +85,7 @@ LAG_STEP = timedelta(minutes=15)
 
 @dataclass(frozen=True)
 class RunEvent:
-    """The last start, stop or failure of a replication application. `kind`: `started`, `stopped`,
+    """The last start, stop or failure of a replication app. `kind`: `started`, `stopped`,
     `failed`."""
 
     kind: str

@@ -28,7 +28,7 @@ class TableMerges:
     lake in the last hour, for `changed` bytes of changes. `waiting_s`: the age of the oldest change that is
     not merged, in seconds. `waits_for`: the budget that the change waits for, `max_write_amplification` or
     `consistent_point_bytes`; empty if it waits only for its turn. `position`: the LSN of the last merge of
-    this run of the application, empty before it."""
+    this run of the app, empty before it."""
 
     seconds: float
     written: int

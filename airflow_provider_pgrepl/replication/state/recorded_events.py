@@ -154,7 +154,7 @@ class EventRecords(StateConnection):
     """The recorded events of pipelines."""
 
     def record_run(self, pipeline: str, kind: EventKind, error: PgReplError | None = None) -> None:
-        """Record that an application of the pipeline started, stopped or failed.
+        """Record that an app of the pipeline started, stopped or failed.
 
         Does nothing if the pipeline is not recorded, or if the pipeline's last event is the same: a task that
         is retried for days fails many times for one reason.

@@ -1,7 +1,7 @@
 """Samples of a pipeline and of its tables: `_pgrepl.samples` has one row a minute, and
 `_pgrepl.table_samples` one row for each table every ten minutes or more.
 
-The replication application writes and deletes them, so a pipeline that does not run has none.
+The replication app writes and deletes them, so a pipeline that does not run has none.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Sample:
     `lag_seconds`: the age of the newest source transaction that the lake shows completely, 0 if the lake
     shows all. `lag_bytes`: the source's WAL after it. `wal_retained_bytes`: WAL that the server keeps for the
     slot. `wal_limit_bytes`: `max_slot_wal_keep_size`, None without a limit. `memory_bytes`: resident memory
-    of the application's driver process.
+    of the app's driver process.
     """
 
     time: datetime | None = None
@@ -127,7 +127,7 @@ class Sample:
 class TableSample:
     """A table at one point in time. A value that was not known is None.
 
-    `position_lsn`: the position of the lake table's last commit that this run of the application made, else
+    `position_lsn`: the position of the lake table's last commit that this run of the app made, else
     that of the snapshot. `lag_seconds`: the age of the oldest received change that is not merged, 0 without
     one. `live_bytes`, `kept_bytes`: as of the last maintenance. `merge_seconds`: duration of the last merge.
     """

@@ -170,7 +170,7 @@ class TableState(StrEnum):
                   keeps this state until the snapshot app runs again.
     catching_up   set by the snapshot app when the copy is committed at its position; later changes still have
                   to be applied. Also set by an operator who resumes a paused table or retries an errored one.
-    streaming     set by the replicate app when the table has applied all that the other tables have.
+    streaming     set by the replication app when the table has applied all that the other tables have.
     errored       set by the app that met the error, with its class, reason, hint and LSN. This table stops;
                   the other tables and the slot continue. To recover, run the snapshot app, which resnapshots
                   the table, or retry the table when the cause is gone.

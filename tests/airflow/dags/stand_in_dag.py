@@ -1,4 +1,4 @@
-"""The operators over the stand-in application, whose behavior the environment chooses."""
+"""The operators over the stand-in app, whose behavior the environment chooses."""
 
 from __future__ import annotations
 

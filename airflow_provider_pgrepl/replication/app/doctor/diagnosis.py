@@ -248,7 +248,8 @@ def _settings(connection: Connection) -> Iterator[Finding]:
             CheckStatus.WARNING,
             "settings",
             "max_slot_wal_keep_size is -1: the slot of a stopped pipeline retains WAL until the disk is full",
-            "set it above the WAL of your longest planned stop, or set wal_budget: docs/how-to/be-alerted.md",
+            "set it above the WAL of your longest planned stop, or set wal_budget:"
+            f" {errors.document('how-to/be-alerted')}",
         )
 
 

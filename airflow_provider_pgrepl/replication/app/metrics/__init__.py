@@ -1,1 +1,1 @@
-"""The Prometheus metrics of the replication application."""
+"""The Prometheus metrics of the replication app."""

@@ -124,7 +124,7 @@ class ReplicationCollector(Collector):
     def _error_counts(self) -> Metric:
         counter = CounterMetricFamily(
             "pgrepl_errors",
-            "Errors that stopped a table or that the application logged, by class.",
+            "Errors that stopped a table or that the app logged, by class.",
             labels=("pipeline", "class"),
         )
         for name, count in self._errors.read().items():

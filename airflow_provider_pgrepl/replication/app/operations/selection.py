@@ -148,7 +148,7 @@ def wait_until_unlocked(
                 state_db.check_unlocked(access.pipeline.name, purpose)
             return
         except StateError:
-            return  # a schema of another version, which the application migrates or rejects
+            return  # a schema of another version, which the app migrates or rejects
         except BusyError as error:
             now = time.monotonic()
             if now >= deadline:

@@ -161,8 +161,10 @@ def _receive(access: Access, source: Connection, wanted: LSN) -> Receiver:
         raise error
     if unfinished.commit_lsn != wanted:
         raise ConfigError(
-            f"--lsn: the server cannot send the transaction at {LSN(unfinished.commit_lsn)}, not at {wanted}",
-            f"to discard that transaction, run pgrepl skip FILE.json --lsn {LSN(unfinished.commit_lsn)}",
+            f"--lsn: the server fails to send the transaction at {LSN(unfinished.commit_lsn)}, not the one at"
+            f" {wanted}. Nothing was skipped",
+            "to print what a skip of that transaction costs, run"
+            f" pgrepl skip FILE.json --lsn {LSN(unfinished.commit_lsn)}",
         )
     return receiver
 

@@ -35,7 +35,7 @@ def find_problems(row: PipelineRow) -> list[PageProblem]:
 
 
 def is_running(row: PipelineRow) -> bool:
-    """Return True if the replication application has reported within HEARTBEAT_S seconds."""
+    """Return True if the replication app has reported within HEARTBEAT_S seconds."""
     return row.reported_at is not None and _age(row, row.reported_at) < HEARTBEAT_S
 
 
@@ -52,17 +52,17 @@ def _of_application(row: PipelineRow) -> Iterator[PageProblem]:
     match state_of(row):
         case "failed":
             assert row.run is not None
-            reason = f"the replication application failed: {row.run.error}: {row.run.reason}"
+            reason = f"the replication app failed: {row.run.error}: {row.run.reason}"
             yield PageProblem("failure", reason, row.run.hint)
         case "stopped":
             hint = "run the DAG that replicates, unless the pipeline runs on a schedule"
-            yield PageProblem("warning", "the replication application was stopped", hint)
+            yield PageProblem("warning", "the replication app was stopped", hint)
         case "silent":
             hint = "see the log of the task that replicates; its process or host may be gone"
-            yield PageProblem("failure", "the replication application no longer reports", hint)
+            yield PageProblem("failure", "the replication app no longer reports", hint)
         case "not_started":
             hint = "run the DAG that replicates once the snapshot is done"
-            yield PageProblem("warning", "the replication application has never reported", hint)
+            yield PageProblem("warning", "the replication app has never reported", hint)
 
 
 def _of_tables(row: PipelineRow) -> Iterator[PageProblem]:
@@ -76,10 +76,10 @@ def _of_sample(row: PipelineRow) -> Iterator[PageProblem]:
     if sample is None or not is_running(row) or _age(row, sample.time) > _SAMPLED_S:
         return
     if sample.lag_seconds is not None and sample.lag_seconds >= LAG_S:
-        hint = "see the log of the replication application for slow merges and waiting tables"
+        hint = "see the log of the replication app for slow merges and waiting tables"
         yield PageProblem("failure", f"the lake lags {sample.lag_seconds:,.0f} s behind the source", hint)
     if sample.slot_active is False:
-        hint = "see the log of the replication application: it cannot read the slot"
+        hint = "see the log of the replication app: it cannot read the slot"
         yield PageProblem("failure", f"slot {row.slot} is not read by any process", hint)
     if sample.wal_limit_bytes and sample.wal_retained_bytes is not None:
         share = sample.wal_retained_bytes / sample.wal_limit_bytes
@@ -87,7 +87,7 @@ def _of_sample(row: PipelineRow) -> Iterator[PageProblem]:
             reason = (
                 f"slot {row.slot} retains {share:.0%} of its WAL limit (max_slot_wal_keep_size or wal_budget)"
             )
-            hint = "check in the application's log that it receives changes; do not drop the slot"
+            hint = "check in the app's log that it receives changes; do not drop the slot"
             yield PageProblem("failure" if share >= WAL_FAILURE else "warning", reason, hint)
 
 

@@ -29,7 +29,10 @@ _FREE_WAL = (
     " log for an error or a long transaction. The slot retains WAL until the app confirms it. Do not drop the"
     " slot: every table would need a new copy"
 )
-_LAGS = "see the log of the replication app for slow merges and waiting tables: docs/how-to/troubleshoot.md"
+_LAGS = (
+    "find slow merges and waiting tables in the log of the replication app:"
+    f" {errors.document('how-to/troubleshoot')}"
+)
 
 
 class Severity(StrEnum):

@@ -27,18 +27,18 @@ _WIDTH = 100
 _LABEL = 10
 _RECENT_S = 15.0
 _MEANING = {
-    "received": "read from the slot, as the replicate app last said",
+    "received": "read from the slot, as the replication app last reported",
     "durable": "committed to the changelog",
-    "confirmed": "the slot may forget it",
+    "confirmed": "confirmed to the slot: the server may recycle older WAL",
     "applied": "in the lake tables, at a consistent point",
 }
-_WATCHED = "looked through: the changelog has all of each table's changes"
+_WATCHED = "checked: the changelog has all changes of each table"
 
 
 def budget_exceeded(merges: TableMerges) -> str:
     """Return a sentence for people: the budget that a table's merges exceed, and why."""
     if merges.waits_for == "consistent_point_bytes":
-        return "its merges replace more of the table than consistent_point_bytes has room for"
+        return "its merges replace more bytes of the table than consistent_point_bytes allows"
     share = merges.written / max(merges.changed, 1)
     return (
         f"in the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
@@ -91,7 +91,7 @@ def _not_set_up(status: PipelineStatus) -> list[str]:
 
 def _app(status: PipelineStatus) -> list[str]:
     if status.app is None or not status.app.holder:
-        return [_line("app", "the replicate app has not run yet")]
+        return [_line("app", "the replication app has not run yet")]
     app = status.app
     ago = f"last report {_ago(app.reported_at, status)}" if app.reported_at else "no report"
     is_read = status.slot is not None and status.slot.active

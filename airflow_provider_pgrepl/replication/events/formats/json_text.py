@@ -51,6 +51,8 @@ def to_json(change: Change) -> str:
     Integers and finite floats are numbers. `numeric`, and NaN and infinite floats, are strings. bytea is
     base64. Timestamps are ISO 8601, with time zone in UTC with `Z`. json and jsonb are embedded. Arrays are
     arrays, and values with fields are objects.
+
+    :param change: the change, as `Lake.changes` returns it
     """
     row, json_columns = change.data, change.json_columns
     unchanged = f',"unchanged":{json_value(change.unchanged)}' if change.unchanged else ""

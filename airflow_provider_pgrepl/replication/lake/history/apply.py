@@ -84,7 +84,7 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
     that a later snapshot ended."""
     position, reached = read_position(table, app), read_position(history, app)
     if position is None or reached is None:
-        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
+        raise LakeTableError(f"{relation.table}: its lake table was not copied in the current epoch")
     if reached < position:
         raise LakeTableError(
             f"{relation.table}: its history ends at {reached}, the table is at {position}: history"

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import (
     read_changes,
     take,
 )
-from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -88,9 +88,7 @@ class NetRows:
         rank = np.arange(len(code)) - np.repeat(starts, np.diff(starts, append=len(code)))
         leaving[candidates[rank < times[code]]] = True
         if int(leaving.sum()) != int(self.times.sum()):
-            raise LakeTableError(
-                "a row to be updated or deleted is missing: the lake table is not as this pipeline left it",
-            )
+            raise LakeTableError(MISSING)
         return leaving
 
 

@@ -80,7 +80,7 @@ def apply_changes(
     """
     position = read_position(table, app)
     if position is None:
-        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
+        raise LakeTableError(f"{relation.table}: its lake table was not copied in the current epoch")
     check_columns(table, lake_schema(relation, options), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     if bool((np.diff(commit_lsn) < 0).any()):

@@ -40,7 +40,10 @@ from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.tables import Merge
 
-MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
+MISSING = (
+    "the lake table lacks a row that the source updated or deleted: another program changed the table, or the"
+    " table lost commits"
+)
 _DIVISION = "Divide by zero"
 
 _ATTEMPTS = 10

@@ -205,7 +205,7 @@ class EvolvingTable:
     def position(self) -> LSN:
         position = read_position(self.table, self.app)
         if position is None:
-            raise LakeTableError(f"{self.built.table}: this epoch has no snapshot in the lake")
+            raise LakeTableError(f"{self.built.table}: its lake table was not copied in the current epoch")
         return position
 
     def follow(self, timeline: RelationTimeline) -> int:
@@ -254,7 +254,8 @@ class EvolvingTable:
                 break
         if any(self._changes(span).num_rows for span in timeline.spans):
             raise LakeChangedError(
-                f"{self.built.table}: the lake table is not for what its changes have become"
+                f"{self.built.table}: the columns of the lake table fit neither the recorded definition"
+                " nor the next changes"
             )
         return len(timeline.spans)
 

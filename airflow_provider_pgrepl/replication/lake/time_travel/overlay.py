@@ -51,7 +51,8 @@ version that no entry replaces is soft-deleted, with the commit LSN and time of 
 KIND, ALIVE, MUST = "kind", "alive", "must"
 
 MISSING = (
-    "a row to be updated or deleted is missing or there twice: the lake table is not as this pipeline left it"
+    "the lake table lacks a row that the source updated or deleted, or has it twice: another program changed"
+    " the table, or the table lost commits"
 )
 Values = Iterable[tuple[pa.Array, Bools | None]]
 """For each lake column: the values, and a mask of the rows that use the origin's value instead."""

@@ -120,10 +120,10 @@ def refused_code(connection: Connection, table: TableName, code: Iterable[OwnerC
     """Return the error for a table with such code."""
     role = row(connection, "SELECT pg_catalog.quote_ident(current_user)")[0]
     return TableError(
-        f"{table}: {'; '.join(map(str, code))}. To read the table would run it with the rights"
-        f" of role {role}",
-        "let a superuser own the function (ALTER FUNCTION … OWNER TO …), drop what calls it, or set"
-        f" trust_table_owners to true, {_REFERENCE}",
+        f"{table}: {'; '.join(map(str, code))}. Reading the table would run this code with the"
+        f" rights of role {role}",
+        "let a superuser own the function (ALTER FUNCTION … OWNER TO …), drop the policy, default or"
+        f" view that calls it, or set trust_table_owners to true, {_REFERENCE}",
     )
 
 

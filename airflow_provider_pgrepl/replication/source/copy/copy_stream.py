@@ -252,8 +252,8 @@ def _check_name(connection: Connection, copy_range: CopyRange) -> None:
     found = row(connection, _FOUND, (copy_range.leaf.sql,))[0] if copy_range.leaf_oid else 0
     if found != copy_range.leaf_oid:
         raise SnapshotError(
-            f"copying {copy_range.leaf}: another table has this name now",
-            "no schema should be renamed while its tables are copied; run the snapshot again",
+            f"copying {copy_range.leaf}: a schema was renamed, and another table has this name now",
+            "run the command again; rename no schema while a snapshot runs",
         )
 
 

@@ -169,8 +169,9 @@ def role_problems(connection: Connection, pipeline: Pipeline) -> Problems:
         yield PrivilegeError(
             f"role {role} is {what}: the owner of a table whose code runs while the table is read"
             " could access the database's host",
-            "connect as a role with only the rights that docs/reference/connection.md lists, or set"
-            " trust_table_owners to true if every owner of a replicated table may have those of this role",
+            f"connect as a role with only the rights that {errors.document('reference/connection')} lists, or"
+            " set trust_table_owners to true if every owner of a replicated table may have the rights of this"
+            " role",
         )
 
 
