@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
+from airflow_provider_pgrepl.replication.lake.verify.buckets import RowShape
 from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     TableComparer,
     sample_of,
@@ -34,7 +35,12 @@ from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     uncompared_parts,
 )
 from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
-from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
+from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceReading, SourceSide
+from airflow_provider_pgrepl.replication.lake.verify.text_check import (
+    TextReading,
+    parts_without_text,
+    text_shape_of,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -59,7 +65,10 @@ _POLL_S = 0.1
 
 @dataclass
 class Verification:
-    """One run: its connections, and the tables that it compares."""
+    """One run: its connections, and the tables that it compares.
+
+    `percent`: of the source's pages that are compared, None for all. `by_text`: compare the texts of values.
+    """
 
     access: Access
     source: Connection
@@ -70,6 +79,7 @@ class Verification:
     timeout_s: float
     shows_keys: bool
     percent: float | None = None
+    by_text: bool = False
 
     @property
     def pipeline(self) -> Pipeline:
@@ -164,7 +174,8 @@ class Verification:
                 raise
             return TableReport.not_compared(relation.table, error.message)
         if (
-            found.status in ("equal", "repaired")
+            self._compares_all_columns(relation)
+            and found.status in ("equal", "repaired")
             and found.verified_through is not None
             and found.verified_at is not None
         ):
@@ -196,18 +207,32 @@ class Verification:
             spark = self.session.get()
             rows = LakeSide(spark, now).row_count
             sample = None if self.percent is None else sample_of(self.percent, rows)
-            ranges = holder.plan(copied, self.pipeline.snapshot_range_bytes, sample)
+            size = self.pipeline.snapshot_range_bytes
+            ranges = holder.plan(copied, size, sample, selects=self.by_text)
             comparer = TableComparer(
-                SourceSide(spark, self.access.dsn, holder, relation, options, ranges, sessions),
+                SourceSide(
+                    spark, self.access.dsn, holder, relation, options, ranges, sessions, self._reading
+                ),
                 partial(self._lake_at, relation, position),
-                shape_of(relation, options),
+                self._shape_of(relation, options),
                 rows,
                 self.shows_keys,
             )
             compared = comparer.compare() if sample is None else comparer.compare_sample()
             parts = uncompared_parts(relation, options, sample)
+            parts += parts_without_text(relation, options) if self.by_text else []
             report = TableReport.of(relation.table, compared, parts, position, exported.exported_at)
             return self._concluded(report, comparer, relation)
+
+    def _compares_all_columns(self, relation: Relation) -> bool:
+        return not (self.by_text and parts_without_text(relation, self.pipeline.options(relation.table)))
+
+    @property
+    def _reading(self) -> type[SourceReading]:
+        return TextReading if self.by_text else SourceReading
+
+    def _shape_of(self, relation: Relation, options: TableOptions) -> RowShape:
+        return text_shape_of(self.source, relation, options) if self.by_text else shape_of(relation, options)
 
     def _plan_now(self, table: TableName) -> TablePlan:
         return self._planner().plan(table)

@@ -97,7 +97,9 @@ class TableSnapshotHolder:
         self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
         self._watch.start()
 
-    def plan(self, relation: Relation, range_bytes: int, sample: Sample | None = None) -> list[CopyRange]:
+    def plan(
+        self, relation: Relation, range_bytes: int, sample: Sample | None = None, *, selects: bool = False
+    ) -> list[CopyRange]:
         """Return the ranges of `plan_ranges` in the snapshot, without partitions attached since.
 
         If the table's owner could add code that a SELECT runs, each leaf is one range, which needs no SELECT.
@@ -106,18 +108,22 @@ class TableSnapshotHolder:
         """
         try:
             with losses(TableSnapshotError):
-                return self._plan(relation, range_bytes, sample)
+                return self._plan(relation, range_bytes, sample, selects=selects)
         finally:
             # If the locks were released early, raise that error: later results and errors are meaningless.
             self._watch.raise_failure()
 
-    def _plan(self, relation: Relation, range_bytes: int, sample: Sample | None) -> list[CopyRange]:
-        ranges = plan_ranges(self.connection, relation, range_bytes, sample=sample)
+    def _plan(
+        self, relation: Relation, range_bytes: int, sample: Sample | None, *, selects: bool
+    ) -> list[CopyRange]:
+        ranges = plan_ranges(self.connection, relation, range_bytes, sample=sample, selects=selects)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
         if self._trusts_owners or not leaves or self._can_shut_out(leaves):
             self._leaves = leaves
             return ranges
-        whole = plan_ranges(self.connection, relation, range_bytes, whole=True, sample=sample)
+        whole = plan_ranges(
+            self.connection, relation, range_bytes, whole=True, sample=sample, selects=selects
+        )
         if any(part.is_planned for part in whole):
             raise unsafe_to_select(relation.table)
         log.info(
