@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +15,18 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import verify as verify_app
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
+from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.lake.verify import comparison
+from airflow_provider_pgrepl.replication.receiver import receiver
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support import every_type
-from tests.support.in_process import InProcess
+from tests.support.in_process import Borrowed, InProcess
 from tests.support.received import EAGER
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -348,6 +354,38 @@ def test_table_that_cannot_be_compared_is_named_with_reason_and_is_not_equal(
     reasons = {table: report["not_compared"][0]["reason"] for table, report in found.items()}
     assert reasons["public.other"] == "it is paused"
     assert "definition at the source" in reasons["public.t"]
+
+
+def test_changelog_of_an_idle_source_advances_for_a_comparison(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, the replication app would record the LSN of a keepalive an hour later."""
+    rule = KeepaliveRule(min_interval_s=3600, max_wait_s=3600, idle_wait_s=3600, renew_s=3600)
+    monkeypatch.setattr(receiver, "KeepaliveRule", lambda: rule)
+    monkeypatch.setattr(verify_app, "build_session", lambda *_, **__: Borrowed(spark))
+    execute(dsn, "create table t (id int primary key)", "insert into t select generate_series(1, 100)")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    found: list[Any] = []
+
+    def compare() -> None:
+        try:
+            wait_until(lambda: pipeline.slot().active_pid, 60, "the receiver")
+            found.append(verify_app.verify(Access(pipeline.pipeline, dsn, dsn), timeout_s=60))
+        except BaseException as error:
+            found.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    comparing = threading.Thread(target=compare)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        comparing.start()
+        assert pipeline.run("replicate") == process.DONE, pipeline.log_tail()
+        comparing.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(found[0], VerifyReport), found
+    assert [report.status for report in found[0].tables.values()] == ["equal"]
 
 
 def test_statement_of_the_application_goes_before_a_comparison(

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import Records, read_selected, requested_of
 from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
+from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _POLL_S = 0.1
+_ASK_EVERY_S = 5.0
+"""Repeated, because an application that starts does not see what was asked before."""
 
 
 @dataclass
@@ -265,14 +268,27 @@ class Verification:
 
     def await_changelog(self, position: LSN) -> None:
         """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`."""
-        deadline, uri = time.monotonic() + self.timeout_s, changelog_uri(self.pipeline.lake_root)
+        uri, began, asked = changelog_uri(self.pipeline.lake_root), time.monotonic(), float("-inf")
         while (durable := read_durable_lsn(open_changelog(uri))) <= position:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > asked + _ASK_EVERY_S:
+                asked = now
+                _ask(uri, position)
+            if now > began + self.timeout_s:
                 raise LakeUnavailableError(
                     f"the changelog is durable up to {durable}, and the source was read at {position}",
                     "start the replication app, or give it more time with --timeout",
                 )
             time.sleep(_POLL_S)
+
+
+def _ask(uri: str, position: LSN) -> None:
+    """Ask the replication application to make the changelog durable past a position, if this process may
+    write there. Of an idle source it does so every two minutes on its own."""
+    try:
+        writer.mark(uri, wanted_lsn=position)
+    except PgReplError as error:
+        log.info("the replication application is not asked to advance the changelog: %s", error.message)
 
 
 def check_layout(held: Relation | None, relation: Relation, options: TableOptions) -> None:
