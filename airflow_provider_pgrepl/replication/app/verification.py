@@ -126,7 +126,8 @@ class Verification:
         for table in sorted(tables):
             record, problem = self.records[table], selected.problems.get(table)
             if not record.state.is_followed:
-                report.add(TableReport.not_compared(table, f"it is {record.state}"))
+                because = f": {record.reason}" if record.is_paused_by_repair else ""
+                report.add(TableReport.not_compared(table, f"it is {record.state}{because}"))
             elif problem is not None or table not in relations:
                 reason = problem.message if problem is not None else "the source no longer has it"
                 report.add(TableReport.not_compared(table, reason))

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.process import TEXT, of_verify
 from airflow_provider_pgrepl.replication.app.start_check import check_recorded
 from airflow_provider_pgrepl.replication.app.verification import Verification
-from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables
+from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables, resume_interrupted
 from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
@@ -113,6 +113,8 @@ def verify(
         )
     with opened(access, timeout_s, shows_keys=shows_keys, percent=percent, by_text=by_text) as run:
         check_recorded(tables or (), run.records)
+        if repairs:
+            resume_interrupted(run)
         known = (table for table, record in run.records.items() if record.state is not TableState.REMOVED)
         report = run.run(tables or set(known))
         if repairs:
