@@ -141,14 +141,7 @@ class Verification:
             self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
         )
         with exported:
-            keeper = snapshot_holder.keep(
-                self.access.dsn,
-                exported.snapshot,
-                relations,
-                self.pipeline.publication,
-                self.pipeline.lock_timeout_s,
-                trusts_owners=self.pipeline.trust_table_owners,
-            )
+            keeper = snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)
         gave_way = []
         with keeper:
             sessions = keeper.sessions(1).ranges

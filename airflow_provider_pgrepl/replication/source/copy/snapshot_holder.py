@@ -9,6 +9,7 @@ from types import TracebackType
 from airflow_provider_pgrepl.errors import BusyError, PublicationError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     let_owners_in,
     refused_code,
@@ -37,13 +38,14 @@ from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
+from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
 
 log = logging.getLogger(__name__)
 
 _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """The most times that a table's lock against code of its owner is lent during its copy."""
-__all__ = ["CopyRange", "SnapshotHolder", "keep", "open_copy", "plan_ranges"]
+__all__ = ["CopyRange", "SnapshotHolder", "keep", "keep_for", "open_copy", "plan_ranges"]
 _OF_TABLE = 3
 """The sessions of a table during its copy: its keeper, the gate, and briefly one that reads the catalog."""
 # `reserved_connections` exists from PostgreSQL 16 on. Walsenders have connection slots of their own.
@@ -374,6 +376,20 @@ def keep(
     )
     keeper.watch()
     return keeper
+
+
+def keep_for(
+    pipeline: Pipeline, dsn: str, exported: ExportedSnapshot, relations: list[Relation]
+) -> SnapshotHolder:
+    """Import the snapshot of a slot with the settings of a pipeline. Raises what `keep` raises."""
+    return keep(
+        dsn,
+        exported.snapshot,
+        relations,
+        pipeline.publication,
+        pipeline.lock_timeout_s,
+        trusts_owners=pipeline.trust_table_owners,
+    )
 
 
 def _check_published(then: PublishedTables) -> None:
