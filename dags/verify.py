@@ -1,4 +1,4 @@
-"""pgrepl_verify: compare the lake with its source, each night; run by hand for some tables.
+"""pgrepl_verify: compare the lake with its source, each night; run by hand for some tables or a repair.
 
 The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json in the folder of this file.
 """
@@ -38,6 +38,12 @@ with DAG(
             title="Show keys",
             description="Name the keys of rows that differ, in the log and in XCom",
         ),
+        "repair": Param(
+            False,
+            type="boolean",
+            title="Repair",
+            description="Replace the rows of the lake that differ by those of PostgreSQL",
+        ),
     },
     tags=["pgrepl"],
     doc_md=__doc__,
@@ -47,6 +53,7 @@ with DAG(
         pipeline=PIPELINE_FILE,
         tables="{{ params.tables or [] }}",
         show_keys="{{ params.show_keys }}",
+        repair="{{ params.repair }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
         retries=2,
         retry_delay=timedelta(minutes=10),

@@ -23,10 +23,13 @@ class PgVerifyOperator(SparkAppOperator):
     A table that differs fails the task without retries. A table that cannot be compared fails the try.
 
     :param tables: compare these tables; None or empty: all (templated)
+    :param check: compare `values` in the types of the lake, or the `text` that the source's server writes for
+        each value (templated)
     :param sample: compare a random sample of the source's pages, as `1%`; None or empty: all rows (templated)
     :param show_keys: name the keys of up to 100 rows of each kind of difference in the log and in XCom
         (templated)
-    :param repair: replace the rows of the lake that differ by the source's; not with `sample` (templated)
+    :param repair: replace the rows of the lake that differ by the source's; not with `sample`, or `check`
+        `text` (templated)
     :param timeout_s: seconds to wait until the changelog has reached the source's snapshot
 
     Other parameters: see SparkAppOperator. XCom: the report of `pgrepl verify --json`, also if tables differ.
@@ -36,6 +39,7 @@ class PgVerifyOperator(SparkAppOperator):
     template_fields: Sequence[str] = (
         *SparkAppOperator.template_fields,
         "tables",
+        "check",
         "sample",
         "show_keys",
         "repair",
@@ -45,6 +49,7 @@ class PgVerifyOperator(SparkAppOperator):
         self,
         *,
         tables: Sequence[str] | str | None = None,
+        check: str = "values",
         sample: str | float | None = None,
         show_keys: bool | str = False,
         repair: bool | str = False,
@@ -53,6 +58,7 @@ class PgVerifyOperator(SparkAppOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.tables = tables
+        self.check = check
         self.sample = sample
         self.show_keys = show_keys
         self.repair = repair
@@ -62,6 +68,8 @@ class PgVerifyOperator(SparkAppOperator):
         arguments = [f"--timeout={self.timeout_s:g}"]
         if tables := read_tables(self.tables):
             arguments += ["--tables", ",".join(tables)]
+        if self.check != "values":
+            arguments.append(f"--check={self.check}")
         if self.sample:
             arguments.append(f"--sample={self.sample}")
         if read_flag("show_keys", self.show_keys):

@@ -69,7 +69,7 @@ def test_verification_fails_for_good_only_if_a_table_differs(
     assert run.state == ("failed" if code else "success")
     assert len(journal.pids()) == tries
     assert task_of(run).xcom_pull(task_ids="verify") == report
-    assert "--timeout=600 --tables public.a --sample=1% --show-keys --repair" in " ".join(
+    assert "--timeout=600 --tables public.a --check=text --sample=1% --show-keys --repair" in " ".join(
         journal.events()[0]["argv"]
     )
 

@@ -321,6 +321,17 @@ def test_keepalives_are_recorded_seldom(received, dsn, server):
     assert ChangelogWriter(received.changelog).version - version - 1 <= 3
 
 
+def test_wanted_lsn_of_an_idle_source_is_recorded_without_delay(received, server):
+    rule = KeepaliveRule(min_interval_s=3600.0, max_wait_s=3600.0, idle_wait_s=3600.0)
+    with received.receiving(rule) as receiver:
+        execute(server.dsn(), "select pg_logical_emit_message(true, 'a', 'b')")
+        wanted = received.source_lsn()
+        wait_until_seen(receiver, wanted)
+        assert received.durable_lsn < wanted
+        receiver.record_past(LSN(wanted - 1))
+        wait_until(lambda: received.durable_lsn >= wanted, what="the changelog to be durable")
+
+
 @pytest.mark.parametrize(
     ("breakage", "error", "says"),
     [

@@ -43,7 +43,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server, wal_l
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
-from airflow_provider_pgrepl.replication.state.tables import TableState
+from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableState
 from tests.support.changelogs import Written
 
 ROOT = Path(__file__).parents[2]
@@ -308,6 +308,18 @@ def test_table_that_a_killed_snapshot_left_snapshotting_is_a_problem(shop: Shop)
         assert not [problem for problem in shop.json()["problems"] if "not being copied" in problem]
     (problem,) = [problem for problem in shop.json()["problems"] if "not being copied" in problem]
     assert problem.startswith("public.orders: not being copied, because the snapshot was killed: run pgrepl")
+
+
+def test_table_that_a_killed_repair_left_paused_is_a_problem(shop: Shop) -> None:
+    shop.set_up()
+    with StateDatabase(shop.dsn, "verify") as state_db:
+        orders = state_db.read_tables(shop.pipeline.name)[TableName("public", "orders")]
+        assert state_db.move(shop.pipeline.name, orders, TableState.PAUSED, reason=REPAIRING)
+        state_db.lock(shop.pipeline.name, "verify")
+        assert not [problem for problem in shop.json()["problems"] if "paused" in problem]
+        assert f"public.orders: paused, since {datetime.now(UTC):%Y}" in shop.status().stdout
+    (problem,) = [problem for problem in shop.json()["problems"] if "paused" in problem]
+    assert problem.startswith("public.orders: still paused, because the repair was killed: run pgrepl verify")
 
 
 def test_a_slot_whose_reader_says_nothing_is_not_taken_for_an_app_that_runs(shop: Shop) -> None:

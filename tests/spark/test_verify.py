@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +14,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import verify as verify_app
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
+from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.lake.verify import comparison
+from airflow_provider_pgrepl.replication.receiver import receiver
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support import every_type
-from tests.support.in_process import InProcess
+from tests.support.in_process import Borrowed, InProcess
 from tests.support.received import EAGER
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,12 +76,14 @@ def test_lake_of_every_type_equals_its_source(
     # These changes are in the changelog alone.
     execute(dsn, *(every_type.insert(number, which) for number, which in enumerate((0, 1, None), 6)))
     execute(dsn, "delete from t where id = 0", "update t set id = 100 where id = 1")
-    code, found = pipeline.verify(capsys)
-    assert code == _EQUAL, found
-    assert found["public.t"]["status"] == "equal"
-    assert (found["public.t"]["source_rows"], found["public.t"]["lake_rows"]) == (8, 8)
-    assert len(_slots(pg)) == 1
-    assert str(pipeline.states()["public.t"].verified_through) == found["public.t"]["verified_through"]
+    for check in ("values", "text"):
+        code, found = pipeline.verify(capsys, f"--check={check}")
+        assert code == _EQUAL, found
+        assert (found["public.t"]["status"], found["public.t"]["not_compared"]) == ("equal", [])
+        assert (found["public.t"]["source_rows"], found["public.t"]["lake_rows"]) == (8, 8)
+        assert len(_slots(pg)) == 1
+        verified = str(pipeline.states()["public.t"].verified_through)
+        assert verified == found["public.t"]["verified_through"]
 
 
 def _add_copy_of_row(table: DeltaTable) -> None:
@@ -110,7 +119,12 @@ def test_damaged_rows_of_lake_tables_are_found_and_named(
         do_damage(DeltaTable(pipeline.lake_path(f"public.{name}")))
     # A change that is not in the lake table yet is no difference, and hides none.
     execute(dsn, *(f"update {name} set v = 'changed' where id = 400" for name in _DAMAGES))
-    code, found = pipeline.verify(capsys)
+    _assert_damages_found(pipeline, capsys)
+    _assert_damages_found(pipeline, capsys, "--check=text")
+
+
+def _assert_damages_found(pipeline: Verified, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
+    code, found = pipeline.verify(capsys, *arguments)
     assert code == _DIFFERENT
     counts = {"missing": 0, "extra": 0, "changed": 0, "different_columns": {}}
     for name, (_, expected) in _DAMAGES.items():
@@ -119,7 +133,7 @@ def test_damaged_rows_of_lake_tables_are_found_and_named(
         named = {field: value for field, value in expected.items() if field in counts}
         assert {field: table[field] for field in counts} == {**counts, **named}, name
         assert not [field for field in table if field.endswith("_keys")]
-    _, found = pipeline.verify(capsys, "--show-keys")
+    _, found = pipeline.verify(capsys, "--show-keys", *arguments)
     for name, (_, expected) in _DAMAGES.items():
         keys = {
             field: sorted(keys) for field, keys in found[f"public.{name}"].items() if field.endswith("_keys")
@@ -166,6 +180,36 @@ def test_no_difference_is_reported_while_rows_change(
     finally:
         stop.set()
         changing.join()
+
+
+_WITHOUT_TEXT: dict[str, Any] = {
+    "types": {"public.t.n": "decimal(38,4)"},
+    "per_column": {"public.t.d": {"infinity": "null"}, "public.t.f": {"numeric_nan": "null"}},
+}
+
+
+def test_columns_whose_texts_the_lake_does_not_keep_are_named_and_not_compared(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = "id int primary key, n numeric, d date, f numeric(5,2), v numeric(5,2), e numeric"
+    execute(dsn, f"create table t ({columns})")
+    execute(dsn, "insert into t values (1, 1.5, 'infinity', 'NaN', 1.50, 2.00)")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t", **_WITHOUT_TEXT)
+    pipeline.catch_up()
+    code, found = pipeline.verify(capsys, "--check=text")
+    assert code == _EQUAL, found
+    parts = {part["part"]: part["reason"] for part in found["public.t"]["not_compared"]}
+    assert parts == {
+        "column n": "its decimals do not keep the zeros at the end of a number",
+        "column d": "infinity null replaces values of the source",
+        "column f": "numeric_nan null replaces values of the source",
+    }
+    assert pipeline.states()["public.t"].verified_through is None
+    assert pipeline.run("verify", "--check=text", "--repair") == process.WILL_NOT_HELP
+    DeltaTable(pipeline.lake_path("public.t")).update(updates={"v": "v + 1", "e": "'2.0'"})
+    code, found = pipeline.verify(capsys, "--check=text", "--sample=100%", "--show-keys")
+    assert (code, found["public.t"]["different_columns"]) == (_DIFFERENT, {"v": 1, "e": 1}), found
+    assert found["public.t"]["changed_keys"] == [["1"]]
 
 
 _POLICIES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -310,6 +354,38 @@ def test_table_that_cannot_be_compared_is_named_with_reason_and_is_not_equal(
     reasons = {table: report["not_compared"][0]["reason"] for table, report in found.items()}
     assert reasons["public.other"] == "it is paused"
     assert "definition at the source" in reasons["public.t"]
+
+
+def test_changelog_of_an_idle_source_advances_for_a_comparison(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, the replication app would record the LSN of a keepalive an hour later."""
+    rule = KeepaliveRule(min_interval_s=3600, max_wait_s=3600, idle_wait_s=3600, renew_s=3600)
+    monkeypatch.setattr(receiver, "KeepaliveRule", lambda: rule)
+    monkeypatch.setattr(verify_app, "build_session", lambda *_, **__: Borrowed(spark))
+    execute(dsn, "create table t (id int primary key)", "insert into t select generate_series(1, 100)")
+    pipeline = _begun(spark, dsn, tmp_path, "public.t")
+    found: list[Any] = []
+
+    def compare() -> None:
+        try:
+            wait_until(lambda: pipeline.slot().active_pid, 60, "the receiver")
+            found.append(verify_app.verify(Access(pipeline.pipeline, dsn, dsn), timeout_s=60))
+        except BaseException as error:
+            found.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    comparing = threading.Thread(target=compare)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        comparing.start()
+        assert pipeline.run("replicate") == process.DONE, pipeline.log_tail()
+        comparing.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(found[0], VerifyReport), found
+    assert [report.status for report in found[0].tables.values()] == ["equal"]
 
 
 def test_statement_of_the_application_goes_before_a_comparison(

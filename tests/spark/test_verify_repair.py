@@ -14,8 +14,6 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.app import verify_repair
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
 from airflow_provider_pgrepl.replication.app.verify_repair import has_version
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version
@@ -33,7 +31,7 @@ from tests.support.replicated import execute, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EQUAL, _DIFFERENT = 0, 1
+_EQUAL, _DIFFERENT, _NOT_COMPARED = 0, 1, 2
 _ROWS = 500
 Change = Callable[[pa.Table], pa.Table]
 
@@ -234,14 +232,18 @@ def test_repair_that_is_killed_is_made_wholly_or_not_at_all(
 
     with monkeypatch.context() as patched:
         patched.setattr(TableRepair, "commit", killed)
-        # A killed process does not resume the table either.
+        # A killed process does not resume the table either. The next repair does.
         patched.setattr(verify_repair, "resume_tables", lambda *_: None)
         with pipeline.receiving(EAGER):
             pipeline.run("verify", "--repair")
     assert pipeline.states()["public.t"].state is TableState.PAUSED
+    assert pipeline.states()["public.t"].is_paused_by_repair
     capsys.readouterr()
     execute(dsn, "update t set n = n + 100 where id in (5, 6)")
-    resume_tables(Access(pipeline.pipeline, dsn, dsn), ["public.t"])
+    code, found = pipeline.verify(capsys)
+    assert code == _NOT_COMPARED
+    reason = found["public.t"]["not_compared"][0]["reason"]
+    assert reason == "it is paused: it is being repaired by pgrepl verify --repair"
     code, found = pipeline.verify(capsys, "--repair")
     assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired" if when == "before" else "equal")
     pipeline.catch_up()

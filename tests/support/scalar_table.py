@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import read_csv
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
@@ -50,7 +50,7 @@ def fill(source: Any, cases: Sequence[Case], rows: Sequence[Sequence[str | None]
 
 def by_csv(source: Any, relation: Relation, pipeline: Pipeline, *, as_text: bool) -> pa.Table:
     """Return the rows as a snapshot types them."""
-    columns = ", ".join(column.name for column in relation.columns)
+    columns = ", ".join(quote_identifier(column.name) for column in relation.columns)
     stream = io.BytesIO()
     with source.cursor() as cursor:
         cursor.copy_expert(

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import _commit_marker, mark
 from airflow_provider_pgrepl.replication.lake.apply.changelog_batches import ChangelogBatches
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, WorkItem
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support import wire_bytes as wire
 from tests.support.changelogs import Written, new_changelog
 
@@ -97,6 +98,17 @@ def test_a_transaction_of_five_parts_stays_whole_whatever_the_limit(uri: str) ->
     assert len(reader._read(end).files) == 5
     assert latest(reader, start) == end
     assert len(items(reader, start, end)[7].paths) == 5
+
+
+def test_lsn_that_another_process_waits_for_is_in_the_batch(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    for wanted in (300, 200, None):
+        mark(uri, wanted_lsn=None if wanted is None else LSN(wanted))
+    reader = batches(uri)
+    end = latest(reader, start)
+    assert items(reader, start, end)[MARK].wanted_lsn == 300
+    assert items(reader, end - 1, end)[MARK].wanted_lsn == 0
 
 
 def test_without_new_commits_there_is_no_batch(uri: str) -> None:

@@ -30,6 +30,7 @@ CALLED_BY_SPARK = (
     "lake.verify.comparison",
     "lake.verify.lake_side",
     "lake.verify.source_side",
+    "lake.verify.text_check",
     "spark.failures",
     "app.",
 )

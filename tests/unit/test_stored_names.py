@@ -104,6 +104,9 @@ def test_records_of_the_changelog_keep_their_fields() -> None:
         "pgrepl": '{"kind": "data", "epoch": 3, "durable_lsn": 30, "first_commit_lsn": 10,'
         ' "last_commit_lsn": 20, "last_commit_us": 5, "relations": [1, 2], "bytes": 7, "rows": 8}'
     }
+    marker = CommitRecord("marker", Epoch(3), LSN(30), wanted_lsn=LSN(40))
+    assert marker.to_metadata()["pgrepl"].endswith('"bytes": 0, "rows": 0, "wanted_lsn": 40}')
+    assert CommitRecord.from_json(marker.to_metadata()["pgrepl"]) == marker
 
 
 def test_records_beside_the_changelog_keep_their_fields() -> None:

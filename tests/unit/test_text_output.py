@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.values.registry import (
     _WRITERS,
     parser_of,
 )
-from airflow_provider_pgrepl.replication.values.text_output import texts_of
+from airflow_provider_pgrepl.replication.values.text_output import texts_of, unwritable
 
 OWN = 16_384
 """An OID that is not built in."""
@@ -80,3 +80,34 @@ def test_texts_of_a_type_come_back_from_the_lake(key: int | tuple[str, str] | st
     for choice in (ColumnOptions(), ColumnOptions(lake_type=LakeType("string"))):
         values = parser_of(type_of(key), choice).parse(pa.array(texts, pa.large_string()))
         assert texts_of(values, type_of(key)).to_pylist() == texts
+
+
+NUMRANGE = PgType(OWN, name="numrange", kind="r", parts=(("subtype", PgType(oids.NUMERIC)),))
+DATES = PgType(OWN, kind="a", parts=(("element", PgType(oids.DATE)),))
+CENTS = PgType(oids.NUMERIC, typmod=(10 << 16 | 2) + 4)
+DECIMAL = LakeType("decimal", 38, 4)
+
+
+@pytest.mark.parametrize(
+    ("pg_type", "options", "is_written"),
+    [
+        (PgType(oids.NUMERIC), ColumnOptions(), True),
+        (PgType(oids.NUMERIC), ColumnOptions(unconstrained_numeric=DECIMAL), False),
+        (NUMRANGE, ColumnOptions(unconstrained_numeric=DECIMAL), False),
+        (CENTS, ColumnOptions(), True),
+        (CENTS, ColumnOptions(lake_type=DECIMAL), False),
+        (CENTS, ColumnOptions(numeric_nan="null"), False),
+        (CENTS, ColumnOptions(numeric_nan="null", lake_type=LakeType("string")), True),
+        (MONEY, ColumnOptions(lake_type=DECIMAL), True),
+        (PgType(OWN, kind="d", parts=(("base", CENTS),)), ColumnOptions(lake_type=DECIMAL), False),
+        (DATES, ColumnOptions(), True),
+        (DATES, ColumnOptions(infinity="sentinel"), False),
+        (PgType(oids.TIMESTAMPTZ), ColumnOptions(infinity="null"), False),
+        (PgType(oids.TIMESTAMP), ColumnOptions(infinity="null", timestamp_without_tz="string"), True),
+        (PgType(oids.INT4), ColumnOptions(infinity="null", numeric_nan="null"), True),
+    ],
+)
+def test_columns_whose_texts_the_lake_does_not_keep_are_known(
+    pg_type: PgType, options: ColumnOptions, is_written: bool
+) -> None:
+    assert bool(unwritable(pg_type, options)) is not is_written

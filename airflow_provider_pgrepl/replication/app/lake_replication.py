@@ -84,6 +84,10 @@ class LakeReplication(Replication):
         finally:
             self._applier.stop(_LAST_MERGES_S)
 
+    def _supervise(self) -> None:
+        super()._supervise()
+        self._receiver.record_past(self._applied.wanted_lsn)
+
     def _needed_above(self) -> LSN | None:
         return self._applier.needed_above()
 

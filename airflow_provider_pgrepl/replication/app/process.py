@@ -48,6 +48,8 @@ CAUGHT_UP = "caught-up"
 MAINTENANCE_LIMIT_S = 600.0
 """Seconds that maintenance compacts files by default. A compaction that has begun is finished."""
 VERIFY_TIMEOUT_S = 600.0
+VALUES, TEXT = "values", "text"
+"""What a verification compares."""
 """Seconds that a comparison waits by default until the changelog has reached the source's snapshot."""
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
@@ -294,6 +296,12 @@ def of_verify(parser: argparse.ArgumentParser) -> None:
         type=_percent,
         metavar="1%",
         help="compare a random sample of the source's pages; rows that only the lake has are not found",
+    )
+    parser.add_argument(
+        "--check",
+        choices=(VALUES, TEXT),
+        default=VALUES,
+        help="compare values in the types of the lake, or the text that the server writes for each value",
     )
     parser.add_argument(
         "--repair",

@@ -246,14 +246,7 @@ class TableSnapshotter:
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot_holder.SnapshotHolder:
         """Hold the snapshot and its tables. Raises what `snapshot_holder.keep` raises."""
-        return snapshot_holder.keep(
-            self.access.dsn,
-            exported.snapshot,
-            relations,
-            self.pipeline.publication,
-            self.pipeline.lock_timeout_s,
-            trusts_owners=self.pipeline.trust_table_owners,
-        )
+        return snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)
 
     def copy(
         self,

@@ -48,7 +48,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
-from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep_for
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -154,16 +154,7 @@ class SourceSnapshots:
                 raise SnapshotError(f"{table} is not there any more")
             exported = export_snapshot(self._dsn, name, timeout_s=pipeline.slot_timeout_s)
             with exported:
-                keeper = held.enter_context(
-                    keep(
-                        self._dsn,
-                        exported.snapshot,
-                        [relation],
-                        pipeline.publication,
-                        pipeline.lock_timeout_s,
-                        trusts_owners=pipeline.trust_table_owners,
-                    )
-                )
+                keeper = held.enter_context(keep_for(pipeline, self._dsn, exported, [relation]))
             (relation,) = keeper.relations
             rows = self._rows(relation)
             table_keeper = held.enter_context(keeper.hold(relation))

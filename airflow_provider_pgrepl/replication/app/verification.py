@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import Records, read_selected, requested_of
 from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
+from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
@@ -27,6 +28,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
+from airflow_provider_pgrepl.replication.lake.verify.buckets import RowShape
 from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     TableComparer,
     sample_of,
@@ -34,7 +36,12 @@ from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     uncompared_parts,
 )
 from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
-from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
+from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceReading, SourceSide
+from airflow_provider_pgrepl.replication.lake.verify.text_check import (
+    TextReading,
+    parts_without_text,
+    text_shape_of,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -55,11 +62,16 @@ log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _POLL_S = 0.1
+_ASK_EVERY_S = 5.0
+"""Repeated, because an application that starts does not see what was asked before."""
 
 
 @dataclass
 class Verification:
-    """One run: its connections, and the tables that it compares."""
+    """One run: its connections, and the tables that it compares.
+
+    `percent`: of the source's pages that are compared, None for all. `by_text`: compare the texts of values.
+    """
 
     access: Access
     source: Connection
@@ -70,6 +82,7 @@ class Verification:
     timeout_s: float
     shows_keys: bool
     percent: float | None = None
+    by_text: bool = False
 
     @property
     def pipeline(self) -> Pipeline:
@@ -113,7 +126,8 @@ class Verification:
         for table in sorted(tables):
             record, problem = self.records[table], selected.problems.get(table)
             if not record.state.is_followed:
-                report.add(TableReport.not_compared(table, f"it is {record.state}"))
+                because = f": {record.reason}" if record.is_paused_by_repair else ""
+                report.add(TableReport.not_compared(table, f"it is {record.state}{because}"))
             elif problem is not None or table not in relations:
                 reason = problem.message if problem is not None else "the source no longer has it"
                 report.add(TableReport.not_compared(table, reason))
@@ -127,14 +141,7 @@ class Verification:
             self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
         )
         with exported:
-            keeper = snapshot_holder.keep(
-                self.access.dsn,
-                exported.snapshot,
-                relations,
-                self.pipeline.publication,
-                self.pipeline.lock_timeout_s,
-                trusts_owners=self.pipeline.trust_table_owners,
-            )
+            keeper = snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)
         gave_way = []
         with keeper:
             sessions = keeper.sessions(1).ranges
@@ -164,7 +171,8 @@ class Verification:
                 raise
             return TableReport.not_compared(relation.table, error.message)
         if (
-            found.status in ("equal", "repaired")
+            self._compares_all_columns(relation)
+            and found.status in ("equal", "repaired")
             and found.verified_through is not None
             and found.verified_at is not None
         ):
@@ -196,18 +204,32 @@ class Verification:
             spark = self.session.get()
             rows = LakeSide(spark, now).row_count
             sample = None if self.percent is None else sample_of(self.percent, rows)
-            ranges = holder.plan(copied, self.pipeline.snapshot_range_bytes, sample)
+            size = self.pipeline.snapshot_range_bytes
+            ranges = holder.plan(copied, size, sample, selects=self.by_text)
             comparer = TableComparer(
-                SourceSide(spark, self.access.dsn, holder, relation, options, ranges, sessions),
+                SourceSide(
+                    spark, self.access.dsn, holder, relation, options, ranges, sessions, self._reading
+                ),
                 partial(self._lake_at, relation, position),
-                shape_of(relation, options),
+                self._shape_of(relation, options),
                 rows,
                 self.shows_keys,
             )
             compared = comparer.compare() if sample is None else comparer.compare_sample()
             parts = uncompared_parts(relation, options, sample)
+            parts += parts_without_text(relation, options) if self.by_text else []
             report = TableReport.of(relation.table, compared, parts, position, exported.exported_at)
             return self._concluded(report, comparer, relation)
+
+    def _compares_all_columns(self, relation: Relation) -> bool:
+        return not (self.by_text and parts_without_text(relation, self.pipeline.options(relation.table)))
+
+    @property
+    def _reading(self) -> type[SourceReading]:
+        return TextReading if self.by_text else SourceReading
+
+    def _shape_of(self, relation: Relation, options: TableOptions) -> RowShape:
+        return text_shape_of(self.source, relation, options) if self.by_text else shape_of(relation, options)
 
     def _plan_now(self, table: TableName) -> TablePlan:
         return self._planner().plan(table)
@@ -240,14 +262,27 @@ class Verification:
 
     def await_changelog(self, position: LSN) -> None:
         """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`."""
-        deadline, uri = time.monotonic() + self.timeout_s, changelog_uri(self.pipeline.lake_root)
+        uri, began, asked = changelog_uri(self.pipeline.lake_root), time.monotonic(), float("-inf")
         while (durable := read_durable_lsn(open_changelog(uri))) <= position:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > asked + _ASK_EVERY_S:
+                asked = now
+                _ask(uri, position)
+            if now > began + self.timeout_s:
                 raise LakeUnavailableError(
                     f"the changelog is durable up to {durable}, and the source was read at {position}",
                     "start the replication app, or give it more time with --timeout",
                 )
             time.sleep(_POLL_S)
+
+
+def _ask(uri: str, position: LSN) -> None:
+    """Ask the replication application to make the changelog durable past a position, if this process may
+    write there. Of an idle source it does so every two minutes on its own."""
+    try:
+        writer.mark(uri, wanted_lsn=position)
+    except PgReplError as error:
+        log.info("the replication application is not asked to advance the changelog: %s", error.message)
 
 
 def check_layout(held: Relation | None, relation: Relation, options: TableOptions) -> None:

@@ -3,6 +3,7 @@
     verify --pipeline FILE.json                     all tables of the pipeline
     verify --pipeline FILE.json --tables a.b,c.d    these tables
     verify --pipeline FILE.json --sample 1%         a random sample of the source's pages
+    verify --pipeline FILE.json --check text        by the text that the server writes for each value
     verify --pipeline FILE.json --repair            the lake's rows that differ are replaced
 
 A temporary slot exports a snapshot and is dropped as soon as a keeper has imported it, so that the comparison
@@ -24,11 +25,11 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
-from airflow_provider_pgrepl.replication.app.process import of_verify
+from airflow_provider_pgrepl.replication.app.process import TEXT, of_verify
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.app.start_check import check_recorded
 from airflow_provider_pgrepl.replication.app.verification import Verification
-from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables
+from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables, resume_interrupted
 from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
@@ -46,7 +47,12 @@ DIFFERENT, NOT_COMPARED = 1, 2
 
 @contextmanager
 def opened(
-    access: Access, timeout_s: float, *, shows_keys: bool = False, percent: float | None = None
+    access: Access,
+    timeout_s: float,
+    *,
+    shows_keys: bool = False,
+    percent: float | None = None,
+    by_text: bool = False,
 ) -> Iterator[Verification]:
     """Check that source, lake and state belong together, and open them. Raises what the checks raise.
 
@@ -70,7 +76,16 @@ def opened(
                 turn.await_turn()
             records = state_db.read_tables(pipeline.name)
             yield Verification(
-                access, source, state_db, evidence.epoch, records, session, timeout_s, shows_keys, percent
+                access,
+                source,
+                state_db,
+                evidence.epoch,
+                records,
+                session,
+                timeout_s,
+                shows_keys,
+                percent,
+                by_text,
             )
         finally:
             session.stop()
@@ -83,6 +98,7 @@ def verify(
     timeout_s: float = process.VERIFY_TIMEOUT_S,
     shows_keys: bool = False,
     percent: float | None = None,
+    by_text: bool = False,
     repairs: bool = False,
 ) -> VerifyReport:
     """Compare lake tables with the source. Raises PgReplError.
@@ -91,14 +107,22 @@ def verify(
     :param timeout_s: how long to wait until the changelog has reached the snapshot
     :param shows_keys: list the keys of up to 100 rows of each kind of difference
     :param percent: compare a random sample of the source's pages, None: all
-    :param repairs: repair the tables that differ; not with `percent`
+    :param by_text: compare the server's text of each value with the text that is made from the lake
+    :param repairs: repair the tables that differ; not with `percent` or `by_text`
     """
+    if repairs and by_text:
+        raise ConfigError(
+            "--repair cannot be combined with --check text",
+            "leave out --check: a repair compares values in the types of the lake",
+        )
     if repairs and percent is not None:
         raise ConfigError(
             "--repair cannot be combined with --sample", "leave out --sample: a repair compares whole tables"
         )
-    with opened(access, timeout_s, shows_keys=shows_keys, percent=percent) as run:
+    with opened(access, timeout_s, shows_keys=shows_keys, percent=percent, by_text=by_text) as run:
         check_recorded(tables or (), run.records)
+        if repairs:
+            resume_interrupted(run)
         known = (table for table, record in run.records.items() if record.state is not TableState.REMOVED)
         report = run.run(tables or set(known))
         if repairs:
@@ -131,6 +155,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
         shows_keys=arguments.show_keys,
         percent=arguments.sample,
+        by_text=arguments.check == TEXT,
         repairs=arguments.repair,
     )
     found = report.to_json()

@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair, 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,18 @@ def has_version(lake_root: str, table: TableName, version: int) -> bool:
     """Return True if the newest consistent point has this version of a table, or a later one."""
     point = ConsistentPoints(lake_root).latest()
     return point is not None and point.tables.get(str(table), -1) >= version
+
+
+def resume_interrupted(run: Verification) -> None:
+    """Resume the tables that a killed repair left paused.
+
+    No other repair is running, because `run` holds the lock of verifications. Raises StateError.
+    """
+    left = [table for table, record in run.records.items() if record.is_paused_by_repair]
+    if left:
+        log.warning("a repair did not end: resuming %s", ", ".join(map(str, left)))
+        resume_tables(run.access, left)
+        run.records = run.state_db.read_tables(run.pipeline.name)
 
 
 def repair_tables(run: Verification, report: VerifyReport) -> None:
@@ -109,7 +121,7 @@ class Repair(Verification):
         """
         name, deadline = self.pipeline.name, selection.Deadline(self.timeout_s)
         since = self.state_db.now()
-        pause_tables(self.access, [table])
+        pause_tables(self.access, [table], reason=REPAIRING)
         try:
             # Make a batch begin that knows the new state, even if there are no changes.
             writer.mark(changelog_uri(self.pipeline.lake_root))

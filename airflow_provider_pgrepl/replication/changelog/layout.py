@@ -172,7 +172,8 @@ class CommitRecord:
     """The record in a changelog commit's metadata. `bytes` is the size of the uncompressed values.
 
     `kind`: `data`, `gap` (a transaction was skipped), `fence`, `keepalive`, `epoch`, or `marker` (increments
-    the version, so that the applier checks its tables again).
+    the version, so that the applier checks its tables again). `wanted_lsn`: of a marker whose writer waits
+    until the changelog is durable past this LSN.
     """
 
     kind: str
@@ -184,13 +185,17 @@ class CommitRecord:
     relations: tuple[int, ...] = ()
     bytes: int = 0
     rows: int = 0
+    wanted_lsn: LSN = _NONE
 
     def to_metadata(self) -> dict[str, str]:
-        return {METADATA_KEY: json.dumps(asdict(self))}
+        fields = asdict(self)
+        if not self.wanted_lsn:
+            del fields["wanted_lsn"]
+        return {METADATA_KEY: json.dumps(fields)}
 
     @classmethod
     def from_json(cls, text: str) -> CommitRecord:
         fields = json.loads(text)
-        for name in ("durable_lsn", "first_commit_lsn", "last_commit_lsn"):
+        for name in {"durable_lsn", "first_commit_lsn", "last_commit_lsn", "wanted_lsn"} & fields.keys():
             fields[name] = LSN(fields[name])
         return cls(**{**fields, "epoch": Epoch(fields["epoch"]), "relations": tuple(fields["relations"])})

@@ -292,16 +292,17 @@ def _apps(commit: CommitRecord, published: int) -> list[Transaction]:
     ]
 
 
-def mark(uri: str, marks: Mapping[str, int] | None = None) -> None:
+def mark(uri: str, marks: Mapping[str, int] | None = None, *, wanted_lsn: LSN | None = None) -> None:
     """Commit a marker without data, so that the version increases and the applier checks its tables again.
 
-    `marks`: versions of app IDs that the commit sets. If commits of a receiver increase the version first,
-    nothing is committed, and no error is raised. Raises ChangelogError, LakeUnavailableError.
+    `marks`: versions of app IDs that the commit sets. `wanted_lsn`: the receiver is to make the changelog
+    durable past this LSN without delay, also if the source is idle. If commits of a receiver increase the
+    version first, nothing is committed, and no error is raised. Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
     version = int(table.version())
     try:
-        _commit_marker(uri, table, [Transaction(*one) for one in (marks or {}).items()])
+        _commit_marker(uri, table, [Transaction(*one) for one in (marks or {}).items()], wanted_lsn)
     except CommitFailedError as error:
         if int(open_changelog(uri).version()) <= version:
             raise _unwritable(error) from error
@@ -321,11 +322,14 @@ def mark_torn_down(uri: str) -> None:
         raise _unwritable(error) from error
 
 
-def _commit_marker(uri: str, table: DeltaTable, apps: list[Transaction] | None = None) -> None:
+def _commit_marker(
+    uri: str, table: DeltaTable, apps: list[Transaction] | None = None, wanted_lsn: LSN | None = None
+) -> None:
     commit = CommitRecord(
         "marker",
         Epoch(table.transaction_version(EPOCH_APP) or 0),
         LSN(table.transaction_version(DURABLE_APP) or 0),
+        wanted_lsn=wanted_lsn or LSN(0),
     )
     table.create_write_transaction(
         [],

@@ -152,15 +152,17 @@ class KeepaliveRule:
 class ReceiverProgress:
     """The progress of a receiver.
 
-    `seen_lsn`: every transaction that committed at or before it is durable. `sequence`: the sequence of the
-    writer's last commit, None before the first. Counts since the start: `changes` received, `bytes` of the
-    messages that held them, `committed_bytes` (uncompressed values in the changelog), `reconnects`.
+    `seen_lsn`: every transaction that committed at or before it is durable. `wanted_lsn`: the LSN past which
+    the changelog is to become durable without delay, also if the source is idle. `sequence`: the sequence of
+    the writer's last commit, None before the first. Counts since the start: `changes` received, `bytes` of
+    the messages that held them, `committed_bytes` (uncompressed values in the changelog), `reconnects`.
     """
 
     received_lsn: LSN = field(default_factory=lambda: LSN(0))
     durable_lsn: LSN = field(default_factory=lambda: LSN(0))
     confirmed_lsn: LSN = field(default_factory=lambda: LSN(0))
     seen_lsn: LSN = field(default_factory=lambda: LSN(0))
+    wanted_lsn: LSN = field(default_factory=lambda: LSN(0))
     changelog_version: int = 0
     sequence: int | None = None
     changes: int = 0
@@ -370,10 +372,16 @@ class ChangelogFeed:
         now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
         if self._is_synchronous:
             return ahead > 0 and not self._splitter.is_open
+        if ahead > 0 and not self._splitter.is_open and self._is_wanted:
+            return True
         if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
             return False
         wait_s = self._rule.idle_wait_s if self._is_idle else self._rule.max_wait_s
         return ahead >= self._rule.min_bytes or now - self._last_move >= wait_s
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._writer.durable_lsn <= self._progress.wanted_lsn < self._idle_lsn
 
     def _record_idle(self) -> None:
         self._look()

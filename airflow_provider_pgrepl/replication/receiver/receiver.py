@@ -259,6 +259,15 @@ class Receiver:
         """Request a keepalive, so that `seen_lsn` advances without waiting for the server's own keepalive."""
         self._ask_for_reply.set()
 
+    def record_past(self, wanted: LSN) -> None:
+        """Make the changelog durable past an LSN as soon as that was received, also if the source is idle.
+
+        May be called again and again: only a higher LSN than before has an effect.
+        """
+        if wanted > self.progress.wanted_lsn:
+            self.progress.wanted_lsn = wanted
+            self.request_keepalive()
+
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
@@ -451,6 +460,10 @@ class ReconnectingReceiver:
     def request_keepalive(self) -> None:
         """Request a keepalive from the server."""
         self._receiver.request_keepalive()
+
+    def record_past(self, wanted: LSN) -> None:
+        """Make the changelog durable past an LSN as soon as that was received, also if the source is idle."""
+        self._receiver.record_past(wanted)
 
     def _make(self) -> Receiver:
         return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress)

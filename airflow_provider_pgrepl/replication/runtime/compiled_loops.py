@@ -41,7 +41,13 @@ _PACKAGE = __name__.rpartition(".runtime.")[0]
 # The modules that each of the compiling processes compiles, about half of the work each.
 _SHARES = (
     ("pgoutput.kernels", "values.kernels"),
-    ("lake.merge.kernels", "lake.merge.soft_deletes", "lake.history.kernels", "lake.verify.kernels"),
+    (
+        "lake.merge.kernels",
+        "lake.merge.soft_deletes",
+        "lake.history.kernels",
+        "lake.verify.kernels",
+        "lake.verify.text_kernels",
+    ),
 )
 _LIMIT_S = 600.0
 _PR_SET_PDEATHSIG = 1

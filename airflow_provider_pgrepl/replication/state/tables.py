@@ -122,7 +122,7 @@ SELECT 1 FROM changed
 """
 _MOVE = f"""
 WITH changed AS (
-    UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL,
+    UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = %(reason)s, hint = '', remedy = NULL,
         lsn = NULL, trace = '', since = now(), membership = coalesce(%(membership)s, membership),
         config = coalesce(%(config)s, config)
     WHERE {_KEY} AND state = %(seen)s AND since = %(since)s
@@ -214,6 +214,8 @@ _FOLLOWERS: dict[TableState | None, frozenset[TableState]] = {
     _S.PAUSED: frozenset({_S.CATCHING_UP}),
     _S.REMOVED: frozenset({_S.PENDING}),
 }
+REPAIRING = "it is being repaired by pgrepl verify --repair"
+"""The recorded reason of a table that a repair has paused."""
 _FROM_ANYWHERE = frozenset({_S.ERRORED, _S.PAUSED, _S.REMOVED})
 
 
@@ -273,6 +275,11 @@ class TableRecord:
     relation_text: str | None = field(default=None, repr=False, compare=False)
     """The relation's JSON as it is recorded: an older version may have written other JSON for the same
     relation."""
+
+    @property
+    def is_paused_by_repair(self) -> bool:
+        """True if a repair has paused the table, and has not ended or was killed."""
+        return self.state is TableState.PAUSED and self.reason == REPAIRING
 
 
 @dataclass(frozen=True)
@@ -373,13 +380,14 @@ class TableRecords(StateConnection):
         *,
         membership: Membership | None = None,
         config: str | None = None,
+        reason: str = "",
         reached: LSN | None = None,
     ) -> bool:
         """Set a table to another state and return True, or return False if its state or its snapshot has
         changed since it was read as `seen`.
 
-        The error is cleared. `membership` and `config` are recorded if they are given. Raises StateError if
-        the state may not follow the one in `seen`.
+        The error is cleared, and its reason unless another one is given. `membership` and `config` are
+        recorded if they are given. Raises StateError if the state may not follow the one in `seen`.
 
         :param reached: the table's position, for the event
         """
@@ -389,6 +397,7 @@ class TableRecords(StateConnection):
             "state": state.value,
             "membership": membership,
             "config": config,
+            "reason": reason,
             "seen": seen.state.value,
             "since": seen.since,
             "position": text_of(seen.position_lsn),

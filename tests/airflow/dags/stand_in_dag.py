@@ -51,7 +51,13 @@ with DAG(
 
 with DAG("stand_in_verify", schedule=None) as stand_in_verify:
     PgVerifyOperator(
-        task_id="verify", tables=["public.a"], sample="1%", show_keys="true", repair="true", **COMMON
+        task_id="verify",
+        tables=["public.a"],
+        check="text",
+        sample="1%",
+        show_keys="true",
+        repair="true",
+        **COMMON,
     )
 
 with DAG("stand_in_snapshot", schedule=None) as stand_in_snapshot:

@@ -189,11 +189,11 @@ class RetryResult:
     refused: PgReplError | None = None
 
 
-def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
+def pause_tables(access: Access, tables: Iterable[TableName | str], *, reason: str = "") -> None:
     """Set tables to `paused`. Their changes stay in the changelog as long as they are paused.
 
-    A running batch is finished. Paused tables stay paused. Raises ConfigError for names that are not among
-    the pipeline's tables, StateError for tables to which no changes are applied.
+    A running batch is finished. Paused tables stay paused. `reason` is recorded. Raises ConfigError for names
+    that are not among the pipeline's tables, StateError for tables to which no changes are applied.
     """
     refuse_without_lake(
         access.pipeline,
@@ -209,7 +209,7 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
             name,
             choose(state_db, name, tables),
             lambda record: _must_be(record, "paused", (*_APPLIED, _S.PAUSED)),
-            lambda record: record.state is _S.PAUSED or state_db.move(name, record, _S.PAUSED),
+            lambda record: record.state is _S.PAUSED or state_db.move(name, record, _S.PAUSED, reason=reason),
         )
 
 

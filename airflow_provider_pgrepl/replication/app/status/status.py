@@ -413,11 +413,22 @@ def _app(state: _State) -> AppStatus | None:
 def _left_behind(
     pipeline: Pipeline, state_db: StateDatabase, tables: Iterable[TableRecord]
 ) -> tuple[str, ...]:
-    """Return a sentence about tables that a killed snapshot app left `snapshotting`."""
-    left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
-    if not left or state_db.is_locked(pipeline.name, "snapshot"):
-        return ()
-    return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {errors.SNAPSHOT}",)
+    """Return sentences about tables that a killed snapshot app left `snapshotting`, or a killed repair
+    `paused`."""
+    found = []
+    copied = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
+    if copied and not state_db.is_locked(pipeline.name, "snapshot"):
+        found.append(
+            f"{', '.join(copied)}: not being copied, because the snapshot was killed: {errors.SNAPSHOT}"
+        )
+    repaired = [str(record.table) for record in tables if record.is_paused_by_repair]
+    if repaired and not state_db.is_locked(pipeline.name, "verify"):
+        names = " ".join(f"'{name}'" for name in repaired)
+        found.append(
+            f"{', '.join(repaired)}: still paused, because the repair was killed: run pgrepl verify FILE.json"
+            f" --repair, which resumes and repairs it, or only pgrepl resume FILE.json {names}"
+        )
+    return tuple(found)
 
 
 def _contradictions(access: Access, source: Connection) -> tuple[str, ...]:

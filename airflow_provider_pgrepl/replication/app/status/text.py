@@ -267,7 +267,8 @@ def _verified(table: TableStatus, status: PipelineStatus) -> list[str]:
 def _note(table: TableStatus) -> list[str]:
     if not table.reason:
         return []
-    what = " ".join([table.error or "error", *([f"at {table.error_lsn}"] if table.error_lsn else [])])
+    what = table.error or ("error" if table.state == "errored" else table.state)
+    what += f" at {table.error_lsn}" if table.error_lsn else ""
     since = f"since {table.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     lines = [f"{table.table}: {what}, {since}", *_wrapped(table.reason)]
     return [*lines, *_wrapped(f"hint: {table.hint}")] if table.hint else lines

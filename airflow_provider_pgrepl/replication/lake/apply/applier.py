@@ -175,7 +175,8 @@ class Applier:
             if mark.epoch < self._record.epoch:
                 # The snapshot of this epoch contains the changes of earlier epochs, and their LSNs cannot be
                 # compared with its LSNs.
-                mark, changes = replace(mark, durable_lsn=1, last_commit_us=0), []
+                mark, changes = replace(mark, durable_lsn=1, last_commit_us=0, wanted_lsn=0), []
+            self.progress.wanted_lsn = max(self.progress.wanted_lsn, LSN(mark.wanted_lsn))
             self._rounds.add(BatchEnd.of(mark), mark.from_version, changes)
             self.progress.batches += 1
             self._changed.notify_all()

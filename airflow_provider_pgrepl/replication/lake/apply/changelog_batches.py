@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
 from airflow_provider_pgrepl.replication.delta.table import open_delta
@@ -137,6 +138,8 @@ class ChangelogBatches:
                 durable_lsn=max(r.durable_lsn for r in records if r.epoch == records[-1].epoch),
                 last_commit_us=max(record.last_commit_us for record in records),
             )
+        wanted = (commit.record.wanted_lsn for commit in commits if commit.record)
+        mark = replace(mark, wanted_lsn=max(wanted, default=0))
         return [mark, *self._relation_items(commits, start, end)]
 
     def _read_all(self, start: int, end: int) -> list[Commit] | None:

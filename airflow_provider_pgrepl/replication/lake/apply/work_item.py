@@ -22,7 +22,7 @@ class WorkItem:
 
     The item of the batch itself has the relation id MARK, and the epoch, durable LSN and last commit time as
     of `to_version`. If its `epoch` is 0, the commits of the batch do not record these, and `as_recorded`
-    reads them.
+    reads them. `wanted_lsn`: the highest LSN past which another process wants the changelog to be durable.
     """
 
     relation_id: int
@@ -33,6 +33,7 @@ class WorkItem:
     epoch: int = 0
     durable_lsn: int = 0
     last_commit_us: int = 0
+    wanted_lsn: int = 0
 
     def as_recorded(self, uri: str) -> WorkItem:
         """Return the batch's own item with the epoch and the durable LSN that the changelog at `uri` has at
@@ -59,7 +60,8 @@ class ApplierProgress:
 
     Counts since the start: `changes`, `batches`, `merges_ended`, their `merge_seconds`, and the
     `merged_bytes` that they wrote. By table path: `merges`, statistics, updated every few seconds;
-    `positions`, of the tables that were merged since the start.
+    `positions`, of the tables that were merged since the start. `wanted_lsn`: the LSN past which another
+    process wants the changelog to be durable, 0 for none.
     """
 
     version: int = -1
@@ -75,6 +77,7 @@ class ApplierProgress:
     idle_at: datetime | None = None
     merges: dict[str, TableMerges] | None = None
     positions: dict[str, LSN] = field(default_factory=dict)
+    wanted_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
 
     def described(self) -> str:
         """Return up to which LSN all streaming tables are in the lake, as a clause."""

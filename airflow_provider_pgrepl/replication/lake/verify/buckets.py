@@ -42,6 +42,11 @@ class RowShape:
             return whole, whole
         return hashes_of((_array(rows, name) for name in self.keys), rows.num_rows, self.seed), whole
 
+    def hash_column(self, rows: pa.Table | pa.RecordBatch, name: str) -> Hashes:
+        """Return a hash of each value of one column."""
+        own = hashes_of([_array(rows, name)], rows.num_rows, self.seed)
+        return own.h1 ^ own.h2
+
 
 def _array(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
     column = rows.column(name)
@@ -166,8 +171,7 @@ class RowList:
         columns: dict[str, Any] = {K1: keys.h1, K2: keys.h2, R1: whole.h1, R2: whole.h2}
         columns = {name: pa.array(values[chosen]) for name, values in columns.items()}
         for number, name in enumerate(self.shape.columns):
-            own = hashes_of([_array(some, name)], some.num_rows, self.shape.seed)
-            columns[column_hash(number)] = pa.array(own.h1 ^ own.h2)
+            columns[column_hash(number)] = pa.array(self.shape.hash_column(some, name))
         if self.shows_keys:
             for number, name in enumerate(self.shape.keys):
                 columns[key_value(number)] = _array(some, name)

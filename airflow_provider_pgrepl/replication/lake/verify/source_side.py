@@ -58,6 +58,7 @@ class SourceSide:
     """A table of the source at the snapshot of its keeper.
 
     `relation`: without the columns that are not copied. `sessions`: how many ranges are read at once.
+    `reading`: the class by which tasks read a range.
     """
 
     spark: SparkSession
@@ -67,13 +68,14 @@ class SourceSide:
     options: TableOptions
     ranges: Sequence[CopyRange]
     sessions: int
+    reading: type[SourceReading] = SourceReading
 
     def collect(self, collection: Job) -> Any:
         """Return what the collection finds in the table. Raises as `RangeCopies.run`."""
         return collection.merge(self._results(collection))
 
     def _results(self, collection: Job) -> Iterator[Any]:
-        reading = SourceReading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection)
+        reading = self.reading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection)
         for first in range(0, len(self.ranges), _RANGES_AT_ONCE):
             tasks = RangeTasks(self.spark, reading.under(self.keeper.snapshot), self.keeper, self.sessions)
             yield from tasks.results(self.ranges[first : first + _RANGES_AT_ONCE])

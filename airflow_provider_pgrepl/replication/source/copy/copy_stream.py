@@ -11,7 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import psycopg2
@@ -59,7 +59,7 @@ SELECT pg_catalog.pg_get_expr(m.prqual, m.prrelid) FROM pg_catalog.pg_publicatio
 WHERE m.oid = %s AND m.prpubid = %s AND m.prrelid = %s
 """
 
-_NO_ROWS = "COPY (SELECT WHERE false) TO STDOUT (FORMAT csv)"
+_NO_ROWS = "SELECT WHERE false"
 log = logging.getLogger(__name__)
 _BUFFER_BYTES = 1 << 20
 # pg_dump sets this as well, if the server knows the setting.
@@ -84,8 +84,9 @@ class CopyRange:
     """A part of one table that one task copies: the COPY that reads it, and its number of pages.
 
     `leaf_oid`: the oid that the table with the leaf's name must have; 0 for no check. `is_planned`: the COPY
-    contains a SELECT, which can run code of the table's owner (see `owner_code.py`). `rows`: the planner's
-    estimate of the range's rows, None if there is none. `bytes`: the range's share of the leaf, with TOAST.
+    contains a SELECT, which can run code of the table's owner (see `owner_code.py`). `select`: that SELECT.
+    `rows`: the planner's estimate of the range's rows, None if there is none. `bytes`: the range's share of
+    the leaf, with TOAST.
     """
 
     relation_oid: int
@@ -96,6 +97,11 @@ class CopyRange:
     is_planned: bool = False
     rows: int | None = None
     bytes: int = 0
+    select: str = ""
+
+    def computing(self, compute: Callable[[str], str]) -> CopyRange:
+        """Return the range with a COPY of a query. `compute`: makes that query of the SELECT of its rows."""
+        return replace(self, sql=_copied(compute(self.select)))
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,12 @@ def plan_ranges(
     *,
     whole: bool = False,
     sample: Sample | None = None,
+    selects: bool = False,
 ) -> list[CopyRange]:
     """Split a table into ranges of about `range_bytes` (TOAST included), at least one. The last has no end.
 
-    `whole`: each leaf is one range. `sample`: the same, with some of its pages only. Over a keeper's
-    connection, the leaves are those of the snapshot. Raises SourceError.
+    `whole`: each leaf is one range. `sample`: the same, with some of its pages only. `selects`: each range
+    has a SELECT. Over a keeper's connection, the leaves are those of the snapshot. Raises SourceError.
     """
     row_filter = _row_filter(connection, relation)
     leaves = read_leaves(connection, relation.oid)
@@ -132,11 +139,17 @@ def plan_ranges(
         part
         for leaf in leaves
         for part in _leaf_ranges(
-            relation, leaf, sizes[leaf.oid], None if whole or sample else range_bytes, row_filter, sample
+            relation,
+            leaf,
+            sizes[leaf.oid],
+            None if whole or sample else range_bytes,
+            row_filter,
+            sample,
+            selects=selects,
         )
     ]
     # A partitioned table without partitions has no rows.
-    return ranges or [CopyRange(relation.oid, relation.table, _NO_ROWS, 0, rows=0)]
+    return ranges or [CopyRange(relation.oid, relation.table, _copied(_NO_ROWS), 0, rows=0, select=_NO_ROWS)]
 
 
 def _leaf_ranges(
@@ -146,6 +159,8 @@ def _leaf_ranges(
     range_bytes: int | None,
     row_filter: str | None,
     sample: Sample | None,
+    *,
+    selects: bool,
 ) -> list[CopyRange]:
     main_bytes, total_bytes, tuples, block_size, is_heap, is_generated = size
     pages = -(-main_bytes // block_size)
@@ -160,19 +175,18 @@ def _leaf_ranges(
         bounds += [f"({row_filter})"] if row_filter else []
         covered = pages - start if is_last else step
         # COPY of a table accepts no condition, no generated columns and no empty column list.
-        is_planned = bool(bounds) or is_generated or not relation.columns or sample is not None
-        sql = (
-            _copy_rows(relation, leaf.table, bounds, sample)
-            if is_planned
-            else _copy_table(relation, leaf.table)
-        )
+        is_planned = bool(bounds) or is_generated or not relation.columns or selects or sample is not None
+        select = _select_rows(relation, leaf.table, bounds, sample) if is_planned else ""
+        sql = _copied(select) if is_planned else _copy_table(relation, leaf.table)
         share = covered / pages if pages else 1.0
         # The estimate is -1 until the first ANALYZE, and includes rows that a filter leaves out.
         is_known = not row_filter and (tuples >= 0 or not pages)
         rows = round(max(tuples, 0) * share) if is_known else None
         size_in_bytes = round(total_bytes * share)
         ranges.append(
-            CopyRange(relation.oid, leaf.table, sql, covered, leaf.oid, is_planned, rows, size_in_bytes)
+            CopyRange(
+                relation.oid, leaf.table, sql, covered, leaf.oid, is_planned, rows, size_in_bytes, select
+            )
         )
     return ranges
 
@@ -181,11 +195,15 @@ def _copy_table(relation: Relation, leaf: TableName) -> str:
     return f"COPY {leaf.sql} ({_columns(relation)}) TO STDOUT (FORMAT csv)"
 
 
-def _copy_rows(relation: Relation, leaf: TableName, bounds: list[str], sample: Sample | None) -> str:
+def _copied(query: str) -> str:
+    return f"COPY ({query}) TO STDOUT (FORMAT csv)"
+
+
+def _select_rows(relation: Relation, leaf: TableName, bounds: list[str], sample: Sample | None) -> str:
     select = f"SELECT {_columns(relation)}" if relation.columns else "SELECT"
     where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
     some = "" if sample is None else f" {sample.sql}"
-    return f"COPY ({select} FROM ONLY {leaf.sql}{some}{where}) TO STDOUT (FORMAT csv)"
+    return f"{select} FROM ONLY {leaf.sql}{some}{where}"
 
 
 def _columns(relation: Relation) -> str:

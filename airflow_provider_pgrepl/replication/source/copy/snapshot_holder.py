@@ -9,6 +9,7 @@ from types import TracebackType
 from airflow_provider_pgrepl.errors import BusyError, PublicationError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     let_owners_in,
     refused_code,
@@ -37,13 +38,14 @@ from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
+from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
 
 log = logging.getLogger(__name__)
 
 _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """The most times that a table's lock against code of its owner is lent during its copy."""
-__all__ = ["CopyRange", "SnapshotHolder", "keep", "open_copy", "plan_ranges"]
+__all__ = ["CopyRange", "SnapshotHolder", "keep", "keep_for", "open_copy", "plan_ranges"]
 _OF_TABLE = 3
 """The sessions of a table during its copy: its keeper, the gate, and briefly one that reads the catalog."""
 # `reserved_connections` exists from PostgreSQL 16 on. Walsenders have connection slots of their own.
@@ -97,7 +99,9 @@ class TableSnapshotHolder:
         self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
         self._watch.start()
 
-    def plan(self, relation: Relation, range_bytes: int, sample: Sample | None = None) -> list[CopyRange]:
+    def plan(
+        self, relation: Relation, range_bytes: int, sample: Sample | None = None, *, selects: bool = False
+    ) -> list[CopyRange]:
         """Return the ranges of `plan_ranges` in the snapshot, without partitions attached since.
 
         If the table's owner could add code that a SELECT runs, each leaf is one range, which needs no SELECT.
@@ -106,18 +110,22 @@ class TableSnapshotHolder:
         """
         try:
             with losses(TableSnapshotError):
-                return self._plan(relation, range_bytes, sample)
+                return self._plan(relation, range_bytes, sample, selects=selects)
         finally:
             # If the locks were released early, raise that error: later results and errors are meaningless.
             self._watch.raise_failure()
 
-    def _plan(self, relation: Relation, range_bytes: int, sample: Sample | None) -> list[CopyRange]:
-        ranges = plan_ranges(self.connection, relation, range_bytes, sample=sample)
+    def _plan(
+        self, relation: Relation, range_bytes: int, sample: Sample | None, *, selects: bool
+    ) -> list[CopyRange]:
+        ranges = plan_ranges(self.connection, relation, range_bytes, sample=sample, selects=selects)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
         if self._trusts_owners or not leaves or self._can_shut_out(leaves):
             self._leaves = leaves
             return ranges
-        whole = plan_ranges(self.connection, relation, range_bytes, whole=True, sample=sample)
+        whole = plan_ranges(
+            self.connection, relation, range_bytes, whole=True, sample=sample, selects=selects
+        )
         if any(part.is_planned for part in whole):
             raise unsafe_to_select(relation.table)
         log.info(
@@ -368,6 +376,20 @@ def keep(
     )
     keeper.watch()
     return keeper
+
+
+def keep_for(
+    pipeline: Pipeline, dsn: str, exported: ExportedSnapshot, relations: list[Relation]
+) -> SnapshotHolder:
+    """Import the snapshot of a slot with the settings of a pipeline. Raises what `keep` raises."""
+    return keep(
+        dsn,
+        exported.snapshot,
+        relations,
+        pipeline.publication,
+        pipeline.lock_timeout_s,
+        trusts_owners=pipeline.trust_table_owners,
+    )
 
 
 def _check_published(then: PublishedTables) -> None:
