@@ -271,7 +271,7 @@ def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
             [name for name in arguments.tables.split(",") if name.strip()],
             arguments.limit_s,
             wait=stop.wait,
-            tell=lambda table: None if arguments.json else _say(table.to_text()),
+            on_table=lambda table: None if arguments.json else _say(table.to_text()),
         )
     _say(json.dumps(done.to_report(), indent=2) if arguments.json else done.to_text())
     return done.exit_code

@@ -62,7 +62,7 @@ class PgMaintenanceOperator(BaseOperator):
                 read_tables(self.tables),
                 self.limit_s,
                 wait=self._asked_to_end.wait,
-                tell=lambda table: self.log.info("%s", table.to_text()),
+                on_table=lambda table: self.log.info("%s", table.to_text()),
             )
         self.log.info("%s", done.to_text())
         report = done.to_report()

@@ -235,7 +235,7 @@ class SparkAppOperator(SparkSubmitOperator):
     :param preflight: check source and state before an app is started on this worker, and fail with
         the error that the app would raise
     :param stop_timeout_s: seconds after a stop request until the app is killed
-    :param poll_interval_s: seconds between two looks at the app's state and log
+    :param poll_interval_s: seconds between two readings of the app's state and log
 
     Other parameters: see SparkSubmitOperator. `application_args` are appended to the operator's own
     arguments.

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp, Log
 RESULT_FILE = "result.json"
 
 _LATE_S = 5.0
+"""The age in seconds from which a line of the log is shown with its own time."""
 _KILL_WAIT_S = 30.0
 
 
@@ -46,7 +47,7 @@ class AppEnd:
 class ApplicationFollower:
     """The app of a pipeline on this host, as one try of a task follows it.
 
-    :param poll_interval_s: seconds between two looks at its state, log and result
+    :param poll_interval_s: seconds between two readings of its state, log and result
     :param hand_over_after_s: seconds until the app is handed over; None follows it to its end
     :param after_end: called once the app has ended, before its folder is deleted
     :param on_result: called with each new content of its result file, while it runs and at its end
@@ -76,7 +77,7 @@ class ApplicationFollower:
         Raises BusyError. Raises StoppedError or OrphanedTaskError while it waits for another app.
         """
         self._found = self._adoption.take(self._pause)
-        self._pass_on_stop()
+        self._forward_stop()
         return self._found.app.token
 
     def status(self, handle: object) -> AppState:
@@ -103,7 +104,7 @@ class ApplicationFollower:
             if app is None:
                 return AppEnd(AppState.LOST, None, "", None)
             self._found = self._adoption.take_known(app)
-            self._pass_on_stop()
+            self._forward_stop()
         end = self._follow(self._found.app)
         self._found.charge.release()
         self._found = None
@@ -119,7 +120,7 @@ class ApplicationFollower:
         If this task does not follow an app yet, the request is forwarded as soon as it does.
         """
         self.was_asked_to_stop = True
-        self._pass_on_stop()
+        self._forward_stop()
 
     def _pause(self, seconds: float) -> None:
         if self.was_asked_to_stop:
@@ -128,7 +129,7 @@ class ApplicationFollower:
             raise OrphanedTaskError
         time.sleep(seconds)
 
-    def _pass_on_stop(self) -> None:
+    def _forward_stop(self) -> None:
         if self.was_asked_to_stop and self._found is not None:
             self._found.app.stop()
 
@@ -153,23 +154,23 @@ class ApplicationFollower:
         while True:
             status = app.status()  # read the state before the log, so that no last line is missed
             for line in log.new_lines(ended=status is not AppState.RUNNING):
-                self._adoption.say(line.level, _shown(line))
-            self._look_at_result(app)
+                self._adoption.say(line.level, _text_of(line))
+            self._forward_result(app)
             if status is not AppState.RUNNING:
-                return self._concluded(app, status, log)
+                return self._end(app, status, log)
             if self._is_orphaned:
                 raise OrphanedTaskError
             if time.monotonic() >= hand_over_at and not app.is_stopping:
                 return AppEnd(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
 
-    def _concluded(self, app: LocalApp, status: AppState, log: LogTail) -> AppEnd:
+    def _end(self, app: LocalApp, status: AppState, log: LogTail) -> AppEnd:
         end = AppEnd(status, app.exit_code(), log.why(), self._result)
         self._after_end()
         app.remove()
         return end
 
-    def _look_at_result(self, app: LocalApp) -> None:
+    def _forward_result(self, app: LocalApp) -> None:
         found = _result(app)
         if found is not None and found != self._result:
             self._result = found
@@ -180,7 +181,7 @@ class ApplicationFollower:
         return os.getppid() != self._parent
 
 
-def _shown(line: LogLine) -> str:
+def _text_of(line: LogLine) -> str:
     """Return the text of a log line. A line that is 5 s old or older starts with its own time.
 
     The task log adds the current time to each line.

@@ -37,7 +37,7 @@ UNFOLLOWED_S = 900.0
 """Seconds for which an app continues without a follower, after a hand-over or a killed task."""
 
 _POLL_S = 0.2
-_LOOK_S = 5.0
+_CHECK_S = 5.0
 _REMAINS_S = 10.0
 _CHUNK_BYTES = 64 << 10
 _PR_SET_PDEATHSIG = 1
@@ -91,8 +91,8 @@ class Supervisor:
         self._folder = folder
         self._stop_timeout_s = stop_timeout_s
         self._stop_at: float | None = None
-        self._told: set[int] = set()
-        self._next_look = 0.0
+        self._signaled: set[int] = set()
+        self._next_check = 0.0
 
     def run(self) -> int:
         """Run the command to its end and return its exit code: 128 + n for signal n, as in a shell.
@@ -136,8 +136,8 @@ class Supervisor:
             if (folder / STOPPING).exists():
                 return True
             # Check this less often: while a task follows, each check updates the modification time of a file.
-            if time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + _LOOK_S
+            if time.monotonic() >= self._next_check:
+                self._next_check = time.monotonic() + _CHECK_S
                 return _is_unfollowed(folder / FOLLOWER)
         return False
 
@@ -156,8 +156,8 @@ class Supervisor:
             return
         # The driver may not run yet: spark-submit starts it some seconds after its own start.
         for driver in _drivers(pid, self._application):
-            if driver.pid not in self._told:
-                self._told.add(driver.pid)
+            if driver.pid not in self._signaled:
+                self._signaled.add(driver.pid)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     driver.send_signal(signal.SIGTERM)
 
@@ -235,8 +235,10 @@ def main(argv: list[str]) -> int:
     With `--folder`, write the pid of this process and the exit code into the folder.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, help="without it, in the foreground")
-    parser.add_argument("--token", help="by which this process is known")
+    parser.add_argument(
+        "--folder", type=Path, help="for log, stop request and exit code; default: run in the foreground"
+    )
+    parser.add_argument("--token", help="identifies this process")
     parser.add_argument("--application", required=True)
     parser.add_argument("--stop-timeout", type=float, default=float("inf"))
     parser.add_argument("--lock-fd", type=int, help="kept open, and its lock held, to the end")

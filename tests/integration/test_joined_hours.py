@@ -33,7 +33,7 @@ def received(dsn: str, tmp_path: Path) -> Received:
 def join_and_vacuum(received: Received) -> None:
     lake = Path(received.pipeline.lake_root)
     maintenance, uri = eager(lake), changelog_uri(str(lake))
-    assert maintenance.run(datetime.now(UTC) + LATER).joined_files >= 4
+    assert maintenance.run(datetime.now(UTC) + LATER).compacted_files >= 4
     done = maintenance.run(datetime.now(UTC) + LATER, reader_version=open_changelog(uri).version())
     assert done.files >= 4
     assert len(parquet_files(Path(uri))) <= 2, "two, when an hour ended meanwhile"

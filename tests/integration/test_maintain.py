@@ -100,7 +100,7 @@ def test_without_the_app_all_is_done(kept: Kept) -> None:
     assert {table.compaction.after.files for table in done.tables} == {1}
     assert {table.compaction.after.marked for table in done.tables} == {0}
     assert (files(kept, A), done.app_runs, done.failures, done.exit_code) == (1, False, {}, 0)
-    assert done.joined_files > 3
+    assert done.compacted_files > 3
     assert changelog_files(kept) <= 2, "two, when an hour ended meanwhile"
     assert rows_of(kept, A) == found
     again = run(kept)
@@ -158,7 +158,7 @@ def test_an_app_may_start_meanwhile(kept: Kept) -> None:
         with kept.access.state_db("replicate") as app:
             app.lock(kept.pipeline.name, "replicate")
 
-    assert len(run(kept, tell=start).tables) == 4
+    assert len(run(kept, on_table=start).tables) == 4
 
 
 def old_hours(kept: Kept) -> Kept:
@@ -253,7 +253,7 @@ def test_the_time_is_up(kept: Kept) -> None:
 def test_maintain_stops_between_tables_on_request_and_exits_75(kept: Kept) -> None:
     asked = threading.Event()
     before = files(kept, B)
-    done = run(kept, wait=asked.wait, tell=lambda _: asked.set())
+    done = run(kept, wait=asked.wait, on_table=lambda _: asked.set())
     assert (files(kept, A), files(kept, B), done.rest, done.exit_code) == (1, before, None, 75)
     assert done.to_text().endswith("stopped: the rest was not begun")
 
@@ -308,7 +308,7 @@ def test_the_command_tells_a_line_a_table(line: Any) -> None:
     assert " KiB, now 1 of " in told[1]
     assert told[2].startswith("changelog: compacted ")
     assert told[3].startswith("deleted: ")
-    assert "_pgrepl/consistent_points: left alone: no consistent point is there" in told[4]
+    assert "_pgrepl/consistent_points: left alone: there is no consistent point" in told[4]
 
 
 def test_the_command_tells_programs(line: Any) -> None:

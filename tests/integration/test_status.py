@@ -267,7 +267,7 @@ def test_the_text_reads_well_at_a_hundred_columns(shop: Shop) -> None:
         "  hint: resnapshot it: pgrepl snapshot FILE.json --tables public.broken,",
     ]
     assert "not running; was on host:42, last report" in found.stdout
-    assert f"{shop.pipeline.slot}, not read by anybody, holds " in found.stdout
+    assert f"{shop.pipeline.slot}, no process reads it, holds " in found.stdout
 
 
 def test_paused_tables_are_told_from_others_and_removed_ones_are_gone(shop: Shop) -> None:

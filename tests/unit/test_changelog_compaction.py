@@ -326,11 +326,11 @@ def test_maintenance_joins_and_takes_the_files_when_the_slowest_reader_is_past_t
         writer.land((7, lsn, 0))
     folder, maintenance = Path(changelog_uri(lake)), eager(Path(lake))
     done = maintenance.run(after_hour(300), reader_version=writer.version)
-    assert (done.joined_files, done.files, done.failed) == (2, 0, {})
+    assert (done.compacted_files, done.files, done.failed) == (2, 0, {})
     assert len(parquet_files(folder)) == 3
     assert maintenance.run(after_hour(300)).files == 0, "who knows of no reader deletes nothing"
     done = maintenance.run(after_hour(8_000), reader_version=open_changelog(str(folder)).version())
-    assert (done.joined_files, done.files) == (0, 2)
+    assert (done.compacted_files, done.files) == (0, 2)
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110]
 
 
@@ -354,7 +354,7 @@ def test_killed_compaction_keeps_rows_and_maintenance_deletes_orphan_file(
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110]
     assert len(parquet_files(Path(changelog_uri(lake)))) == 3
     done = eager(Path(lake)).run(after_hour(8_000), reader_version=1_000)
-    assert (done.joined_files, done.files) == (2, 3), "the orphan, and what was joined this time"
+    assert (done.compacted_files, done.files) == (2, 3), "the orphan, and what was joined this time"
     assert read(lake, 7)["commit_lsn"].to_pylist() == [100, 110]
 
 

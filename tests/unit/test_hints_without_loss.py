@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.app.status.health import _FREE_WAL
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.delta import snapshot_commit
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.merge.merge import refused_truncate
+from airflow_provider_pgrepl.replication.lake.merge.merge import forbidden_truncate
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
@@ -43,7 +43,7 @@ def test_no_text_of_the_package_proposes_a_statement_that_harms(words: str) -> N
 def test_truncated_table_is_retried_because_a_copy_replaces_the_protected_rows() -> None:
     pipeline = Pipeline(name="p", lake="/lake", tables=(str(RECORDED.table),), truncate="error")
     changes = pa.table({"op": ["I", "T"], "commit_lsn": [7, 9]})
-    stopped = refused_truncate(changes, RECORDED, pipeline.options(RECORDED.table))
+    stopped = forbidden_truncate(changes, RECORDED, pipeline.options(RECORDED.table))
     assert stopped is not None
     hint = stopped[1].hint
     assert f"pgrepl retry FILE.json '{RECORDED.table}'" in hint

@@ -252,7 +252,7 @@ def test_a_column_of_another_type_is_refused_before_anything_changes(lake: Lake)
 
 def test_a_choice_that_changed_meanwhile_ends_no_version(lake: Lake) -> None:
     lake.pipeline = replace(lake.pipeline, exclude_columns=("public.t.v",))
-    with pytest.raises(LakeTableError, match='not as this pipeline has them: "v"'):
+    with pytest.raises(LakeTableError, match='other columns than this pipeline gives it: "v"'):
         lake.apply(update(110, "1", "b"))
     assert lake.ended() == []
 

@@ -114,7 +114,10 @@ def test_nothing_of_a_table_is_deleted_while_the_points_are_out_of_sight(tmp_pat
     away = folder.rename(tmp_path / "away")
     for done in (maintenance.run(soon()), maintenance.keep_budget(soon())):
         assert (done.files, done.log_entries, len(parquet_files(lake / "public/a"))) == (0, 0, 4)
-    assert "nothing of these was deleted" in maintenance.run(soon()).left_alone["_pgrepl/consistent_points"]
+    assert (
+        "no file of a lake table was deleted"
+        in maintenance.run(soon()).left_alone["_pgrepl/consistent_points"]
+    )
     away.rename(folder)
     done = maintenance.run(soon())
     assert (done.files, done.left_alone) == (2, {})

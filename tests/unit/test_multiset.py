@@ -68,7 +68,7 @@ def test_an_unchanged_value_is_that_of_the_old_row() -> None:
 
 def test_a_row_that_the_lake_holds_too_rarely_is_refused() -> None:
     changes = net(delete(20, "1", "secret"), delete(20, "1", "secret"))
-    with pytest.raises(LakeTableError, match="missing") as refused:
+    with pytest.raises(LakeTableError, match="lacks a row") as refused:
         changes.remaining(lake((1, "secret", 5)))
     assert "secret" not in str(refused.value)
 

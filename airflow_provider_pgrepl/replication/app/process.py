@@ -59,7 +59,7 @@ def source_dsn() -> str:
     dsn = os.environ.get(DSN_VARIABLE, "").strip()
     if not dsn:
         raise ConfigError(
-            f"{DSN_VARIABLE} is not set", "put the source's connection string there; it is never an argument"
+            f"{DSN_VARIABLE} is not set", "set it to the source's connection string; it is never an argument"
         )
     return dsn
 
@@ -75,7 +75,7 @@ def target_uri() -> str:
     if not uri:
         raise ConfigError(
             f"{TARGET_VARIABLE} is not set",
-            "put the broker's URI there, as amqp://user:password@host:5672/%2F; it is never an argument",
+            "set it to the broker's URI, as amqp://user:password@host:5672/%2F; it is never an argument",
         )
     return uri
 
@@ -86,8 +86,8 @@ def registry_uri() -> str:
     if not uri:
         raise ConfigError(
             f"{REGISTRY_VARIABLE} is not set, and format avro needs a schema registry",
-            "put its URI there, as https://user:password@host:8081; it is never an argument. With Airflow it"
-            " is the connection registry_conn_id",
+            "set it to the registry's URI, as https://user:password@host:8081; it is never an argument. In"
+            " Airflow, set registry_conn_id to a connection",
         )
     return uri
 
@@ -101,8 +101,8 @@ def hash_salt(settings: PublisherSettings) -> bytes:
     if settings.hash_columns and not salt:
         raise ConfigError(
             f"{SALT_VARIABLE} is not set, and publisher {settings.name} has hash_columns",
-            "put a long secret text there, always the same: without one, who guesses a value finds its hash."
-            " With Airflow it is the password of salt_conn_id",
+            "set it to a long random string that never changes: without it, a reader who guesses a value can"
+            " confirm it by its hash. In Airflow, store it as the password of salt_conn_id",
         )
     return salt.encode()
 
@@ -344,36 +344,45 @@ def of_replicate(parser: argparse.ArgumentParser) -> None:
 
 def of_publish(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the publishing app: the publisher, where it begins and where it ends."""
-    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
+    parser.add_argument(
+        "--publisher", required=True, metavar="NAME", help="the name of a publisher in the pipeline file"
+    )
     parser.add_argument(
         "--until",
         type=_until,
         metavar=f"{CAUGHT_UP}|X/X",
-        help="end when all that the changelog held at the start, or all up to an LSN, is published",
+        help="end when every change in the changelog at the start, or up to an LSN, is published",
     )
     parser.add_argument(
         "--after",
         metavar="POSITION",
-        help="begin again after a change's id or an LSN, whatever was published and whatever had stopped",
+        help="begin after a change's ID or an LSN, even if later events were published or had stopped",
     )
 
 
 def of_publish_snapshot(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the app that publishes a snapshot: publisher, table and subject."""
     parser.add_argument(
-        "--publisher", required=True, metavar="NAME", help="of the file's publishers, to NATS"
+        "--publisher",
+        required=True,
+        metavar="NAME",
+        help="the name of a publisher to NATS in the pipeline file",
     )
-    parser.add_argument("--table", required=True, metavar="TABLE", help="one of the publisher's")
-    parser.add_argument("--subject", default="", metavar="SUBJECT", help="of the snapshot; else a new one")
+    parser.add_argument("--table", required=True, metavar="TABLE", help="a table of the publisher")
+    parser.add_argument(
+        "--subject", default="", metavar="SUBJECT", help="the subject of the snapshot; default: a new one"
+    )
 
 
 def of_try_events(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pgrepl events try`: the publisher, and which of its events to print."""
-    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
+    parser.add_argument(
+        "--publisher", required=True, metavar="NAME", help="the name of a publisher in the pipeline file"
+    )
     parser.add_argument(
         "--lsn",
         metavar="X/X",
-        help="of the transaction that committed there; else of the oldest changes that are kept",
+        help="print the events of the transaction that committed at this LSN; default: of the oldest changes",
     )
     parser.add_argument(
         "--limit", type=_count, metavar="N", help="print at most N events; 20 unless --lsn is given"
@@ -382,14 +391,14 @@ def of_try_events(parser: argparse.ArgumentParser) -> None:
 
 def of_consume(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the consuming app: its file, where it ends, and the tables to resnapshot."""
-    parser.add_argument("file", metavar="FILE.json", help="which tables are kept where")
-    parser.add_argument("--until", choices=(CAUGHT_UP,), help="end when the streams are read to their end")
+    parser.add_argument("file", metavar="FILE.json", help="the consumer file")
+    parser.add_argument("--until", choices=(CAUGHT_UP,), help="end at the end of the streams")
     parser.add_argument(
         "--resnapshot",
         nargs="+",
         default=[],
         metavar="TABLE",
-        help="take these tables of the copy whole again, or all",
+        help="replace these target tables by new snapshots; `all` for every target table",
     )
 
 

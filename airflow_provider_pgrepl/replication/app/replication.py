@@ -232,7 +232,7 @@ class Replication:
         try:
             return retention(self._pipeline, self._record.epoch, needed)
         except LakeError as error:
-            log.warning("the changelog keeps its old hours for now: %s", error)
+            log.warning("no hours of the changelog are deleted now: %s", error)
             return None
 
     def _raise_receiver_error(self) -> None:

@@ -66,8 +66,10 @@ def read_messages(
     floor = read_floor_lsn(changelog, wanted)
     if above_lsn is not None and above_lsn < floor:
         raise ChangelogError(
-            f"the changelog has dropped changes up to {floor}, messages above {LSN(above_lsn)} are asked for",
-            "changelog_retention_h says how long they are kept; without above_lsn all that are left are read",
+            f"the changelog has dropped changes up to {floor}, and messages above {LSN(above_lsn)} were"
+            " requested",
+            "to read all messages that are left, leave out above_lsn; to keep messages longer, raise"
+            " changelog_retention_h",
         )
     above = LSN(above_lsn or 0)
     paths = [file.path for file in live_files(changelog, wanted, above) if file.may_hold(NO_RELATION)]
@@ -77,21 +79,21 @@ def read_messages(
     found = found.filter(pc.not_equal(found["prefix"], DDL_PREFIX))
     found = found if prefix is None else found.filter(pc.equal(found["prefix"], prefix))
     gap = gap_after(changelog, wanted, above)
-    return found if gap is None else _before(gap, found, asked=above_lsn is not None)
+    return found if gap is None else _before(gap, found, is_bounded=above_lsn is not None)
 
 
-def _before(gap: LSN, found: pa.Table, *, asked: bool) -> pa.Table:
-    """Return the messages before a gap, or, unless `asked`, all messages, with a SkippedMessagesWarning.
+def _before(gap: LSN, found: pa.Table, *, is_bounded: bool) -> pa.Table:
+    """Return the messages before a gap, or, unless `is_bounded`, all messages, with a SkippedMessagesWarning.
 
     Raises ChangelogError if no message precedes the gap.
     """
-    skipped = f"the transaction at {gap} was skipped, and its messages are lost, if it had any"
-    if not asked:
+    skipped = f"the transaction at {gap} was skipped: its messages, if any, are lost"
+    if not is_bounded:
         warnings.warn(skipped, SkippedMessagesWarning, stacklevel=3)
         return found
     before = found.filter(pc.less(found["lsn"], int(gap)))
     if before.num_rows == 0:
-        raise ChangelogError(skipped, f"to go on after it, give above_lsn={int(gap)}")
+        raise ChangelogError(skipped, f"to continue after it, pass above_lsn={int(gap)}")
     return before
 
 

@@ -1,6 +1,6 @@
 """The relation index: every relation version that was received (op `R`) or used for a snapshot.
 
-The index keeps a version after its changelog hour was dropped. A superfluous entry does no harm.
+The index keeps a version after its changelog hour was deleted. An entry that no change refers to is harmless.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ class EffectiveFrom:
 
 
 @dataclass(frozen=True)
-class _Placed:
-    place: EffectiveFrom
+class _EffectiveVersion:
+    """A relation version, where it takes effect, and the number of its entry, which orders equal LSNs."""
+
+    since: EffectiveFrom
     number: int
     version: int
 
     @property
     def order(self) -> tuple[int, int]:
-        return self.place.commit_lsn, self.number
+        return self.since.commit_lsn, self.number
 
 
 def relations_uri(lake_root: str) -> str:
@@ -69,30 +71,30 @@ def relations_uri(lake_root: str) -> str:
 
 
 class RelationIndex:
-    """A cached view of the relation index. It has few entries: one for each change of a table's shape."""
+    """A cached view of the relation index, which has an entry for each change of a table's columns or key."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._known: dict[tuple[int, int], str] | None = None
         self._version = -1
-        self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
+        self._effective: dict[tuple[int, int], list[_EffectiveVersion]] = defaultdict(list)
         self._epochs: dict[tuple[int, int], int] = {}
         self._first_epoch = self._last_epoch = 0
 
-    def add(self, epoch: Epoch, record: RelationRecord, place: EffectiveFrom | None = None) -> None:
+    def add(self, epoch: Epoch, record: RelationRecord, since: EffectiveFrom | None = None) -> None:
         """Add a relation version, before the changelog refers to it, unless the index has it.
 
-        With a `place`, the version must also be the one effective there. Raises LakeError,
+        With `since`, also adds an entry if another version is in effect there. Raises LakeError,
         LakeUnavailableError.
         """
         relation_id, version = record.message.oid, record.version
-        if place is None:
+        if since is None:
             is_there = (relation_id, version) in self._entries()
         else:
-            last = self._last_known(epoch, relation_id, place.commit_lsn)
-            is_there = last is not None and (last.version, last.place.trigger) == (version, place.trigger)
+            last = self._last_known(epoch, relation_id, since.commit_lsn)
+            is_there = last is not None and (last.version, last.since.trigger) == (version, since.trigger)
         if not is_there:
-            self._append(epoch, relation_id, version, record.to_json(), place)
+            self._append(epoch, relation_id, version, record.to_json(), since)
 
     def add_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
         """Add relations in one commit, before the source publishes them.
@@ -101,9 +103,7 @@ class RelationIndex:
         LakeUnavailableError, and LakeError if the lake cannot be created there.
         """
         self.catch_up()
-        new = [
-            RelationRecord.of_catalog(relation) for relation in relations if not self._knows_names(relation)
-        ]
+        new = [RelationRecord.of_catalog(relation) for relation in relations if not self._has_names(relation)]
         if not new:
             return
         with delta_errors("the relation index cannot be written"), storage_errors(self._uri):
@@ -111,7 +111,7 @@ class RelationIndex:
                 [(epoch, one.message.oid, one.version, one.to_json(), None, None, None) for one in new]
             )
 
-    def _knows_names(self, relation: Relation) -> bool:
+    def _has_names(self, relation: Relation) -> bool:
         catalogs = (record.catalog for record in self._records(relation.oid))
         return any(catalog is not None and catalog.names == relation.names for catalog in catalogs)
 
@@ -129,42 +129,42 @@ class RelationIndex:
     def effective(
         self, epoch: Epoch, relation_id: int, before_lsn: int
     ) -> tuple[RelationRecord, EffectiveFrom] | None:
-        """Return the relation as of before the transaction at a commit LSN; None if it is not known."""
-        if not self._placed[epoch, relation_id]:
+        """Return the relation in effect before the transaction at a commit LSN, or None if it is unknown."""
+        if not self._effective[epoch, relation_id]:
             self.catch_up()  # the snapshot app may have added it
         last = self._last_known(epoch, relation_id, before_lsn - 1)
         if last is None:
             return None
         record = self.find(relation_id, last.version)
-        return None if record is None else (record, last.place)
+        return None if record is None else (record, last.since)
 
     def is_forgotten(self, epoch: Epoch, relation_id: int, before_lsn: int) -> bool:
         """Return True if `forget` has invalidated the relation before the transaction at a commit LSN.
 
         Also returns True after a `forget` if the relation was never known.
         """
-        end = self._last_placed(epoch, _ANY_RELATION, before_lsn - 1)
+        end = self._last_effective(epoch, _ANY_RELATION, before_lsn - 1)
         return end is not None and self._last_known(epoch, relation_id, before_lsn - 1) is None
 
-    def _last_known(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _Placed | None:
-        last = self._last_placed(epoch, relation_id, upto_lsn)
-        end = self._last_placed(epoch, _ANY_RELATION, upto_lsn)
+    def _last_known(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _EffectiveVersion | None:
+        last = self._last_effective(epoch, relation_id, upto_lsn)
+        end = self._last_effective(epoch, _ANY_RELATION, upto_lsn)
         return None if last is None or (end is not None and end.order > last.order) else last
 
-    def _last_placed(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _Placed | None:
+    def _last_effective(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _EffectiveVersion | None:
         self._entries()
-        placed = self._placed[epoch, relation_id]
-        before = (entry for entry in placed if entry.place.commit_lsn <= upto_lsn)
+        versions = self._effective[epoch, relation_id]
+        before = (entry for entry in versions if entry.since.commit_lsn <= upto_lsn)
         return max(before, key=lambda entry: entry.order, default=None)
 
     def _append(
-        self, epoch: Epoch, relation_id: int, version: int, text: str, place: EffectiveFrom | None
+        self, epoch: Epoch, relation_id: int, version: int, text: str, since: EffectiveFrom | None
     ) -> None:
         self._entries()
-        number = 1 + sum(map(len, self._placed.values()))
-        placed = (None, None, None) if place is None else (place.commit_lsn, place.trigger, number)
+        number = 1 + sum(map(len, self._effective.values()))
+        columns = (None, None, None) if since is None else (since.commit_lsn, since.trigger, number)
         try:
-            self._append_all([(epoch, relation_id, version, text, *placed)])
+            self._append_all([(epoch, relation_id, version, text, *columns)])
         except (DeltaError, OSError) as error:
             raise refusal("the relation index cannot be written", error) from error
 
@@ -181,7 +181,7 @@ class RelationIndex:
             self._version += 1  # no other process has added an entry
 
     def _open(self) -> DeltaTable | None:
-        """Open the index; None before its first entry.
+        """Open the index, or return None before its first entry.
 
         Raises LakeError if the changelog records an index that is missing: appending would create a new one.
         """
@@ -255,7 +255,7 @@ class RelationIndex:
     def by_version(self) -> dict[int, RelationRecord]:
         """Return every relation by its recorded version, to which the changelog's rows refer.
 
-        That is the hash of the record at the time of receipt.
+        A version is the hash of the record when it was received.
         """
         return {
             version: RelationRecord.from_json(text) for (_, version), text in self._entries().items() if text
@@ -266,9 +266,9 @@ class RelationIndex:
         return [RelationRecord.from_json(text) for text in self._entries().values()]
 
     def _reload(self) -> None:
-        """Read the index again. Entries that were known stay known, even if the folder has disappeared."""
+        """Read the index again. Cached entries are kept even if the folder has disappeared."""
         known, self._known = self._known, None
-        self._placed.clear()
+        self._effective.clear()
         self._known = (known or {}) | self._entries()
 
     def _entries(self) -> dict[tuple[int, int], str]:
@@ -288,8 +288,9 @@ class RelationIndex:
         if row["record"] == _OTHER_SOURCE:
             self._first_epoch = max(self._first_epoch, row["epoch"])
         if row.get("commit_lsn") is not None:
-            place = EffectiveFrom(row["commit_lsn"], row["trigger"])
-            self._placed[row["epoch"], relation_id].append(_Placed(place, row["number"], version))
+            since = EffectiveFrom(row["commit_lsn"], row["trigger"])
+            effective = _EffectiveVersion(since, row["number"], version)
+            self._effective[row["epoch"], relation_id].append(effective)
 
     def _read(self) -> list[dict[str, Any]]:
         try:

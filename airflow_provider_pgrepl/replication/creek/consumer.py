@@ -254,7 +254,7 @@ class Consumer:
     async def _fail(self, source: TableName, reason: str, sequence: int) -> None:
         """Stop applying changes to a table, and record the reason and the sequence of the last message
         applied."""
-        log.error("%s is not kept current any more: %s", self._tables[source], reason)
+        log.error("the copy of %s is stopped: %s", self._tables[source], reason)
         await self._hold(source, reason, sequence)
 
     async def _hold(self, source: TableName, reason: str, sequence: int) -> None:

@@ -20,7 +20,7 @@ import psycopg2.extras
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.creek.messages import Row, SnapshotHeader, WalChange
-from airflow_provider_pgrepl.replication.creek.table_shape import TableShape, before_moving
+from airflow_provider_pgrepl.replication.creek.table_shape import TableShape, earlier_key
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
@@ -490,8 +490,8 @@ class CopyDatabase:
                 # Update the row instead of deleting and inserting it: the values that were not sent stay in
                 # it.
                 key = before or {one.field: change.after[one.field] for one in shape.keys}
-                values = adapted({**change.after, **before_moving(key)})
-                cursor.execute(shape.move_sql(target, types, change.unchanged), values)
+                values = adapted({**change.after, **earlier_key(key)})
+                cursor.execute(shape.update_key_sql(target, types, change.unchanged), values)
                 if cursor.rowcount:
                     return
             elif before is not None:

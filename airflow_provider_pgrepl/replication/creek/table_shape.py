@@ -30,7 +30,7 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class TableShape:
-    """A version of a table. If its rows have no key, each change has the whole earlier row."""
+    """The columns of one version of a table. Without key columns, each change has the whole earlier row."""
 
     columns: Sequence[ShapeColumn]
 
@@ -44,13 +44,15 @@ class TableShape:
                 record = after[0]["type"][1]
             return cls(tuple(_column(field) for field in record["fields"]))
         except (ValueError, KeyError, TypeError, IndexError):
-            raise MessageError("a schema is none of creek's") from None
+            raise MessageError("the schema of a message is not one of creek's") from None
 
     @cached_property
     def keys(self) -> list[ShapeColumn]:
-        """Return the key columns; none if the table has no key. With REPLICA IDENTITY FULL every column is
-        marked as a key column and may be NULL. An index has only some of the columns; creek's schema lets
-        these be NULL as well."""
+        """Return the key columns, or no column if the table has no key.
+
+        With REPLICA IDENTITY FULL, creek's schema marks every column as a nullable key column: then there is
+        no key. Columns of an index are nullable in that schema as well, but are not all columns.
+        """
         keys = [column for column in self.columns if column.is_key]
         is_whole = len(keys) == len(self.columns) and all(column.is_nullable for column in keys)
         return [] if is_whole else keys
@@ -62,9 +64,9 @@ class TableShape:
             declared.append(f"PRIMARY KEY ({', '.join(quote_identifier(one.name) for one in self.keys)})")
         return f"CREATE TABLE IF NOT EXISTS {table.sql} ({', '.join(declared)})"
 
-    def missing_sql(self, table: TableName, held: Iterable[str]) -> list[str]:
+    def missing_sql(self, table: TableName, existing: Iterable[str]) -> list[str]:
         """Return the statements that add the columns that the table lacks."""
-        names = set(held)
+        names = set(existing)
         return [
             f"ALTER TABLE {table.sql} ADD COLUMN {quote_identifier(column.name)} {column.pg_type}"
             for column in self.columns
@@ -89,9 +91,9 @@ class TableShape:
         then = f"UPDATE SET {', '.join(sets)}" if sets else "NOTHING"
         return f"{insert} ON CONFLICT ({keys}) DO {then}"
 
-    def move_sql(self, table: TableName, types: Mapping[str, str], unchanged: Sequence[str]) -> str:
+    def update_key_sql(self, table: TableName, types: Mapping[str, str], unchanged: Sequence[str]) -> str:
         """Return the statement that updates the row with an earlier key, including its key, except for the
-        fields in `unchanged`. The parameters of the earlier key are those of `before_moving`."""
+        fields in `unchanged`. The parameters of the earlier key are those of `earlier_key`."""
         sets = ", ".join(
             f"{_quoted(one.name)} = {_value(one, types)}"
             for one in self.columns
@@ -104,7 +106,7 @@ class TableShape:
         return f"UPDATE {_of(table)} SET {sets} WHERE {where}"  # noqa: S608 - names are quoted
 
     def delete_sql(self, table: TableName, types: Mapping[str, str]) -> str:
-        """Return the statement that deletes the row with a key; without a key, one row that is equal."""
+        """Return the statement that deletes the row with a key. Without a key, it deletes one equal row."""
         if self.keys:
             where = " AND ".join(f"{_quoted(one.name)} = {_value(one, types)}" for one in self.keys)
             return f"DELETE FROM {_of(table)} WHERE {where}"  # noqa: S608 - names are quoted
@@ -117,7 +119,7 @@ class TableShape:
         return f"DELETE FROM {_of(table)} WHERE ctid = ({found})"  # noqa: S608 - names are quoted
 
 
-def before_moving(key: Row) -> Row:
+def earlier_key(key: Row) -> Row:
     """Return the values of a key under parameter names that no field has."""
     return {_before(field): value for field, value in key.items()}
 

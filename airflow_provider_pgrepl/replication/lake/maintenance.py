@@ -37,15 +37,15 @@ from airflow_provider_pgrepl.replication.storage.probe import storage_lead
 log = logging.getLogger(__name__)
 
 GRACE = timedelta(minutes=15)
-"""Time that a file is kept after its removal, for readers that opened the table's newest version before."""
+"""The time for which a removed file is kept, for readers that opened a version that has it."""
 CHANGELOG_GRACE = timedelta(hours=3)
-"""The same in the changelog: longer than a planned merge, whose files are already chosen, waits to start."""
+"""The same for the changelog: longer than a planned merge may wait before it reads its files."""
 ORPHAN_AGE = timedelta(days=7)
-"""Age at which a file that no commit names counts as a dead writer's: longer than any snapshot may take."""
+"""The age from which a file that no commit names is deleted as a dead writer's: no snapshot takes longer."""
 HOLD = timedelta(minutes=2)
-"""Least time for which removed files, and versions whose point was deleted, are kept, whatever the budget."""
+"""The minimum time for which removed files, and versions of deleted points, are kept beyond the budget."""
 LOG_AGE = timedelta(hours=1)
-"""Least age of a log entry that is deleted, for handles that were opened long ago."""
+"""The minimum age of a deleted log entry, for handles that were opened long ago."""
 
 # Processes that commit write a checkpoint every 100 commits of a table, and every 200 of the changelog.
 # Maintenance writes one, after this many commits, only if they did not.
@@ -53,8 +53,8 @@ _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
 _PUBLISHERS = "_pgrepl/publishers"
 _NO_POINTS = (
-    "no consistent point is there, or none can be seen, so which versions of the lake tables they name is not"
-    " known, and nothing of these was deleted. Replication writes the first point when it has applied a batch"
+    "there is no consistent point, or it cannot be read. So the versions that points keep are unknown, and no"
+    " file of a lake table was deleted. The replication app writes the first point after its first batch"
 )
 _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
@@ -63,14 +63,14 @@ _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 class MaintenanceResult:
     """The result of one run: the numbers of deleted points, files and log entries, and the failures.
 
-    `changelog_files`: files removed with their expired hours. `joined_files`: files compacted into others
+    `changelog_files`: files removed with their expired hours. `compacted_files`: files compacted into others
     with the same rows. `failed`: by path, the error of a table or folder that could not be maintained.
     `left_alone`: by path, why a folder was deliberately not maintained.
     """
 
     points: int = 0
     changelog_files: int = 0
-    joined_files: int = 0
+    compacted_files: int = 0
     files: int = 0
     log_entries: int = 0
     failed: dict[str, PgReplError] = field(default_factory=dict)
@@ -122,23 +122,23 @@ class Maintenance:
         """
         now = now or self._now(look=True)
         done = MaintenanceResult(left_alone=self._left_alone)
-        with _failing_alone(_POINTS, done):
+        with _isolated_failures(_POINTS, done):
             self._maintain_tables(done, now)
         if needed_above is not None:
             own = (self._pipeline.changelog_retention_h, needed_above)
             for hours, needed in (own, *needed_later):
-                with _failing_alone(_CHANGELOG, done):
+                with _isolated_failures(_CHANGELOG, done):
                     dropped = drop_expired(self._pipeline.lake_root, hours, needed, now)
                     done.changelog_files += dropped.files
-        with _failing_alone(_CHANGELOG, done):
-            done.joined_files = compact_closed_hours(self._pipeline.lake_root, now).files
+        with _isolated_failures(_CHANGELOG, done):
+            done.compacted_files = compact_closed_hours(self._pipeline.lake_root, now).files
         if reader_version is not None:
-            with _failing_alone(_CHANGELOG, done):
+            with _isolated_failures(_CHANGELOG, done):
                 self._maintain_changelog(reader_version, done, now)
         log.info(
             "maintenance deleted %d consistent points, %d changelog files from the file list, %d"
             " files and %d log entries; it compacted %d changelog files",
-            *(done.points, done.changelog_files, done.files, done.log_entries, done.joined_files),
+            *(done.points, done.changelog_files, done.files, done.log_entries, done.compacted_files),
         )
         return done
 
@@ -148,7 +148,7 @@ class Maintenance:
         Looks for newer commits of each table, and reads them.
         """
         done = MaintenanceResult()
-        with _failing_alone(_POINTS, done):
+        with _isolated_failures(_POINTS, done):
             self._maintain_tables(done, now or self._now(), only_over=True)
         return done
 
@@ -169,13 +169,13 @@ class Maintenance:
         else:
             self._leave_alone(_POINTS, _NO_POINTS)
         for path in paths if kept else ():
-            with _failing_alone(path, done):
+            with _isolated_failures(path, done):
                 self._maintain(path, kept.get(path, ()), done, now)
         if not only_over and kept:
             self._maintain(_POINTS, (), done, now)
         if not only_over:
             for path in self._publisher_paths(done):
-                with _failing_alone(path, done):
+                with _isolated_failures(path, done):
                     self._maintain(path, (), done, now)
 
     def _thin(self, done: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
@@ -191,7 +191,7 @@ class Maintenance:
         if not points.all():
             return {}
         # Thinning writes, which fails if the storage is full. Unneeded files can be deleted all the same.
-        with _failing_alone(_POINTS, done):
+        with _isolated_failures(_POINTS, done):
             done.points = points.thin(
                 now,
                 settings.consistent_point_keep_all_h,
@@ -213,7 +213,7 @@ class Maintenance:
     def _now(self, *, look: bool = False) -> datetime:
         """Return the time, minus how far this host's clock was ahead of the storage's clock in the last run.
 
-        `look`: measure that again.
+        `look`: measure the difference again.
         """
         now = datetime.now(UTC)
         if look or self._lead is None:
@@ -231,7 +231,7 @@ class Maintenance:
         )
 
     def _is_readable(self, path: str, done: MaintenanceResult) -> bool:
-        with _failing_alone(path, done):
+        with _isolated_failures(path, done):
             self._files_of(path).measure()
         return path not in done.failed
 
@@ -290,7 +290,7 @@ class Maintenance:
             schemas = _folders(filesystem, root)
         paths: list[str] = []
         for schema in schemas:
-            with _failing_alone(schema, done), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
+            with _isolated_failures(schema, done), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
                 paths += (f"{schema}/{table}" for table in _folders(filesystem, f"{root}/{schema}"))
         return [path for path in paths if self._is_table(path, done)]
 
@@ -305,7 +305,7 @@ class Maintenance:
         for path in self._table_paths(done):
             if only_known and path in self._left_alone:
                 continue
-            with _failing_alone(path, done):
+            with _isolated_failures(path, done):
                 files = self._files_of(path)
                 reason = files.reason_to_leave(self._pipeline.name)
                 if reason is None and not files.is_marked:
@@ -329,7 +329,10 @@ class Maintenance:
         """Return the paths of the Delta tables in which publishers of events record their positions."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         names: list[str] = []
-        with _failing_alone(_PUBLISHERS, done), storage_errors(f"{self._pipeline.lake_root}/{_PUBLISHERS}"):
+        with (
+            _isolated_failures(_PUBLISHERS, done),
+            storage_errors(f"{self._pipeline.lake_root}/{_PUBLISHERS}"),
+        ):
             names = _folders(filesystem, f"{root}/{_PUBLISHERS}")
         paths = (f"{_PUBLISHERS}/{name}" for name in names)
         return [path for path in paths if self._is_table(path, done)]
@@ -337,7 +340,7 @@ class Maintenance:
     def _is_table(self, path: str, done: MaintenanceResult) -> bool:
         filesystem, root = open_storage(self._pipeline.lake_root)
         kind = fs.FileType.NotFound
-        with _failing_alone(path, done), storage_errors(f"{self._pipeline.lake_root}/{path}"):
+        with _isolated_failures(path, done), storage_errors(f"{self._pipeline.lake_root}/{path}"):
             kind = filesystem.get_file_info(log_path(f"{root}/{path}")).type
         return bool(kind == fs.FileType.Directory)
 
@@ -353,7 +356,7 @@ def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
 
 
 @contextmanager
-def _failing_alone(place: str, done: MaintenanceResult) -> Iterator[None]:
+def _isolated_failures(place: str, done: MaintenanceResult) -> Iterator[None]:
     try:
         yield
     except PgReplError as error:

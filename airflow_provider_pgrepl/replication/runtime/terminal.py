@@ -1,7 +1,7 @@
 """A log on a terminal, with one line below it that is rewritten.
 
-The terminal is that of the command that a person started. The driver itself writes to a pipe, which
-spark-submit forwards, so the command passes the width of its terminal in a variable.
+The command `pgrepl` has the terminal. The driver writes to a pipe, which spark-submit forwards, so the
+command passes the width of its terminal in an environment variable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def terminal_columns() -> dict[str, str]:
 class Terminal(logging.StreamHandler[TextIO]):
     """A log handler that keeps a line below the log.
 
-    Other programs that write to the same terminal append to that line, and nothing of theirs is erased.
+    The output of other programs on the same terminal is appended to that line, and is not erased.
     """
 
     def __init__(self, stream: TextIO, columns: int) -> None:

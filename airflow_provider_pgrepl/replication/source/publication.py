@@ -322,7 +322,7 @@ def _publish(connection: Connection, name: str, relation: Relation, wait_s: floa
         raise SnapshotError(
             f"publication {name} was not created, because a lock on {relation.table} was not had: another"
             " session alters or vacuums it",
-            "try again when that is done, or raise lock_timeout_s",
+            "run the command again when these sessions have ended, or raise lock_timeout_s",
         ) from None
 
 
@@ -451,10 +451,10 @@ def create_at_once(
                 execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
             except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
                 raise SnapshotError(
-                    f"publication {name} was not created, because its locks were not had within"
+                    f"publication {name} was not created: its locks were not granted within"
                     f" {lock_timeout_s:g} s: another session alters or vacuums one of them, or creates a"
                     " publication of that name",
-                    "try again when that is done",
+                    "run the command again when that session has ended",
                 ) from None
 
         with_short_waits(attempt, lock_timeout_s)

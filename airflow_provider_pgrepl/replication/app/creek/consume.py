@@ -38,14 +38,16 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("airflow_provider_pgrepl").setLevel(logging.INFO)
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     settings = ConsumerSettings.read(arguments.file)
-    anew = _tables_to_resnapshot(settings, arguments.resnapshot)
+    to_resnapshot = _tables_to_resnapshot(settings, arguments.resnapshot)
     dsn = _variable(CONSUMER_DSN_VARIABLE, "DB_URI", "the connection string of the database with the copies")
     uri = _variable(process.TARGET_VARIABLE, "NATS_URI", "the URI of NATS, as nats://user:password@host:4222")
     with StopSignal() as stop:
-        results = asyncio.run(_consume(settings, dsn, uri, stop, anew, is_limited=bool(arguments.until)))
+        results = asyncio.run(
+            _consume(settings, dsn, uri, stop, to_resnapshot, is_limited=bool(arguments.until))
+        )
     failed = [one for consumer, _ in results for one in consumer.failed]
     for name in failed:
-        log.error("%s is not kept current", name)
+        log.error("the copy of %s is stopped", name)
     if arguments.until and not all(reached for _, reached in results):
         return process.RETRY_MAY_HELP
     return process.WILL_NOT_HELP if failed else process.DONE
@@ -56,13 +58,13 @@ async def _consume(
     dsn: str,
     uri: str,
     stop: StopSignal,
-    anew: set[TableName],
+    to_resnapshot: set[TableName],
     *,
     is_limited: bool,
 ) -> list[tuple[Consumer, bool]]:
-    """Consume each database in a task of its own. If one cannot continue, all end and its error is raised.
+    """Consume each database in an asyncio task. If one fails, cancel all and raise its error.
 
-    The app is then started again.
+    The app exits then, and whatever started it restarts it.
     """
     from airflow_provider_pgrepl.replication.creek.client import CreekClient
     from airflow_provider_pgrepl.replication.creek.consumer import Consumer
@@ -71,7 +73,9 @@ async def _consume(
     async def consume(database: str) -> tuple[Consumer, bool]:
         with closing(CopyDatabase(dsn, settings.name, database)) as copy:
             async with CreekClient(uri, database, settings.namespace, settings.wire) as creek:
-                consumer = Consumer(creek, copy, settings.tables[database], lambda: stop.is_set, anew)
+                consumer = Consumer(
+                    creek, copy, settings.tables[database], lambda: stop.is_set, to_resnapshot
+                )
                 return consumer, await consumer.run(until_caught_up=is_limited)
 
     try:
@@ -95,7 +99,7 @@ def _tables_to_resnapshot(settings: ConsumerSettings, given: list[str]) -> set[T
         raise ConfigError(f"--resnapshot: {error}") from None
     if unknown := sorted(map(str, found - known)):
         raise ConfigError(
-            f"--resnapshot: {', '.join(unknown)}: the consumer's file names no such target table",
+            f"--resnapshot: {', '.join(unknown)}: the consumer's file does not name these target tables",
             f"name target tables of the consumer's file, or {_ALL}",
         )
     return found
@@ -108,5 +112,5 @@ def _variable(name: str, creeks: str, what: str) -> str:
     """
     found = os.environ.get(name, "").strip() or os.environ.get(creeks, "").strip()
     if not found:
-        raise ConfigError(f"{name} is not set", f"put {what} there; it is never an argument")
+        raise ConfigError(f"{name} is not set", f"set it to {what}; it is never an argument")
     return found

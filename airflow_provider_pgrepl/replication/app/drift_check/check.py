@@ -47,31 +47,32 @@ WAIT_S = 75.0
 
 _POLL_S = 0.5
 _RUNNING = timedelta(seconds=15)
-"""An app that runs has written its progress within this time: it does so every few seconds."""
+"""A running app has reported within this time: it reports every few seconds."""
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
-_AWAITED = "all its files are new ones, as after a TRUNCATE that the stream has not sent yet"
-_CAUSE_GONE = "the cause is gone: retry the table"
+_AWAITED = "all its files were replaced, as by a TRUNCATE that the stream has not sent yet"
+_RETRY_HINT = "the cause is gone: retry the table"
 
 
 def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
-    """Return True if one transaction gave the table only new files, and nothing else has happened that stops
-    it."""
+    """Return True if one transaction replaced all files of the table, and no other change stops it."""
     if current is None:
         return False
     now = current.files
     before = {oid: file for oid, (file, _) in recorded.files.items()}
     # If the table had no partitions, only partitions that were created since can show it.
     before = before or {part.oid: part.relfilenode for part in new_partitions(recorded, current)}
-    makers = [now[oid][1] for oid, file in before.items() if oid in now and now[oid][0] != file]
-    if len(makers) != len(before) or len(set(makers)) != 1:
+    xids = [now[oid][1] for oid, file in before.items() if oid in now and now[oid][0] != file]
+    if len(xids) != len(before) or len(set(xids)) != 1:
         return False
-    assumed = replace(recorded, truncated_by=makers.pop())
+    assumed = replace(recorded, truncated_by=xids.pop())
     return compare_catalog(assumed, current, pipeline.options(recorded.table)).kind is not DriftKind.UNSAFE
 
 
 def wait_until_applied(state_db: StateDatabase, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
-    """Wait while the replication app runs, and return True once the lake holds everything up to `lsn`, else
-    False."""
+    """Wait until the lake has every transaction up to `lsn`, and return True.
+
+    Returns False after `timeout_s` seconds, and as soon as the replication app does not run.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         progress = state_db.read_progress(pipeline)
@@ -89,7 +90,7 @@ def wait_until_applied(state_db: StateDatabase, pipeline: str, lsn: LSN, timeout
 
 @dataclass(frozen=True)
 class TableFinding:
-    """A relation that differs from its record. `error`: set if the table cannot continue."""
+    """A difference between a relation and its record. `error`: set if the table cannot continue."""
 
     reason: str
     error: PgReplError | None
@@ -156,13 +157,13 @@ def find_drift(
     """
     findings = {}
     for relation in recorded:
-        verdict = compare_catalog(relation, current[relation.table], pipeline.options(relation.table))
-        if verdict.kind is DriftKind.UNSAFE:
-            error: PgReplError | None = DriftError(verdict.reason, verdict.hint, verdict.remedy)
+        result = compare_catalog(relation, current[relation.table], pipeline.options(relation.table))
+        if result.kind is DriftKind.UNSAFE:
+            error: PgReplError | None = DriftError(result.reason, result.hint, result.remedy)
         else:
             error = rights.get(relation.oid)
-        if error is not None or verdict.kind is DriftKind.SAFE:
-            reason = error.message if error is not None else verdict.reason
+        if error is not None or result.kind is DriftKind.SAFE:
+            reason = error.message if error is not None else result.reason
             findings[relation.table] = TableFinding(reason, error)
     return findings
 
@@ -170,7 +171,7 @@ def find_drift(
 def current_relations(
     source: Connection, pipeline: Pipeline, recorded: list[Relation], *, planned: bool = False
 ) -> dict[TableName, Relation | None]:
-    """Return each relation as it is now: the table itself, else the one that has taken its name, else None.
+    """Return each relation as it is now: the table with its OID, otherwise one with its name, otherwise None.
 
     :param planned: as in `read_relations`
     """
@@ -187,7 +188,7 @@ def current_relations(
 def _with_partitions(
     source: Connection, pipeline: Pipeline, current: dict[TableName, Relation | None]
 ) -> dict[TableName, Relation | None]:
-    """Read partitioned relations once more, with what is known only from reading their partitions."""
+    """Read partitioned relations again, with `had_rows` of their partitions."""
     return {
         table: read_relation(
             source,
@@ -298,5 +299,5 @@ class _Report:
     def _in_error(self, record: TableRecord, finding: TableFinding | None) -> TableDrift:
         helps = record.remedy is not None and record.remedy.allows_retry
         gone = helps and (finding is None or finding.error is None)
-        hint = _CAUSE_GONE if gone else record.hint
+        hint = _RETRY_HINT if gone else record.hint
         return TableDrift(str(record.table), DriftKind.UNSAFE.value, record.reason, hint, record.state.value)

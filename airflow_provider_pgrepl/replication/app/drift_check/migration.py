@@ -119,7 +119,7 @@ def _with_had_rows(connection: Connection, relation: Relation, holders: frozense
 
     A copy of the database need not hold the rows that the source has.
     """
-    with source_errors("looking into the partitions"):
+    with source_errors("checking the partitions for rows"):
         return replace(
             relation,
             partitions=tuple(

@@ -1,5 +1,4 @@
-"""Acceptance of a loss: the pipeline continues without tokens of the source, or without own tables of the
-lake."""
+"""Acceptance of a loss: a pipeline continues without the source's token or without tables below `_pgrepl`."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
-    """Continue without those of the lake's own tables that are missing. Return the losses as sentences.
+    """Let the pipeline continue without missing tables below `_pgrepl`. Return a sentence for each loss.
 
-    A lost table is created again by the next write to it. With `dry_run` nothing is changed. Raises BusyError
-    while an app of the pipeline runs, LakeError if another table is in the place of one, and contradictions
-    to source, lake and state being the pipeline's.
+    The next write to a lost table creates it again. With `dry_run` nothing is changed. Raises BusyError while
+    an app of the pipeline runs, and LakeError if another table is in the place of a missing one. Raises the
+    errors of `check_ours` if source, lake and state are not the pipeline's.
     """
     pipeline = access.pipeline
     with access.source("accept missing") as source, access.state_db("accept missing") as state_db:
@@ -37,7 +36,7 @@ def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
         lost = [one.reason for one in missing]
         if missing and not dry_run:
             own_tables.give_up(pipeline.lake_root, missing)
-            log.warning("given up: %s", "; ".join(lost))
+            log.warning("continuing without lost tables: %s", "; ".join(lost))
     return lost
 
 
@@ -65,5 +64,5 @@ def accept_source(access: Access, name: str) -> bool:
             return write_token(source, record.slot, before, pipeline.used_publication)
 
         ChangelogWriter(changelog_uri(pipeline.lake_root), renew_token=renew).rest()
-    log.warning("accepted as the source, though its tokens were lost: %s", evidence.describe())
+    log.warning("accepted as the source, although its token was missing: %s", evidence.describe())
     return True

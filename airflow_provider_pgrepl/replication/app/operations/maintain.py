@@ -1,7 +1,7 @@
-"""Maintenance on request: does what the replication app does every ten minutes, and more thoroughly.
+"""Maintenance on request: the steps of the replication app, repeated until nothing is left to do.
 
-It may run while that app runs, and holds no lock. Then it leaves to the app what only the app knows: up to
-where the changelog has been read, and which of its hours may be dropped.
+It may run while that app runs, and holds no lock. Then it leaves the changelog's hours and files to the app,
+because only the app knows up to which position they have been read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
 _COPIED = {state for state in TableState if state.needs_changes or state is TableState.ERRORED}
-_JOINED_AT_A_TIME = 256 << 20
+_COMPACTION_BYTES = 256 << 20
 log = logging.getLogger(__name__)
 Wait = Callable[[float], bool]
 """Waits for a number of seconds, or until the process is asked to end. Returns True if it was asked."""
@@ -66,9 +66,9 @@ class MaintainedTable:
         now = f", now {after.files} of {show_bytes(after.bytes)}" if after != before else ""
         why = ""
         if self.compaction.is_busy:
-            why = "; too busy: its writer was faster each time. Run it again when less is written"
+            why = "; too busy: its writer committed first each time. Run it again in a quieter hour"
         elif self.compaction.is_left:
-            why = "; there is more to do: run it again, with a larger --limit-s"
+            why = "; not finished: run the command again, with a larger --limit-s"
         return f"{self.table}: {show_count(before.files, 'file')} of {show_bytes(before.bytes)}{now}{why}"
 
     def to_report(self) -> dict[str, object]:
@@ -93,13 +93,13 @@ class MaintainedTable:
 class MaintenanceReport:
     """The result of the maintenance of a pipeline.
 
-    `joined_files`: changelog files that were compacted before the last step. `rest`: the result of the last
-    step, None if pgrepl was asked to end before it.
+    `compacted_files`: changelog files that were compacted before the last step. `rest`: the result of the
+    last step, None if pgrepl was asked to end before it.
     """
 
     pipeline: str
     tables: list[MaintainedTable] = field(default_factory=list)
-    joined_files: int = 0
+    compacted_files: int = 0
     is_stopped: bool = False
     app_runs: bool = False
     rest: MaintenanceResult | None = None
@@ -121,17 +121,19 @@ class MaintenanceReport:
         return max(codes | {process.RETRY_MAY_HELP if is_unfinished else process.DONE})
 
     def to_text(self) -> str:
-        """Return lines about everything that was done besides compacting tables."""
+        """Return lines about the changelog, the deletions and the errors."""
         if self.rest is None:
-            return f"changelog: compacted {self.joined_files} files\nstopped: the rest was not begun"
+            return f"changelog: compacted {self.compacted_files} files\nstopped before the deletion"
         rest = self.rest
-        joined = self.joined_files + rest.joined_files
+        compacted = self.compacted_files + rest.compacted_files
         lines = [
-            f"changelog: compacted {joined} files, deleted {rest.changelog_files} files of expired hours",
+            f"changelog: compacted {compacted} files, deleted {rest.changelog_files} files of expired hours",
             f"deleted: {rest.points} consistent points, {rest.files} files, {rest.log_entries} log entries",
         ]
         if self.app_runs:
-            lines.append("the replication app runs: it drops hours of the changelog and deletes its files")
+            lines.append(
+                "the replication app runs: it deletes expired hours and files of the changelog itself"
+            )
         lines += [f"{path}: left alone: {reason}" for path, reason in rest.left_alone.items()]
         lines += [f"{place}: failed: {error}" for place, error in rest.failed.items()]
         return "\n".join(lines)
@@ -144,7 +146,7 @@ class MaintenanceReport:
             "app_running": self.app_runs,
             "stopped_early": self.is_stopped,
             "tables": [table.to_report() for table in self.tables],
-            "compacted_changelog_files": self.joined_files + rest.joined_files,
+            "compacted_changelog_files": self.compacted_files + rest.compacted_files,
             "expired_changelog_files": rest.changelog_files,
             "deleted_consistent_points": rest.points,
             "deleted_files": rest.files,
@@ -154,7 +156,7 @@ class MaintenanceReport:
         }
 
 
-Tell = Callable[[MaintainedTable], object]
+OnTable = Callable[[MaintainedTable], object]
 
 
 def maintain(
@@ -163,7 +165,7 @@ def maintain(
     limit_s: float = MAINTENANCE_LIMIT_S,
     *,
     wait: Wait,
-    tell: Tell = lambda _: None,
+    on_table: OnTable = lambda _: None,
 ) -> MaintenanceReport:
     """Compact lake tables (`tables`, or all) and closed hours of the changelog, then delete what is not
     needed.
@@ -174,7 +176,7 @@ def maintain(
     pipeline's or is missing.
 
     :param limit_s: seconds after which no further compaction begins
-    :param tell: called with the result of each table
+    :param on_table: called with the result of each table
     """
     with access.state_db("maintain") as state_db:
         evidence.check(access.pipeline, state_db, access.dsn, needs_source=False)
@@ -186,11 +188,11 @@ def maintain(
         done = MaintenanceReport(name)
         for table in run.compacted(records):
             done.tables.append(table)
-            tell(table)
-        done.joined_files = run.join_hours()
+            on_table(table)
+        done.compacted_files = run.compact_hours()
         done.is_stopped = wait(0.0)
         if not done.is_stopped:
-            done.app_runs, done.rest = run.take_away()
+            done.app_runs, done.rest = run.delete_unneeded()
         return done
 
 
@@ -226,24 +228,24 @@ class _Run:
             if has_delta(uri) and not self._app_runs():
                 yield self._compact(history_key(table), uri, cluster_by)
 
-    def join_hours(self) -> int:
+    def compact_hours(self) -> int:
         """Compact closed hours of the changelog, and return the number of files that were replaced."""
         files = 0
         while not self._is_time_to_end():
             try:
-                joined = compact_closed_hours(
-                    self.access.pipeline.lake_root, self.state_db.now(), _JOINED_AT_A_TIME
+                result = compact_closed_hours(
+                    self.access.pipeline.lake_root, self.state_db.now(), _COMPACTION_BYTES
                 )
             except PgReplError as error:
                 # The last step tries this again, and reports the error.
-                log.info("hours of the changelog are not joined now: %s", error.message)
+                log.info("hours of the changelog are not compacted now: %s", error.message)
                 break
-            if not joined.files:
+            if not result.files:
                 break
-            files += joined.files
+            files += result.files
         return files
 
-    def take_away(self) -> tuple[bool, MaintenanceResult]:
+    def delete_unneeded(self) -> tuple[bool, MaintenanceResult]:
         """Delete what is not needed. Return True if the replication app runs, and the result."""
         pipeline = self.access.pipeline
         # An app that starts after this begins at this version of the changelog or a later one.
@@ -266,8 +268,7 @@ class _Run:
             return MaintainedTable(name, failed=error)
 
     def _retention(self) -> Retention | None:
-        """Return the retention as the app determines it; None, so that nothing is deleted, while it is not
-        known."""
+        """Return the retention as the app determines it. None, while unknown, deletes nothing."""
         pipeline = self.access.pipeline
         records = self.state_db.read_tables(pipeline.name).values()
         try:
@@ -279,7 +280,7 @@ class _Run:
             needed = retention_lsn(self.access.dsn, pipeline, own)
             return None if needed is None else retention(pipeline, self.record.epoch, needed)
         except LakeError as error:
-            log.warning("the changelog keeps its old hours for now: %s", error)
+            log.warning("no hours of the changelog are deleted now: %s", error)
             return None
 
     def _app_runs(self) -> bool:

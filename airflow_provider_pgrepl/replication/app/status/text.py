@@ -132,7 +132,7 @@ def _is_recent(status: PipelineStatus) -> bool:
 def _slot_state(slot: SlotStatus) -> str:
     if slot.invalidation:
         return f"lost ({slot.invalidation})"
-    reading = f"read by pid {slot.active_pid}" if slot.active else "not read by anybody"
+    reading = f"read by pid {slot.active_pid}" if slot.active else "no process reads it"
     return reading if slot.wal_status in (None, "reserved") else f"{reading}, WAL {slot.wal_status}"
 
 

@@ -37,7 +37,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 from airflow_provider_pgrepl.replication.lake.history.apply import check_history
 from airflow_provider_pgrepl.replication.lake.history.table import history_uri
 from airflow_provider_pgrepl.replication.lake.merge.large_transactions import LargeChanges, bytes_of
-from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns, refused_truncate
+from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns, forbidden_truncate
 from airflow_provider_pgrepl.replication.lake.schema_evolution.evolution import EvolvingTable
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
     RelationCache,
@@ -286,7 +286,7 @@ def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
 def _first_stop(rows: pa.Table, work: TableContext) -> _Stop | None:
     """Return the first transaction at which the table has to stop whatever its columns are, and the error: a
     refused TRUNCATE or a gap. None if there is none."""
-    truncate = refused_truncate(rows, work.relation, work.options)
+    truncate = forbidden_truncate(rows, work.relation, work.options)
     gap = first_gap(rows, work.relation.table)
     stops: list[_Stop] = [stop for stop in (truncate, gap) if stop is not None]
     return min(stops, key=lambda stop: stop[0], default=None)

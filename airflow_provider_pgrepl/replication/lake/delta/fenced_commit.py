@@ -451,8 +451,8 @@ def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Commen
     more of writers than this package supports. Raises what `fenced` does.
     """
     fields = [_with_comment(field, comments.columns.get(field.name)) for field in table.schema().fields]
-    is_told = (table.metadata().description or "") == comments.table
-    if is_told and fields == table.schema().fields:
+    is_current = (table.metadata().description or "") == comments.table
+    if is_current and fields == table.schema().fields:
         return
     if not can_commit(table):
         log.warning(

@@ -35,8 +35,8 @@ _READER, _WRITER = 3, 7
 
 def has_vectors(table: DeltaTable) -> bool:
     """Return True if files of the table may have deletion vectors, as its protocol and a property declare."""
-    is_told = FEATURE in (table.protocol().reader_features or [])
-    return is_told and table.metadata().configuration.get(_ENABLED) == "true"
+    is_enabled = FEATURE in (table.protocol().reader_features or [])
+    return is_enabled and table.metadata().configuration.get(_ENABLED) == "true"
 
 
 def _allow_vectors(table: DeltaTable) -> list[dict[str, Any]]:

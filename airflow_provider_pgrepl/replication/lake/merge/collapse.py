@@ -196,8 +196,8 @@ def _value_hashes(read: ChangedRows) -> tuple[Hashes, Hashes]:
     """
     new, old = read.new, read.old
     after, before = new.hashes(), old.hashes()
-    is_told = old.present[read.unchanged_row]
-    row, column = read.unchanged_row[is_told], read.unchanged_column[is_told]
+    is_present = old.present[read.unchanged_row]
+    row, column = read.unchanged_row[is_present], read.unchanged_column[is_present]
     after[new.place[row], column] = before[old.place[row], column]
     return before, after
 

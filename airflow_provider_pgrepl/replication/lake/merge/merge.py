@@ -73,7 +73,7 @@ def apply_changes(
     :param large: the changelog rows in files; a transaction larger than `slice_bytes` is then merged in parts
 
     :raises FencedError: if another process writes the table
-    :raises LakeTableError: if the table is not as this pipeline left it, or the changes contradict each other
+    :raises LakeTableError: if the table lacks rows or has unexpected ones, or if changes contradict others
     :raises TruncatedError: if the table was truncated and its policy forbids that
     :raises LakeError: also DriftError, ValueRangeError, ChangelogError. After each of these errors the table
         holds exactly the slices up to its position.
@@ -85,11 +85,11 @@ def apply_changes(
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     if bool((np.diff(commit_lsn) < 0).any()):
         raise ChangelogError(f"{relation.table}: changes are not in commit order")
-    fresh = int(np.searchsorted(commit_lsn, int(position), side="right"))
-    changes, commit_lsn = changes.slice(fresh), commit_lsn[fresh:]
-    refused = refused_truncate(changes, relation, options)
-    if refused:
-        changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(refused[0]))))
+    first = int(np.searchsorted(commit_lsn, int(position), side="right"))
+    changes, commit_lsn = changes.slice(first), commit_lsn[first:]
+    forbidden = forbidden_truncate(changes, relation, options)
+    if forbidden:
+        changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(forbidden[0]))))
     count = commits = 0
     for start, end in slices(changes, slice_bytes):
         part = changes.slice(start, end - start).combine_chunks()
@@ -105,8 +105,8 @@ def apply_changes(
             parted.make(partial(_make_large, large, part, relation, options, parted, slice_bytes))
             count += pc.sum(part[ROWS]).as_py()
         commits += 1
-    if refused:
-        raise refused[1]
+    if forbidden:
+        raise forbidden[1]
     return Applied(position, int(table.version()), count, commits)
 
 
@@ -143,11 +143,11 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
     if unlike:
         names = ", ".join(map(quote_identifier, unlike))
         raise LakeChangedError(
-            f"{relation.table}: these columns of the lake table are not as this pipeline has them: {names}"
+            f"{relation.table}: the lake table has other columns than this pipeline gives it: {names}"
         )
     if table.metadata().partition_columns != partition_columns(wanted):
         raise LakeChangedError(
-            f"{relation.table}: the lake table is not partitioned as this pipeline has it",
+            f"{relation.table}: the lake table has other partition columns than partition_by",
             errors.resnapshot(relation.table),
         )
 
@@ -177,12 +177,12 @@ def _make_large(
     is_truncated = bool(pc.any(truncates).as_py())
     # Copies of a row without a key, and rows that a TRUNCATE leaves behind, depend on all changes together.
     has_no_key = not relation.key_columns and relation.replica_identity == "f"
-    goes_whole = (
+    is_indivisible = (
         has_no_key
         or (is_truncated and options.policy.follows_keys)
-        or _has_keys_of_many_texts(relation, options)
+        or _has_ambiguous_key_text(relation, options)
     )
-    if bytes_of(outline) > slice_bytes and commit.is_ours and not goes_whole:
+    if bytes_of(outline) > slice_bytes and commit.is_ours and not is_indivisible:
         after = pc.max(outline.filter(truncates)["ordinal"]).as_py() if is_truncated else -1
         parts = large.parts(last, after, weight(outline), relation)
         make = partial(_make, relation=relation, options=options, commit=commit)
@@ -192,17 +192,17 @@ def _make_large(
     _make(large.read(first, last).combine_chunks(), relation, options, commit.whole())
 
 
-def _has_keys_of_many_texts(relation: Relation, options: TableOptions) -> bool:
+def _has_ambiguous_key_text(relation: Relation, options: TableOptions) -> bool:
     """Return True if different text values of a key may be equal in the lake, such as 1.0 and 1.00.
 
     Parts are made by text values, so they could not separate such keys.
     """
-    free = [column for column in relation.key_columns if column.typmod < 0]
-    types = (typed_column(column, relation.table, options).lake_type for column in free)
+    unbounded = [column for column in relation.key_columns if column.typmod < 0]
+    types = (typed_column(column, relation.table, options).lake_type for column in unbounded)
     return any(pa.types.is_decimal(lake_type) for lake_type in types)
 
 
-def refused_truncate(
+def forbidden_truncate(
     changes: pa.Table, relation: Relation, options: TableOptions
 ) -> tuple[LSN, TruncatedError] | None:
     """Return the commit LSN and the error of the first TRUNCATE if the policy is `error`, else None."""

@@ -111,7 +111,7 @@ WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relrepliden
 """
 log = logging.getLogger(__name__)
 MOST_CHARACTERS = 4000
-"""The longest comment that is not shortened. Readers of the lake load all comments with the table."""
+"""The length from which a comment is shortened: readers load all comments of a table when they open it."""
 _COMMENTS = """
 SELECT a.attname, d.description
 FROM pg_catalog.pg_description d LEFT JOIN pg_catalog.pg_attribute a
@@ -155,13 +155,13 @@ def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Re
     values, unclear = {}, set()
     for column in relation.columns:
         if relation.relkind == "p":
-            text, because_of = _agreed(column, leaves, found)
+            text, unclear_oids = _agreed(column, leaves, found)
         else:
             own = found.get((relation.oid, column.name))
             text = own.text if own else None
-            because_of = {relation.oid} if own and own.text is None else set()
+            unclear_oids = {relation.oid} if own and own.text is None else set()
         values[column.attnum] = text
-        unclear |= because_of
+        unclear |= unclear_oids
     return replace(
         relation,
         columns=tuple(replace(column, missing=values[column.attnum]) for column in relation.columns),
@@ -278,7 +278,7 @@ def read_relation(
         found = read_relations(connection, [oid], publication).get(oid)
     if found is None:
         return None
-    with source_errors("looking into the partitions"):
+    with source_errors("checking the partitions for rows"):
         return with_had_rows(connection, found, trusts_owners=trusts_owners, received_xid=received_xid)
 
 

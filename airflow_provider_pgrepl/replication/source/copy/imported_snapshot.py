@@ -1,4 +1,4 @@
-"""A snapshot that a separate session imports and exports again, and the definitions of tables in it."""
+"""The import and re-export of a snapshot by another session, and the tables' definitions in a snapshot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFLICT_HINT = (
 GATE_IDLE_LIMIT_S = 10
 """Shorter than the idle limit of the session that holds the lock: no copy may begin without the lock."""
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
-_IN_THE_WAY: dict[Mode, tuple[str, ...]] = {
+_CONFLICTING_MODES: dict[Mode, tuple[str, ...]] = {
     "ACCESS SHARE": ("AccessExclusiveLock",),
     "SHARE ROW EXCLUSIVE": (
         "RowExclusiveLock",
@@ -140,7 +140,9 @@ def import_snapshot(connection: Connection, snapshot: str, idle_limit_s: float |
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
             limit_idleness(connection, idle_limit_s)
         except (psycopg2.errors.InvalidParameterValue, psycopg2.errors.UndefinedObject):
-            raise SnapshotError("the exported snapshot is gone: its connection was closed or lost") from None
+            raise SnapshotError(
+                "the exported snapshot no longer exists: its connection was closed or lost"
+            ) from None
 
 
 def export_again(connection: Connection) -> str:
@@ -150,7 +152,7 @@ def export_again(connection: Connection) -> str:
     return exported
 
 
-def read_shape(
+def read_definitions(
     connection: Connection, relations: Sequence[Relation], publication: str | None
 ) -> PublishedTables:
     """Read the definitions of tables as of the connection's snapshot, or as of now without one."""
@@ -159,7 +161,7 @@ def read_shape(
     return PublishedTables(publication, read_relations(connection, oids, publication), leaves)
 
 
-def check_as_selected(relations: Sequence[Relation], then: PublishedTables) -> None:
+def check_as_selected(relations: Sequence[Relation], in_snapshot: PublishedTables) -> None:
     """Raise SnapshotError if a table differs in the snapshot from what was selected.
 
     The settings were compared, by name, with the table as it was selected.
@@ -167,8 +169,8 @@ def check_as_selected(relations: Sequence[Relation], then: PublishedTables) -> N
     altered = sorted(
         str(relation.table)
         for relation in relations
-        if relation.oid not in then.relations
-        or _selected(then.relations[relation.oid]) != _selected(relation)
+        if relation.oid not in in_snapshot.relations
+        or _selected(in_snapshot.relations[relation.oid]) != _selected(relation)
     )
     if altered:
         raise SnapshotError(
@@ -178,25 +180,25 @@ def check_as_selected(relations: Sequence[Relation], then: PublishedTables) -> N
 
 
 def _selected(relation: Relation) -> tuple[object, ...]:
-    """Return the parts of a table that settings refer to. Publishing the table changes none of them."""
+    """Return the parts of a table that settings depend on. Publishing the table changes none of them."""
     types = {(column.attnum, column.type_oid, column.typmod, column.is_key) for column in relation.columns}
     return relation.names, relation.relkind, relation.replica_identity, types
 
 
-def check_unaltered(dsn: str, relations: Sequence[Relation], then: PublishedTables) -> None:
-    """Raise SnapshotError if a table, a partition or the publication now differs from `then`.
+def check_unaltered(dsn: str, relations: Sequence[Relation], in_snapshot: PublishedTables) -> None:
+    """Raise SnapshotError if a table, a partition or the publication now differs from `in_snapshot`.
 
     After an ALTER that rewrites a table, the snapshot shows an empty table, without an error.
     """
     with closing(connect(dsn, "keeper check")) as now:
-        today = read_shape(now, relations, then.publication)
+        today = read_definitions(now, relations, in_snapshot.publication)
     altered = sorted(
         str(relation.table)
         for relation in relations
-        if relation.oid not in then.relations
-        or then.relations[relation.oid] != today.relations.get(relation.oid)
-        or then.relations[relation.oid].table != relation.table
-        or then.leaves[relation.oid] != today.leaves[relation.oid]
+        if relation.oid not in in_snapshot.relations
+        or in_snapshot.relations[relation.oid] != today.relations.get(relation.oid)
+        or in_snapshot.relations[relation.oid].table != relation.table
+        or in_snapshot.leaves[relation.oid] != today.leaves[relation.oid]
     )
     if altered:
         raise SnapshotError(
@@ -242,12 +244,16 @@ def lock_errors(
         raise SnapshotError(
             f"{', '.join(str(relation.table) for relation in relations)}: could not be locked ({mode})"
             f" within {timeout_s:g} s, because of {_holders(connection, dsn, relations, mode)}",
-            "try again when that is done, or raise lock_timeout_s",
+            "run the command again when these sessions have ended, or raise lock_timeout_s",
         ) from None
     except psycopg2.errors.DeadlockDetected:
-        raise SnapshotError("locking the tables met a deadlock with other sessions", "try again") from None
+        raise SnapshotError(
+            "the tables were not locked: other sessions deadlocked with this one", "run the command again"
+        ) from None
     except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName) as error:
-        raise SnapshotError(f"a table was dropped or renamed meanwhile: {describe(error)}") from None
+        raise SnapshotError(
+            f"a table was dropped or renamed before it was locked: {describe(error)}", "run the command again"
+        ) from None
 
 
 def _holders(connection: Connection, dsn: str, relations: Iterable[Relation], mode: Mode) -> str:
@@ -261,7 +267,7 @@ def _holders(connection: Connection, dsn: str, relations: Iterable[Relation], mo
             _HOLDERS,
             {
                 "oids": sorted(oids),
-                "modes": list(_IN_THE_WAY[mode]),
+                "modes": list(_CONFLICTING_MODES[mode]),
                 "ours": [connection.info.backend_pid, control.info.backend_pid],
             },
         )

@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
     lock_tables,
     losses,
     open_gate,
-    read_shape,
+    read_definitions,
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
@@ -362,7 +362,7 @@ def keep(
     connection = connect(dsn, "keeper")
     try:
         import_snapshot(connection, snapshot)
-        then = read_shape(connection, relations, publication)
+        then = read_definitions(connection, relations, publication)
         check_as_selected(relations, then)
         check_unaltered(dsn, relations, then)
         _check_published(then)

@@ -323,7 +323,7 @@ class _Selection:
         self._insert_only = insert_only
         self._removed = removed
         # A pattern must not leave out tables that settings name: the settings would have no effect.
-        self._told = named.union(*_chosen_tables(pipeline).values())
+        self._expected = named.union(*_chosen_tables(pipeline).values())
         self._recorded = recorded
         self._lost: list[TableName] = []
         self._unnamed: set[TableName] = set()
@@ -418,7 +418,7 @@ class _Selection:
         Otherwise, record a problem for a named table; a pattern leaves the table out.
         """
         refused = self._refused.get(relation.oid)
-        by_pattern = relation.table not in self._told
+        by_pattern = relation.table not in self._expected
         if by_pattern and not _has_identity(relation):
             self._left_out[relation.table] = _KEYLESS
             return False
