@@ -248,8 +248,7 @@ function tablesView(database, pipeline, query) {
     return el("span", { role: "columnheader", class: `cell ${column.right ? "right" : ""}`, "data-key": column.key }, button);
   }));
   const body = el("div", { class: "body", role: "rowgroup", onkeydown: moveFocus });
-  main.replaceChildren(notice, el("div", { class: "tools" }, search, states, el("span", { class: "space" }), actions.node),
-    el("div", { class: "tools" }, el("span", { class: "space" }), pipelineBar({ database, pipeline })),
+  main.replaceChildren(notice, el("div", { class: "tools" }, search, states, el("span", { class: "space" }), actions.node, pipelineBar({ database, pipeline })),
     el("div", { class: "list", role: "table", "aria-label": `Tables of ${pipeline}` }, el("div", { role: "rowgroup" }, head), body));
   const shown = new Keyed(body, ({ row }) => row.table, ({ row }) => tableRow(database, pipeline, row, picked, changed));
 
@@ -410,7 +409,7 @@ const OFFERS = {
 };
 
 function pipelineBar(pipeline) {
-  return el("span", { class: "chips", role: "group", "aria-label": "Actions on the pipeline" },
+  return el("span", { class: "chips end", role: "group", "aria-label": "Actions on the pipeline" },
     ...PIPELINE_ACTIONS.map((action) => el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, []) }, action.title)));
 }
 
@@ -437,7 +436,7 @@ async function ask(action, pipeline, tables) {
   const problem = el("p", { class: "bad wrap", role: "alert" });
   const select = el("select", { required: true }, el("option", { value: "" }, "Choose the DAG of this pipeline"));
   const names = action.asks ? el("textarea", { rows: 4, required: true, placeholder: "public.orders" }) : null;
-  const fields = (action.fields ?? []).map((field) => ({ ...field, input: el(field.rows > 1 ? "textarea" : "input", { rows: field.rows, required: !field.isList }) }));
+  const fields = (action.fields ?? []).map((field) => ({ ...field, input: field.rows > 1 ? el("textarea", { rows: field.rows, required: !field.isList }) : el("input", { type: "text", required: true }) }));
   const what = action.fields ? "" : action.asks ? "tables" : tables.length === 1 ? "1 table" : `${tables.length} tables`;
   const sure = action.danger ? el("input", { type: "checkbox", required: true }) : null;
   const form = el("form", { method: "dialog" },
