@@ -247,7 +247,7 @@ def test_the_time_is_up(kept: Kept) -> None:
     assert all(table.compaction.is_left for table in done.tables)
     assert (files(kept, A), done.exit_code) == (before, 0)
     assert done.rest is not None
-    assert "there is more to do: run it again" in done.tables[0].to_text()
+    assert "not finished: run the command again" in done.tables[0].to_text()
 
 
 def test_maintain_stops_between_tables_on_request_and_exits_75(kept: Kept) -> None:
@@ -255,7 +255,7 @@ def test_maintain_stops_between_tables_on_request_and_exits_75(kept: Kept) -> No
     before = files(kept, B)
     done = run(kept, wait=asked.wait, on_table=lambda _: asked.set())
     assert (files(kept, A), files(kept, B), done.rest, done.exit_code) == (1, before, None, 75)
-    assert done.to_text().endswith("stopped: the rest was not begun")
+    assert done.to_text().endswith("stopped before the deletion")
 
 
 def test_a_table_that_fails_stops_no_other(kept: Kept) -> None:
@@ -333,4 +333,4 @@ def test_a_busy_table_is_told_with_a_code_that_says_try_again(
     monkeypatch.setattr(operation, "compact_thoroughly", busy)
     code, out = line("--tables", A)
     assert code == 75
-    assert "too busy: its writer was faster each time" in out
+    assert "too busy: its writer committed first each time" in out
