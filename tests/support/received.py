@@ -27,11 +27,10 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import publication
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
-from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
 from tests.support.replicated import Replicated, wait_until
 
 _OPS = tuple("IUDTRMG")
@@ -53,11 +52,16 @@ class Received(Replicated):
                 publication.create_publication(
                     source, self.pipeline.publication, relations, made_for=self.pipeline.name
                 )
-            with create_slot(self.dsn, self.pipeline.slot, timeout_s=30) as exported:
-                pass
+            # Not `create_slot`: its four sessions guard against transactions that run meanwhile. None does.
+            point = row(
+                source,
+                "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')",
+                (self.pipeline.slot,),
+            )[0]
             server = read_server(source)
             found = publication.read_publication(source, self.pipeline.publication)
         assert found is not None
+        consistent_point = LSN.parse(point)
         record = EpochRecord(
             self.pipeline.name,
             Epoch(1),
@@ -66,12 +70,12 @@ class Received(Replicated):
             self.pipeline.slot,
             self.pipeline.publication,
             found.oid,
-            exported.consistent_point,
+            consistent_point,
             database=server.database,
             database_oid=server.database_oid,
         )
         create_changelog(self.changelog, record)
-        return exported.consistent_point
+        return consistent_point
 
     @contextlib.contextmanager
     def source(self) -> Iterator[Connection]:

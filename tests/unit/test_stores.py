@@ -17,11 +17,6 @@ from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "airflow_provider_pgrepl"
-CODE = {
-    str(path.relative_to(PACKAGE)): ast.parse(path.read_text())
-    for path in PACKAGE.rglob("*.py")
-    if path != PACKAGE / "replication" / "settings" / "stores.py"
-}
 CONSTANTS = {
     name: next(scheme for scheme, kind in STORES.items() if VARIABLES[value] in kind.variables)
     for name, value in vars(stores).items()
@@ -30,6 +25,16 @@ CONSTANTS = {
 """The scheme of the store, by the name of each constant for a variable."""
 CODES = "replication/storage/errors.py"
 """Explains error codes. Several stores share a code, so that its explanation may name variables of each."""
+
+
+@pytest.fixture(scope="module")
+def code() -> dict[str, ast.Module]:
+    """The package's modules, parsed, by their path. The module of the stores is left out."""
+    return {
+        str(path.relative_to(PACKAGE)): ast.parse(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+        if path != PACKAGE / "replication" / "settings" / "stores.py"
+    }
 
 
 @pytest.mark.parametrize("scheme", STORES)
@@ -81,28 +86,28 @@ def texts_outside_docstrings(tree: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-def test_no_other_code_names_a_scheme_a_variable_or_a_page() -> None:
+def test_no_other_code_names_a_scheme_a_variable_or_a_page(code: dict[str, ast.Module]) -> None:
     names, pages = {*SCHEMES, *VARIABLES}, [kind.page for kind in STORES.values()]
     found = [
         f"{file}: {text}"
-        for file, tree in CODE.items()
+        for file, tree in code.items()
         for text in texts_outside_docstrings(tree)
         if text in names or any(page in text for page in pages)
     ]
     assert found == []
 
 
-def test_no_other_code_names_variables_of_two_stores() -> None:
+def test_no_other_code_names_variables_of_two_stores(code: dict[str, ast.Module]) -> None:
     """A module that needs them of each store has to take them from STORES, or a new store is left out."""
     found = {}
-    for file, tree in CODE.items():
+    for file, tree in code.items():
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & CONSTANTS.keys()
         if len({CONSTANTS[name] for name in used}) > 1:
             found[file] = used
     assert found.keys() == {CODES}
 
 
-def test_no_other_code_compares_the_class_of_a_filesystem_or_an_access() -> None:
+def test_no_other_code_compares_the_class_of_a_filesystem_or_an_access(code: dict[str, ast.Module]) -> None:
     classes = {kind.access.partition(".")[2] for kind in STORES.values()} | {
         "S3FileSystem",
         "GcsFileSystem",
@@ -111,7 +116,7 @@ def test_no_other_code_compares_the_class_of_a_filesystem_or_an_access() -> None
     own = {f"replication/storage/stores/{kind.access.partition('.')[0]}.py" for kind in STORES.values()}
     found = {
         file
-        for file, tree in CODE.items()
+        for file, tree in code.items()
         for node in ast.walk(tree)
         if {getattr(node, "id", ""), getattr(node, "attr", "")} & classes
     }
