@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseSensorOperator, conf
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import (
     PipelineArgument,
     check_at_parse_time,
@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
 )
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.operators.failures import raise_failed, translated
-from airflow_provider_pgrepl.replication.app.applied import missing_as_of, read_applied
+from airflow_provider_pgrepl.replication.app.applied import look_as_of
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.triggers.applied import AppliedTrigger
 
@@ -93,14 +93,8 @@ class PgAppliedSensor(BaseSensorOperator):
     def poke(self, context: Any) -> bool:  # noqa: ARG002 - Airflow's
         with translated():
             pipeline, tables, as_of = self._arguments()
-            try:
-                applied = read_applied(PgReplicationHook(_state_conn_id(pipeline)).dsn(), pipeline.name)
-            except PgReplError as error:
-                if error.retry is not Retry.TIMED:
-                    raise
-                self.log.warning("The state cannot be read, and will be again: %s", error)
-                return False
-            reason = missing_as_of(applied, parse_tables(tables), as_of, self.settle_s)
+            dsn = PgReplicationHook(_state_conn_id(pipeline)).dsn()
+            reason = look_as_of(dsn, pipeline.name, parse_tables(tables), as_of, self.settle_s)
         if reason is not None:
             self.log.info("%s", reason)
         return reason is None

@@ -11,9 +11,9 @@ from typing import Any
 from airflow.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_pgrepl.errors import PgReplError, Retry
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
-from airflow_provider_pgrepl.replication.app.applied import missing_as_of, read_applied
+from airflow_provider_pgrepl.replication.app.applied import look_as_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.triggers.events import failed_event
 
@@ -80,13 +80,9 @@ class AppliedTrigger(BaseTrigger):
 
     def _check(self) -> dict[str, Any]:
         try:
-            applied = read_applied(PgReplicationHook(self.state_conn_id).dsn(), self.pipeline)
+            dsn, as_of = PgReplicationHook(self.state_conn_id).dsn(), datetime.fromisoformat(self.as_of)
             tables = [TableName.parse(table) for table in self.tables]
-            reason = missing_as_of(applied, tables, datetime.fromisoformat(self.as_of), self.settle_s)
-        except AirflowNotFoundException as error:
-            return failed_event(error)
-        except PgReplError as error:
-            if error.retry is Retry.TIMED:
-                return {"status": "missing", "reason": f"the state cannot be read: {error.message}"}
+            reason = look_as_of(dsn, self.pipeline, tables, as_of, self.settle_s)
+        except (AirflowNotFoundException, PgReplError) as error:
             return failed_event(error)
         return {"status": "applied"} if reason is None else {"status": "missing", "reason": reason}

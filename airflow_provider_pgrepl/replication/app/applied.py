@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.applied import Applied, AppliedRecords
@@ -17,6 +17,21 @@ def read_applied(state_dsn: str, pipeline: str) -> Applied:
     """Return the recorded progress of a pipeline. Raises SourceConnectionError, StateError."""
     with AppliedRecords(state_dsn, f"applied {pipeline}") as records:
         return records.read_applied(pipeline)
+
+
+def look_as_of(
+    state_dsn: str, pipeline: str, tables: Collection[TableName], as_of: datetime, settle_s: float
+) -> str | None:
+    """Read the recorded progress of a pipeline, and return what `missing_as_of` does.
+
+    If the state cannot be read now and may be later, returns that as the reason. Raises other errors.
+    """
+    try:
+        return missing_as_of(read_applied(state_dsn, pipeline), tables, as_of, settle_s)
+    except PgReplError as error:
+        if error.retry is not Retry.TIMED:
+            raise
+        return f"the state cannot be read: {error.message}"
 
 
 def missing_as_of(
