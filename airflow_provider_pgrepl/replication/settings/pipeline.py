@@ -91,8 +91,8 @@ class Pipeline(
         policies = {name: own.get(name, getattr(self, name, None)) for name in TABLE_FIELDS.fields}
         return TableOptions(
             TablePolicy(**frozen(policies)),
-            {column: self._column_choice(column, named) for column in columns},
-            self._column_choice(None, {}),
+            {column: self._column_options(column, named) for column in columns},
+            self._column_options(None, {}),
             named,
             self.commit_lsn_column,
             self.commit_ts_column,
@@ -108,7 +108,7 @@ class Pipeline(
             if column.table == table
         }
 
-    def _column_choice(self, column: str | None, named: dict[str, dict[str, Any]]) -> ColumnOptions:
+    def _column_options(self, column: str | None, named: dict[str, dict[str, Any]]) -> ColumnOptions:
         said = {name: given[column] for name, given in named.items() if column in given}
         values: dict[str, Any] = said.get("per_column", {})
         lake_type = "string" if "text_columns" in said else said.get("types")
