@@ -159,27 +159,21 @@ def run(_: argparse.Namespace) -> int:
     deployment = Deployment.of(os.environ)
     _log(deployment)
     with StopSignal() as stop, closing(SourceTables(deployment)) as source:
-        _check_ours(deployment, deployment.pipeline(source.planned()))
-        source.prepare()
-        pipeline = _as_it_began(deployment, deployment.pipeline(source.published()))
+        planned = deployment.pipeline(source.planned())
+        with StateDatabase(_state_dsn(deployment), f"creek {planned.name}") as state_db:
+            # Before anything is created at the source: PG_URI may name another database than the lake's.
+            check(planned, state_db, deployment.dsn, lake_may_fail=True)
+            source.prepare()
+            pipeline = _as_it_began(deployment, state_db, deployment.pipeline(source.published()))
         return Service(deployment, pipeline, source, stop).run()
 
 
-def _check_ours(deployment: Deployment, pipeline: Pipeline) -> None:
-    """Check ownership before anything is created at the source: PG_URI may name another database than the
-    lake's."""
-    with StateDatabase(_state_dsn(deployment), f"creek {pipeline.name}") as state_db:
-        check(pipeline, state_db, deployment.dsn, lake_may_fail=True)
-
-
-def _as_it_began(deployment: Deployment, pipeline: Pipeline) -> Pipeline:
+def _as_it_began(deployment: Deployment, state_db: StateDatabase, pipeline: Pipeline) -> Pipeline:
     """Return the pipeline with lake tables, if earlier versions created them and the environment does not
     decide."""
     if "lake_tables" in deployment.options:
         return pipeline
-    with StateDatabase(_state_dsn(deployment), f"creek {pipeline.name}") as state_db:
-        records = read_records(state_db, pipeline)
-    if not otherwise_taken(pipeline, records):
+    if not otherwise_taken(pipeline, read_records(state_db, pipeline)):
         return pipeline
     log.warning(
         "this deployment has lake tables, which it keeps. To go on without them, and without Spark, set %s to"
