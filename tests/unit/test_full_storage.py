@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     delta_errors,
     is_full,
     is_storage_error,
-    refusal,
+    storage_error,
 )
 from tests.support.announced import relation
 from tests.support.changelogs import Written, epoch_record, new_changelog
@@ -136,11 +136,17 @@ def test_full_is_told_from_away(number: int) -> None:
     for error in (OSError(number, "words"), DeltaError(words)):
         assert is_full(error)
         assert is_storage_error(error)
-        assert refusal("it cannot be written", error).message == "it cannot be written: the storage is full"
+        assert (
+            storage_error("it cannot be written", error).message
+            == "it cannot be written: the storage is full"
+        )
     for error in (OSError(errno.EIO, "Input/output error"), DeltaError(words.replace(str(number), "5"))):
         assert is_storage_error(error)
         assert not is_full(error)
-    assert "words" not in refusal("it cannot be written", DeltaError(words.replace(str(number), "5"))).message
+    assert (
+        "words"
+        not in storage_error("it cannot be written", DeltaError(words.replace(str(number), "5"))).message
+    )
     assert not is_storage_error(DeltaError("Generic DeltaTable error: a value of a row"))
 
 

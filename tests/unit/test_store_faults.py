@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     find_store_fault,
     is_store_unavailable,
     parsable_parts,
-    refusal,
+    storage_error,
     store_error_code,
 )
 
@@ -109,4 +109,4 @@ def test_store_that_is_away_is_told_from_a_table_at_fault(text, away):
 
 def test_a_status_that_is_not_known_is_named():
     error = OSError("AWS Error UNKNOWN (HTTP status 507) during HeadObject operation: No response body.")
-    assert "the store answered with HTTP status 507" in refusal("nothing was written", error).message
+    assert "the store answered with HTTP status 507" in storage_error("nothing was written", error).message

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.catalogs.spark_catalog import (
 from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityRequestError, UnityServer
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.storage import refusal
+from airflow_provider_pgrepl.replication.storage import storage_error
 
 Field = Mapping[str, Any]
 Column = dict[str, Any]
@@ -248,7 +248,7 @@ def _table(catalog: str, entry: CatalogEntry) -> dict[str, Any] | None:
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        raise refusal(f"the lake table {entry.uri} cannot be read", error) from None
+        raise storage_error(f"the lake table {entry.uri} cannot be read", error) from None
     table = {
         "name": entry.table,
         "catalog_name": catalog,

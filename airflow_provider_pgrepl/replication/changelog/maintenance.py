@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     raise_if_store_unavailable,
     read_parquet,
-    refusal,
+    storage_error,
 )
 
 _RETENTION_METADATA = "pgrepl_retention"
@@ -277,7 +277,9 @@ def _join_hour(table: DeltaTable, groups: list[list[ListedFile]]) -> tuple[Compa
     except OSError as error:
         # Delete unused files: the storage may be full.
         folder.discard(joined)
-        raise refusal(f"the files of {groups[0][0].hour} in the changelog cannot be joined", error) from error
+        raise storage_error(
+            f"the files of {groups[0][0].hour} in the changelog cannot be joined", error
+        ) from error
     if not joined:
         return CompactedFiles(), True
     gone = [file for group in joined.values() for file in group]

@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.storage import (
     is_store,
     log_path,
     open_storage,
-    refusal,
+    storage_error,
 )
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 
@@ -87,7 +87,7 @@ def unreadable(uri: str, name: str, error: BaseException) -> LakeError:
     It is a LakeUnavailableError for a storage error, else the error of a damaged log, which no retry fixes.
     """
     if is_storage_error(error):
-        return refusal(f"{uri} cannot be opened", error)
+        return storage_error(f"{uri} cannot be opened", error)
     return damaged(uri, name, "its log is not whole")
 
 

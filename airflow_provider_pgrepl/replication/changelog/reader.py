@@ -49,8 +49,8 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_commit_actions,
     read_parquet,
-    refusal,
     requests_at_once,
+    storage_error,
 )
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -167,7 +167,7 @@ def open_changelog(uri: str) -> DeltaTable:
             f" {errors.SNAPSHOT}",
         ) from None
     except (DeltaError, OSError) as error:
-        raise refusal("the changelog cannot be opened", error) from None
+        raise storage_error("the changelog cannot be opened", error) from None
 
 
 def read_token(table: AppTransactions) -> int:

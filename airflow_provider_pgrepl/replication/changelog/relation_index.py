@@ -21,7 +21,12 @@ from airflow_provider_pgrepl.replication.delta.table import append_delta, open_d
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.storage import delta_errors, has_commit, refusal, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    delta_errors,
+    has_commit,
+    storage_error,
+    storage_errors,
+)
 
 SCHEMA = pa.schema(
     [
@@ -166,7 +171,7 @@ class RelationIndex:
         try:
             self._append_all([(epoch, relation_id, version, text, *placed)])
         except (DeltaError, OSError) as error:
-            raise refusal("the relation index cannot be written", error) from error
+            raise storage_error("the relation index cannot be written", error) from error
 
     def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
         self._entries()
@@ -209,7 +214,7 @@ class RelationIndex:
         try:
             return has_commit(self._uri, self._version + 1)
         except OSError as error:
-            raise refusal("the relation index cannot be read", error) from error
+            raise storage_error("the relation index cannot be read", error) from error
 
     def records(self, relation_id: int) -> list[RelationRecord]:
         """Return all recorded versions of a relation of this server, in no order.

@@ -56,7 +56,7 @@ from airflow_provider_pgrepl.replication.storage import (
     make_folders,
     open_storage,
     raise_if_store_unavailable,
-    refusal,
+    storage_error,
 )
 
 _ROW_GROUP_ROWS = 65_536
@@ -223,7 +223,7 @@ def create_changelog(uri: str, record: EpochRecord, token: int = 0, former_lake:
         )
     except (DeltaError, OSError) as error:
         if is_storage_error(error) and not isinstance(error, _NOT_OURS):
-            raise refusal(f"the changelog cannot be created under {uri}", error) from error
+            raise storage_error(f"the changelog cannot be created under {uri}", error) from error
         raise LakeError(
             f"the changelog cannot be created under {uri}: {error.__class__.__name__}",
             "check that the lake path exists, is writable and is not used by something else",
@@ -510,7 +510,7 @@ def _fenced() -> FencedError:
 
 
 def _unwritable(error: Exception) -> LakeUnavailableError:
-    return refusal("the changelog cannot be written", error)
+    return storage_error("the changelog cannot be written", error)
 
 
 def removal(path: str, size: int, hour: str) -> RemoveAction:

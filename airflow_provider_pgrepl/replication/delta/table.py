@@ -21,7 +21,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from airflow_provider_pgrepl.replication.runtime.host import check_once
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable
-from airflow_provider_pgrepl.replication.storage.errors import is_storage_error, refusal
+from airflow_provider_pgrepl.replication.storage.errors import is_storage_error, storage_error
 from airflow_provider_pgrepl.replication.storage.filesystem import Output, make_folder, open_storage
 from airflow_provider_pgrepl.replication.storage.stores import store_options
 
@@ -115,5 +115,5 @@ def query_delta(table: DeltaTable, sql: str) -> pa.Table:
     except Exception as error:
         if not is_storage_error(error):
             raise
-        failed = refusal("the lake cannot be read", error)
+        failed = storage_error("the lake cannot be read", error)
     raise failed

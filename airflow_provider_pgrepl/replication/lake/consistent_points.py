@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     parse_parquet,
     read_file,
-    refusal,
+    storage_error,
     storage_errors,
 )
 
@@ -379,7 +379,7 @@ class ConsistentPoints:
             raise _fenced() from None
         except (DeltaError, OSError) as error:
             self._forget()
-            raise refusal("the consistent points cannot be written", error) from error
+            raise storage_error("the consistent points cannot be written", error) from error
         self._marks = ()
         kept = [] if replaces else self._files
         self._files = [*kept, *(file.path for file in written)]

@@ -38,7 +38,7 @@ from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
     read_commit_actions,
-    refusal,
+    storage_error,
     storage_errors,
 )
 
@@ -83,7 +83,7 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
         table = open_delta(uri)
     except (DeltaError, OSError) as error:
         if is_storage_error(error):
-            raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
+            raise storage_error(f"{uri} is not dropped, since it cannot be read", error) from None
         return f"the table cannot be opened ({type(error).__name__}), so who wrote it last is not known"
     writers = read_writers(uri, int(table.version()))
     if writers.foreign:

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.storage.errors import is_storage_error, refusal
+from airflow_provider_pgrepl.replication.storage.errors import is_storage_error, storage_error
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,9 @@ def _reader(builder: QueryBuilder, sql: str, doing: str, hint: str) -> pa.Record
     except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
         # Before any row is read, DataFusion's message is about the statement only, so it holds no row values.
         said = str(error).partition("\n")[0]
-        wrong = refusal(doing, error) if is_storage_error(error) else ConfigError(f"{doing}: {said}", hint)
+        wrong = (
+            storage_error(doing, error) if is_storage_error(error) else ConfigError(f"{doing}: {said}", hint)
+        )
         failed = traced(wrong, error)
     if failed is not None:
         raise failed
@@ -106,6 +108,6 @@ def _batches(
     except Exception as error:  # noqa: BLE001
         log_unexpected(log, doing, error)
         wrong = LakeError(f"{doing}: {type(error).__name__}", hint)
-        failed = traced(refusal(doing, error) if is_storage_error(error) else wrong, error)
+        failed = traced(storage_error(doing, error) if is_storage_error(error) else wrong, error)
     if failed is not None:
         raise failed

@@ -5,7 +5,7 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     is_storage_error,
     is_store_unavailable,
     raise_if_store_unavailable,
-    refusal,
+    storage_error,
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.storage.filesystem import (
@@ -61,7 +61,7 @@ __all__ = [
     "read_file",
     "read_parquet",
     "read_range",
-    "refusal",
     "requests_at_once",
+    "storage_error",
     "storage_errors",
 ]

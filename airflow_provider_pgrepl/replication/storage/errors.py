@@ -222,9 +222,9 @@ def _asks_stores(error: BaseException) -> bool:
 
 
 def raise_if_store_unavailable(doing: str, error: BaseException) -> None:
-    """Raise LakeUnavailableError if an object store failed. `doing` as in `refusal`."""
+    """Raise LakeUnavailableError if an object store failed. `doing` as in `storage_error`."""
     if is_store_unavailable(error):
-        raise refusal(doing, error) from None
+        raise storage_error(doing, error) from None
 
 
 def is_storage_error(error: BaseException) -> bool:
@@ -255,7 +255,7 @@ def system_errors(error: BaseException) -> list[int]:
     return [int(number) for number in _NUMBER.findall(str(error))]
 
 
-def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
+def storage_error(doing: str, error: BaseException) -> LakeUnavailableError:
     """Return a LakeUnavailableError for a storage error, with its explanation and a hint.
 
     `doing`: the failed action, such as "the changelog cannot be written". The text of Delta's error is left
@@ -298,7 +298,7 @@ def storage_errors(place: str, action: str = "write under") -> Iterator[None]:
         yield
     except _FORBIDDEN as error:
         if find_store_fault(error):
-            raise refusal(f"cannot {action} {place}", error) from None
+            raise storage_error(f"cannot {action} {place}", error) from None
         # Do not quote the error: a store's client may include the request, with the token that signs it.
         raise LakeError(
             f"cannot {action} {place}: {_reason(error)}", "check the rights, and that it is a directory"
@@ -306,7 +306,7 @@ def storage_errors(place: str, action: str = "write under") -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         if not (isinstance(error, OSError) or _is_of_store(error)):
             raise
-        raise refusal(f"cannot {action} {place}", error) from None
+        raise storage_error(f"cannot {action} {place}", error) from None
 
 
 @contextmanager
@@ -318,6 +318,6 @@ def delta_errors(doing: str) -> Iterator[None]:
     except (DeltaError, OSError) as error:
         if not is_storage_error(error):
             raise
-        failed = refusal(doing, error)
+        failed = storage_error(doing, error)
     if failed is not None:
         raise failed

@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.events.publish.progress import Publishe
 from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.base import Refusal
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.storage import refusal
+from airflow_provider_pgrepl.replication.storage import storage_error
 
 _AGAIN = (
     "start the publisher again: it begins with this table. To send on without the event, set on_error to"
@@ -290,7 +290,7 @@ class PublisherLog:
         try:
             self._log = AppLog(self._uri, self._table, PUBLISHER_APP, _CHECKPOINT_EVERY)
         except OSError as error:
-            raise refusal(_DOING, error) from error
+            raise storage_error(_DOING, error) from error
         record = replace(_record(self._table) or begin, holder=holder)
         self.save(record)
         own_tables.record_publisher(self._lake_root, self._name)
@@ -306,7 +306,7 @@ class PublisherLog:
         try:
             file = write_file(self._uri, pa.Table.from_pylist(list(rows), SKIPPED_SCHEMA))
         except OSError as error:
-            raise refusal(_DOING, error) from error
+            raise storage_error(_DOING, error) from error
         self._commit("WRITE", [added_action(file)])
 
     def _commit(self, operation: str, actions: Sequence[Mapping[str, Any]]) -> None:
@@ -316,7 +316,7 @@ class PublisherLog:
         except FencedCommitError:
             raise self._fenced() from None
         except (DeltaError, OSError) as error:
-            raise refusal(_DOING, error) from error
+            raise storage_error(_DOING, error) from error
 
     def _fenced(self) -> FencedError:
         return FencedError(
@@ -328,7 +328,7 @@ class PublisherLog:
         try:
             create_delta(self._uri, SKIPPED_SCHEMA, _PROPERTIES, properties)
         except (DeltaError, OSError) as error:
-            raise refusal(_DOING, error) from error
+            raise storage_error(_DOING, error) from error
 
 
 def _record(table: DeltaTable) -> PublisherRecord | None:

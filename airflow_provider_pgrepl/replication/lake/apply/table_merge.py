@@ -49,7 +49,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
-from airflow_provider_pgrepl.replication.storage import is_store_unavailable, open_storage, refusal
+from airflow_provider_pgrepl.replication.storage import is_store_unavailable, open_storage, storage_error
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
@@ -202,7 +202,7 @@ def bring_forward(work: TableContext, paths: Iterable[str], upto_lsn: LSN) -> Ta
     except Exception as error:  # noqa: BLE001 - it goes into the result, without its text
         work.close()
         if isinstance(error, OSError) or is_store_unavailable(error):
-            told = refusal("the lake cannot be read or written", error)
+            told = storage_error("the lake cannot be read or written", error)
             return TableResult(
                 relation_id,
                 error=told.message,

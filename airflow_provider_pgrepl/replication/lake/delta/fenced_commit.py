@@ -42,7 +42,7 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import (
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog.relations import Comments
-from airflow_provider_pgrepl.replication.storage import durable, is_storage_error, refusal
+from airflow_provider_pgrepl.replication.storage import durable, is_storage_error, storage_error
 from airflow_provider_pgrepl.trace import trace_of
 
 _WRITTEN = {
@@ -240,7 +240,7 @@ def _failure(
     if damage := next((ours for theirs, ours in sentences.items() if theirs in str(error)), ""):
         return LakeTableError(f"{uri}: {damage}")
     if is_storage_error(error):
-        return refusal(f"{uri}: nothing was committed", error)
+        return storage_error(f"{uri}: nothing was committed", error)
     at_rows = type(error) is DeltaError
     obstacle = find_obstacle(table, at_rows=at_rows) if isinstance(error, DeltaError) else None
     if obstacle is not None:

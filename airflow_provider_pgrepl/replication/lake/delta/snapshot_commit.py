@@ -44,7 +44,7 @@ from airflow_provider_pgrepl.replication.storage import (
     is_storage_error,
     open_storage,
     read_commit_actions,
-    refusal,
+    storage_error,
     storage_errors,
 )
 
@@ -254,7 +254,7 @@ def create_table(
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
         if is_storage_error(error) and not isinstance(error, PermissionError):
-            unavailable = refusal(f"cannot create the lake table {uri}", error)
+            unavailable = storage_error(f"cannot create the lake table {uri}", error)
     if failed and has_delta(uri):
         raise FencedError(f"{uri}: another process has created this table", FENCED_HINT)
     if unavailable is not None:
