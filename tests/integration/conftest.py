@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.kafka import KafkaBroker
 from demo.nats import NatsServer
 from demo.rabbitmq import Broker
@@ -16,6 +17,7 @@ from tests.support.kafka import running_kafka
 from tests.support.published import Published, begin_publishing
 from tests.support.registry import Registry, running_registry
 from tests.support.replicated import execute
+from tests.support.state_records import pipeline
 from tests.support.watched import SHAPE, Watched
 
 _KAFKA = (
@@ -87,3 +89,12 @@ def watched(dsn: str, tmp_path: Path) -> Watched:
     pipeline = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
     pipeline.begin_watched("public.t")
     return pipeline
+
+
+@pytest.fixture
+def state_db(dsn: str) -> Iterator[StateDatabase]:
+    """The state database, with the pipeline `shop`."""
+    with StateDatabase(dsn, "test") as found:
+        found.migrate()
+        found.register(pipeline(), "123", True, True)
+        yield found

@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of, traced
-from tests.integration.test_state_database import AN_EARLIER_PIPELINE
+from tests.integration.test_state_schema import AN_EARLIER_PIPELINE
 from tests.integration.test_status import Shop
 from tests.support.canary import CANARY, check, raise_unexpected
 
