@@ -14,8 +14,12 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.spark_driver.claim import RunDirectory
 
 HOME = Path(tempfile.mkdtemp(prefix="pgrepl-test-airflow-"))
 DATABASE = HOME / "airflow.db"
@@ -114,3 +118,12 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> RunDirectory:
+    """A folder for applications of the pipeline that the stand-in runs."""
+    from airflow_provider_pgrepl.spark_driver.claim import RunDirectory
+    from tests.airflow.stand_in_app import SHOP
+
+    return RunDirectory(tmp_path / "run", "replicate", SHOP)

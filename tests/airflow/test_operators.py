@@ -143,7 +143,7 @@ def test_the_task_log_keeps_levels_and_one_time_and_the_failure_says_the_last_er
 @pytest.mark.parametrize(
     ("dag_id", "task_id"), [("stand_in", "replicate"), ("stand_in_snapshot", "snapshot")]
 )
-@pytest.mark.thorough("test_publish_operator, test_hosting")
+@pytest.mark.thorough("test_publish_operator, test_app_attachment")
 def test_operator_pushes_application_status_and_links_to_xcom(
     behave: Any, journal: Journal, dag_id: str, task_id: str
 ) -> None:
@@ -270,7 +270,7 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
             second.kill()
 
 
-@pytest.mark.thorough("the next try re-attaches; adoption in test_hosting")
+@pytest.mark.thorough("the next try re-attaches; adoption in test_app_attachment")
 def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
     behave: Any, journal: Journal, tmp_path: Path
 ) -> None:
