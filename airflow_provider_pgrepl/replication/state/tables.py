@@ -174,7 +174,8 @@ class TableState(StrEnum):
     errored       set by the app that met the error, with its class, reason, hint and LSN. This table stops;
                   the other tables and the slot continue. To recover, run the snapshot app, which resnapshots
                   the table, or retry the table when the cause is gone.
-    paused        set by an operator; changes are kept in the changelog and not applied.
+    paused        set by an operator, or by a repair until it ends; changes are kept in the changelog and not
+                  applied.
     removed       set by an operator, or by the snapshot app when the table is no longer in the pipeline's
                   configuration; its lake table stays unchanged.
     """
