@@ -65,7 +65,7 @@ def begin_amid_ddl(received: Received, ddl: list[str], insert: str) -> None:
 
     def begin() -> None:
         try:
-            received.begin()
+            received.begin(amid_transactions=True)
         except BaseException as error:
             failed.append(error)
 

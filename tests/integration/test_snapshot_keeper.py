@@ -201,7 +201,7 @@ def test_table_is_locked_against_ddl_but_not_against_writers_while_copied(
 
 def test_a_snapshot_that_is_gone_is_said(pg, dsn, run, exported):
     exported.close()
-    with pytest.raises(SnapshotError, match="gone"):
+    with pytest.raises(SnapshotError, match="no longer exists"):
         keeper_of(dsn, pg, exported, "t")
 
 

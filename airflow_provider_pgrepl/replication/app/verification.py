@@ -266,6 +266,10 @@ class Verification:
         while (durable := read_durable_lsn(open_changelog(uri))) <= position:
             now = time.monotonic()
             if now > asked + _ASK_EVERY_S:
+                if asked < began and not self.state_db.is_locked(self.pipeline.name, "replicate"):
+                    log.warning(
+                        "no replication app runs: start it, so that the changelog reaches %s", position
+                    )
                 asked = now
                 _ask(uri, position)
             if now > began + self.timeout_s:
