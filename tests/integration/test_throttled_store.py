@@ -1,13 +1,14 @@
 """A store that answers 503 to everything for a while: what continues, and what ends when, by operation.
 
 Pauses are a hundredth of what they are, and so is the limit of three minutes: a longer burst represents one
-of five minutes.
+of five minutes. The pauses of Arrow's clients for Google and Azure have no setting.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,17 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.storage.stores import amazon, base
-from tests.support.faulty_store import Fault, FaultyStore
+from airflow_provider_pgrepl.replication.storage.stores import amazon, base, google
+from tests.support.faulty_store import Fault, FaultyStore, faulty_store
 from tests.support.handed import Handed
 from tests.support.replicated import execute
+from tests.support.stores import AzureServer, GoogleServer, running_store
 
+pytestmark = pytest.mark.thorough("unit/test_store_access, test_store_faults")
+Store = tuple[str, FaultyStore]
 LIMIT_S = 2.0
+GOOGLES_LIMIT_S = 20.0
+"""Arrow's client for Google pauses for one second, two, four."""
 TABLE = "public.t"
 
 
@@ -66,21 +72,41 @@ class Places:
         return self.receiver, self.merge, self.point, self.publisher, self.maintenance
 
 
+@pytest.fixture(params=["s3", "google", "azure"])
+def store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, FaultyStore]]:
+    """The URI of a lake of the test's own, and the proxy to its store, to which the environment leads."""
+    with ExitStack() as stack:
+        if request.param == "s3":
+            lake, faulty = request.getfixturevalue("s3_lake"), request.getfixturevalue("faulty")
+        else:
+            kind = GoogleServer if request.param == "google" else AzureServer
+            server = stack.enter_context(running_store(kind))
+            faulty = stack.enter_context(faulty_store(server.port))
+            for name, value in server.environment_of(faulty.port).items():
+                monkeypatch.setenv(name, value)
+            lake = server.new_lake()
+        yield lake, faulty
+
+
 @pytest.fixture
-def places(dsn: str, tmp_path: Path, faulty: FaultyStore, s3_lake: str, monkeypatch: Any) -> Places:
+def places(dsn: str, tmp_path: Path, store: Store, monkeypatch: Any) -> Places:
     monkeypatch.setattr(base, "RETRY_TIMEOUT", timedelta(seconds=LIMIT_S))
+    monkeypatch.setattr(google, "RETRY_TIMEOUT", timedelta(seconds=GOOGLES_LIMIT_S))
     monkeypatch.setattr(base, "_FIRST_PAUSE", timedelta(milliseconds=1))
     monkeypatch.setattr(base, "_LONGEST_PAUSE", timedelta(milliseconds=100))
     monkeypatch.setattr(amazon, "_ATTEMPTS", 6)  # 1.55 s
     execute(dsn, "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'b')")
-    handed = Handed(dsn, tmp_path, (TABLE,), lake=s3_lake)
+    handed = Handed(dsn, tmp_path, (TABLE,), lake=store[0])
     places = Places(handed, handed.copy(TABLE))
     execute(dsn, "update t set v = 'c' where id = 1")
     return places
 
 
-def test_burst_within_the_limit_is_waited_for_at_every_place(places: Places, faulty: FaultyStore) -> None:
+def test_burst_within_the_limit_is_waited_for_at_every_place(places: Places, store: Store) -> None:
     """Each request is rejected three times, however many an operation makes: none uses up another's tries."""
+    faulty = store[1]
     for work in places.all:
         faulty.asked.clear()
         faulty.fault = lambda asked: "throttled" if faulty.asked[asked] <= 3 else None
@@ -91,7 +117,8 @@ def test_burst_within_the_limit_is_waited_for_at_every_place(places: Places, fau
     assert places.points.latest() == ConsistentPoint(Epoch(1), LSN(101), None, {TABLE: 0})
 
 
-def test_longer_burst_ends_at_the_limit_and_loses_nothing(places: Places, faulty: FaultyStore) -> None:
+def test_longer_burst_ends_at_the_limit_and_loses_nothing(places: Places, store: Store) -> None:
+    faulty = store[1]
     for work in places.all:
         refused: Fault = "throttled"
         faulty.fault = lambda _, refused=refused: refused  # type: ignore[misc]

@@ -173,7 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer_error(self, status: int, code: str) -> None:
         content = b"" if self.command == "HEAD" else _ERROR.format(code).encode()
         self.send_response_only(status)
-        self.send_header("Content-Type", "application/xml")
+        if content:
+            self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

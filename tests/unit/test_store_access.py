@@ -113,6 +113,27 @@ def test_arrow_asks_again_for_as_long_as_the_others():
     assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= base.RETRY_TIMEOUT.seconds
 
 
+@pytest.mark.parametrize(
+    ("place", "given"),
+    [
+        (StoreLocation("gs", "bucket", ""), {"GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}),
+        (StoreLocation("abfss", "files", "", "shop1"), {"AZURE_STORAGE_ACCOUNT_KEY": "hidden"}),
+    ],
+    ids=["google", "azure"],
+)
+def test_only_a_host_without_credentials_and_cloud_gives_up_early(place, given, monkeypatch):
+    """There, the libraries would request a token for three minutes."""
+    servers = set()
+    monkeypatch.setattr(base, "_answers", lambda host: host in servers)
+    assert access_to(place).attempts == 10
+    servers.add(access_to(place).token_server)
+    assert access_to(place).attempts > 1000
+    servers.clear()
+    use_store(given)
+    assert access_to(place).attempts > 1000
+    assert access_to(place).delta_options()["max_retries"] == str(access_to(place).attempts)
+
+
 def test_use_store_replaces_store_variables_from_environment(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")

@@ -75,6 +75,21 @@ def test_a_name_is_no_code(text):
             " server; Details: Failed to connect to 127.0.0.1:9 after 0 ms",
             "cannot connect to the store (127.0.0.1:9)",
         ),
+        (
+            "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of <?xml …",
+            SLOW.sentence,
+        ),
+        (
+            "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork()"
+            " - CURL error [52]=Server returned nothing (no headers, no data)",
+            "cannot connect to the store (of the store's host)",
+        ),
+        (
+            "Check for Hierarchical Namespace support on 'http://a/b' failed. Azure Error: [] Error while"
+            " sending request. Failure when receiving data from the peer",
+            "cannot connect to the store (a)",
+        ),
+        ("Failed to list blobs: … Azure Error: [ServerBusy] 503 Service Unavailable", SLOW.sentence),
         ("Error performing HEAD http://s/b/x - Server returned non-2xx status code: 503 …", SLOW.sentence),
         ("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.", SLOW.sentence),
     ],
@@ -94,6 +109,11 @@ def test_an_answer_without_body_and_a_store_that_is_not_reached_are_explained(te
         ("External error: Object Store error: Generic MicrosoftAzure error: error sending request", True),
         ("b/x.json: GenericError <Code></Code> HTTP status 503", True),
         ("AWS Error SLOW_DOWN during PutObject operation", True),
+        ("google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of …", True),
+        ("google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message …", False),
+        ("GetFileInfo … Azure Error: [ServerBusy] 503 Service Unavailable", True),
+        ("GetFileInfo … Azure Error: [] Error while sending request. Failure when …", True),
+        ("GetProperties failed for 'http://…'. Azure Error: [AuthorizationFailure] 403 …", False),
         ("AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: No response body.", True),
         (
             "Generic LocalFileSystem error: Unable to open file /x: Permission denied (os error 13)",

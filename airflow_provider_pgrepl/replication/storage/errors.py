@@ -50,6 +50,9 @@ _MARKS = re.compile(
 _AWAY = re.compile(
     r"error sending request|GenericError|Generic (?!DeltaTable|error|delta kernel|LocalFileSystem)\w+ error"
     r"|HTTP status (?:429|5\d\d)|AWS Error SLOW_DOWN"
+    # The clients of Google and Azure in Arrow, once they have given up.
+    r"|google::cloud::Status\((?:UNAVAILABLE|RESOURCE_EXHAUSTED)"
+    r"|Azure Error: \[\w*\] (?:429|5\d\d|Error while sending request)"
 )
 
 
@@ -157,7 +160,13 @@ FAULTS = {
 _BY_STATUS = {"403": _DENIED, "429": SLOW, "503": SLOW}
 _BY_WORDS = (
     (re.compile(r"dns error|lookup address|resolve host|Name or service not known", re.I), _UNRESOLVED),
-    (re.compile(r"tcp connect error|Connection refused|curlCode: 7\b", re.I), _UNREACHED),
+    (
+        re.compile(
+            r"tcp connect error|Connection refused|curlCode: 7\b|CURL error \[|while sending request", re.I
+        ),
+        _UNREACHED,
+    ),
+    (re.compile(r"google::cloud::Status\((?:UNAVAILABLE|RESOURCE_EXHAUSTED)"), SLOW),
 )
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
 

@@ -44,10 +44,6 @@ class AmazonAccess(StoreAccess):
 
     store_class = S3Store
     prefix = "aws_"
-    # More attempts than fit into PATIENCE, so that PATIENCE alone limits retries. Google and Azure keep the
-    # default: without a key their libraries request one from a host of the cloud, and would retry that as
-    # long outside of the cloud.
-    attempts = 10_000
 
     region: str
     key_id: str = field(repr=False)

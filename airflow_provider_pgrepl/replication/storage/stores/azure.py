@@ -20,9 +20,26 @@ from airflow_provider_pgrepl.replication.settings.stores import (
     AZURE_TOKEN_FILE,
     StoreLocation,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, said
+from airflow_provider_pgrepl.replication.storage.stores.base import FEW, StoreAccess, retried, said
 
 _HADOOP = "spark.hadoop.fs.azure"
+_METADATA_HOST = "169.254.169.254"
+
+
+class _AzureFileSystem(fs.AzureFileSystem):
+    """Arrow's filesystem, which gives up after three retries, within 6 s, and has no setting for that."""
+
+    def get_file_info(self, paths_or_selector: Any) -> Any:
+        """Return what is there, as in the base class. Raises OSError after RETRY_TIMEOUT."""
+        return retried(lambda: fs.AzureFileSystem.get_file_info(self, paths_or_selector))
+
+    def delete_dir(self, path: str) -> None:
+        """Delete a folder, as in the base class. Raises OSError after RETRY_TIMEOUT."""
+        retried(lambda: fs.AzureFileSystem.delete_dir(self, path))
+
+    def delete_file(self, path: str) -> None:
+        """Delete a file, as in the base class. Raises OSError after RETRY_TIMEOUT."""
+        retried(lambda: fs.AzureFileSystem.delete_file(self, path))
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,17 @@ class AzureAccess(StoreAccess):
         url = store_variable(AZURE_ENDPOINT).rstrip("/")
         return cls(place.bucket, url, place.account, tenant, client_id, key, "" if key else sas, secret)
 
+    @property
+    def attempts(self) -> int:
+        # A store may answer each batch deletion that a token signs with an error of its own (Azurite does).
+        return FEW if self.sas else super().attempts
+
+    @property
+    def token_server(self) -> str:
+        has_credentials = self.key or self.sas or self.secret or os.environ.get(AZURE_TOKEN_FILE)
+        # Azure's services other than virtual machines name their own server.
+        return "" if has_credentials or os.environ.get("IDENTITY_ENDPOINT") else _METADATA_HOST
+
     def filesystem(self) -> fs.FileSystem:
         options: dict[str, Any] = said({"account_key": self.key, "sas_token": self.sas and f"?{self.sas}"})
         if self.secret:
@@ -73,7 +101,7 @@ class AzureAccess(StoreAccess):
                     f"{kind}_storage_authority": authority,
                     f"{kind}_storage_scheme": scheme or "https",
                 }
-        return fs.AzureFileSystem(self.account, **options)
+        return _AzureFileSystem(self.account, **options)
 
     @staticmethod
     def spark_settings() -> dict[str, str]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Self
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.settings.stores import StoreLocation
+from airflow_provider_pgrepl.replication.storage.errors import is_store_unavailable
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+Result = TypeVar("Result")
 RETRY_TIMEOUT = timedelta(minutes=3)
 """The time for which a request is retried if the store does not answer, or is overloaded."""
+_UNLIMITED, FEW = 10_000, 10
+_TOKEN_SERVER_S = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=10)
 
 
@@ -31,8 +38,6 @@ class StoreAccess(ABC):
     """The class of obstore's client."""
     prefix: ClassVar[str]
     """The prefix of deltalake's options. obstore's names of the options lack it."""
-    attempts: ClassVar[int] = 10
-    """The maximum number of retries of a request; the default is that of the libraries."""
     opens_by_requests: ClassVar[bool] = False
     """Arrow's reader is not used, see `objects.open_reader`."""
     has_folders: ClassVar[bool] = False
@@ -42,6 +47,21 @@ class StoreAccess(ABC):
 
     bucket: str
     url: str
+
+    @property
+    def attempts(self) -> int:
+        """The maximum number of retries of a request.
+
+        It does not limit them, so that RETRY_TIMEOUT does. Without credentials, the libraries request a token
+        from a server of the cloud, and retry that as well: outside of the cloud, they give up early.
+        """
+        server = self.token_server
+        return _UNLIMITED if not server or _answers(server) else FEW
+
+    @property
+    def token_server(self) -> str:
+        """The host, on port 80, that gives tokens to this host; empty if there are credentials."""
+        return ""
 
     @property
     def is_plain(self) -> bool:
@@ -72,7 +92,8 @@ class StoreAccess(ABC):
     def store(self, patience: timedelta | None = None) -> ObjectStore:
         """Return obstore's client, for conditional puts, which Arrow does not support.
 
-        `patience`: the time for which requests are retried; default: PATIENCE. Raises obstore's BaseError.
+        `patience`: the time for which requests are retried; default: RETRY_TIMEOUT. Raises obstore's
+        BaseError.
         """
         config = {name.removeprefix(self.prefix): value for name, value in self.options().items()}
         config.pop("allow_http", None)
@@ -99,6 +120,32 @@ class StoreAccess(ABC):
     def for_obstore(self) -> dict[str, str]:
         """Return additional options for obstore's client only."""
         return {}
+
+
+@cache
+def _answers(host: str) -> bool:
+    """Return True if a server listens on port 80 of a host."""
+    try:
+        with socket.create_connection((host, 80), _TOKEN_SERVER_S):
+            return True
+    except OSError:
+        return False
+
+
+def retried(call: Callable[[], Result]) -> Result:
+    """Return the result of a call, which is repeated for RETRY_TIMEOUT while the store is unavailable.
+
+    Raises what the call raises, OSError after this time.
+    """
+    end, pause = time.monotonic() + RETRY_TIMEOUT.total_seconds(), _FIRST_PAUSE.total_seconds()
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if not is_store_unavailable(error) or time.monotonic() + pause > end:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE.total_seconds())
 
 
 def _milliseconds(time: timedelta) -> str:

@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.storage.stores.base import RETRY_TIMEOU
 
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _HADOOP = "spark.hadoop.fs.gs.auth"
+_METADATA_HOST = "metadata.google.internal"
 _environment = Lock()
 
 
@@ -47,6 +48,11 @@ class GoogleAccess(StoreAccess):
     def is_anonymous(self) -> bool:
         """True for an endpoint without TLS and without a key: an emulator, which needs no credentials."""
         return self.is_plain and not self.key
+
+    @property
+    def token_server(self) -> str:
+        has_key = self.key or self.is_anonymous or any(os.environ.get(name) for name in GOOGLE_KEY_FILES)
+        return "" if has_key else os.environ.get("GCE_METADATA_HOST", _METADATA_HOST)
 
     def filesystem(self) -> fs.FileSystem:
         options: dict[str, Any] = {"anonymous": self.is_anonymous, "retry_time_limit": RETRY_TIMEOUT}
