@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.verify.buckets import (
     R1,
     R2,
@@ -16,15 +17,23 @@ from airflow_provider_pgrepl.replication.lake.verify.buckets import (
     column_hash,
 )
 from airflow_provider_pgrepl.replication.lake.verify.row_hashes import Hashes
+from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes
+
+MOST_BYTES = 256 << 20
+"""The most bytes of rows that are collected, uncompressed: they are held in memory."""
 
 
 @dataclass
 class RowPick:
-    """Collects whole rows by their hashes. `wanted`: the halves of the wanted hashes, a pair for each."""
+    """Collects whole rows by their hashes. `wanted`: the halves of the wanted hashes, a pair for each.
+
+    Raises LakeTableError if the rows have more than MOST_BYTES.
+    """
 
     shape: RowShape
     wanted: Hashes
     found: list[pa.Table] = field(default_factory=list)
+    size: int = 0
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
         _, whole = self.shape.hash_rows(rows)
@@ -43,6 +52,8 @@ class RowPick:
             columns.append(some.column(name))
             names.append(column_hash(number))
         self.found.append(pa.table(columns, names))
+        self.size += self.found[-1].nbytes
+        _check_size(self.size)
 
     @property
     def result(self) -> pa.Table | None:
@@ -60,9 +71,20 @@ class RowPicking:
         return RowPick(self.shape, self.wanted)
 
     def merge(self, results: Iterable[pa.Table | None]) -> pa.Table | None:
-        """Return the rows that the tasks collected, None if there are none."""
-        found = [rows for rows in results if rows is not None]
+        """Return the rows that the tasks collected, None if there are none. Raises LakeTableError if they
+        have more than MOST_BYTES."""
+        found, size = [], 0
+        for rows in results:
+            if rows is not None:
+                found.append(rows)
+                size += rows.nbytes
+                _check_size(size)
         return pa.concat_tables(found) if found else None
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise LakeTableError(f"the rows that differ have more than {show_bytes(MOST_BYTES)}")
 
 
 Job = Collection | RowPicking
