@@ -16,8 +16,10 @@ class PgSnapshotOperator(SparkAppOperator):
 
     :param tables: resnapshot these tables, in whatever state they are; None: all that need it (templated)
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
-    :param give_up: with `new_epoch`, the names of the previous source or lake, if they are not the current
-        ones. The error of a try without this parameter names them (templated)
+    :param resync: begin a new epoch whose tables are compared with the source, and repaired, instead of
+        copied. An interrupted run is continued (templated)
+    :param give_up: with `new_epoch` or `resync`, the names of the previous source or lake, if they are not
+        the current ones. The error of a try without this parameter names them (templated)
     :param take_over_slot: begin at the position of this slot of another program. Has no effect after
         the pipeline has begun (templated)
 
@@ -30,6 +32,7 @@ class PgSnapshotOperator(SparkAppOperator):
         *SparkAppOperator.template_fields,
         "tables",
         "new_epoch",
+        "resync",
         "give_up",
         "take_over_slot",
     )
@@ -39,6 +42,7 @@ class PgSnapshotOperator(SparkAppOperator):
         *,
         tables: Sequence[str] | str | None = None,
         new_epoch: bool | str = False,
+        resync: bool | str = False,
         give_up: Sequence[str] | str = "",
         take_over_slot: str = "",
         **kwargs: Any,
@@ -46,6 +50,7 @@ class PgSnapshotOperator(SparkAppOperator):
         super().__init__(**kwargs)
         self.tables = tables
         self.new_epoch = new_epoch
+        self.resync = resync
         self.give_up = give_up
         self.take_over_slot = take_over_slot
 
@@ -55,6 +60,8 @@ class PgSnapshotOperator(SparkAppOperator):
             arguments += ["--tables", ",".join(tables)]
         if read_flag("new_epoch", self.new_epoch):
             arguments.append("--new-epoch")
+        if read_flag("resync", self.resync):
+            arguments.append("--resync")
         if self.give_up:
             names = self.give_up if isinstance(self.give_up, str) else ",".join(self.give_up)
             arguments += ["--give-up", names]
@@ -66,5 +73,5 @@ class PgSnapshotOperator(SparkAppOperator):
         check_snapshot(
             access,
             resnapshot=parse_tables(read_tables(self.tables)),
-            new_epoch=read_flag("new_epoch", self.new_epoch),
+            new_epoch=read_flag("new_epoch", self.new_epoch) or read_flag("resync", self.resync),
         )
