@@ -178,7 +178,7 @@ def _lose_row(pipeline: InProcess, table: str) -> None:
 def test_table_that_cannot_be_compared_is_copied(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("past", "soft", "wider", "foreign_rows", "lost", "other", "alike", "raced")
+    names = ("past", "soft", "wider", "foreign_rows", "lost", "other", "much", "alike", "raced")
     execute(dsn, *(f"create table {name} (id int primary key, n int)" for name in names))
     execute(dsn, *(f"insert into {name} select g, g from generate_series(1, 200) g" for name in names))
     tables = tuple(f"public.{name}" for name in names)
@@ -187,8 +187,9 @@ def test_table_that_cannot_be_compared_is_copied(
     pipeline.snapshot()
     _drop_slot(pipeline)
     monkeypatch.setattr(resync, "MOST_ROWS", 100)
+    monkeypatch.setattr(resync, "FEW_ROWS", 50)
     execute(dsn, "alter table wider add column more int default 7", "update other set n = -n")
-    execute(dsn, "update alike set n = 0 where id = 1")
+    execute(dsn, "update alike set n = 0 where id = 1", "update much set n = -n where id <= 60")
     DeltaTable(pipeline.lake_path("public.foreign_rows")).delete("id = 1")
     lost = Path(pipeline.lake_path("public.lost"))
     lost.rename(tmp_path / "away")
@@ -213,6 +214,7 @@ def test_table_that_cannot_be_compared_is_copied(
     assert "another program has written it" in reasons["foreign_rows"]
     assert "there is no lake table" in reasons["lost"]
     assert "ranges of its rows differ" in reasons["other"]
+    assert reasons["much"] == "60 rows differ from the 200 rows of the source"
     assert {name for name in names if _kind(pipeline, f"public.{name}") == "resync"} == {"alike", "raced"}
     execute(dsn, *(f"delete from {name} where id = 5" for name in names))
     pipeline.catch_up()

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.files.row_search import RowLocations
 from airflow_provider_pgrepl.replication.lake.verify import row_pick
 from airflow_provider_pgrepl.replication.lake.verify.buckets import RowShape
+from airflow_provider_pgrepl.replication.lake.verify.repair import PickedRows, _last_copies
 from airflow_provider_pgrepl.replication.lake.verify.row_pick import RowPicking
 
 _SHAPE = RowShape(("id", "v"), ("id",), (1, 2))
@@ -41,3 +43,13 @@ def test_rows_beyond_the_limit_are_refused_in_a_task_and_in_all(monkeypatch: pyt
         _collected(picking, _ROWS)
     with pytest.raises(LakeTableError, match="have more than"):
         picking.merge(halves)
+
+
+def test_last_copies_of_equal_rows_are_removed() -> None:
+    """Three copies of the first row, of which two leave; two of the second, of which one leaves."""
+    places = RowLocations(np.array([0, 0, 1, 1, 2]), np.array([4, 7, 0, 5, 1]), np.array([0, 1, 0, 1, 0]))
+    extra = PickedRows(_ROWS.slice(0, 2), np.array([2, 1]))
+    found = _last_copies(places, extra)
+    assert list(zip(found.file.tolist(), found.row.tolist(), strict=True)) == [(1, 0), (1, 5), (2, 1)]
+    with pytest.raises(LakeTableError, match="not in the lake table any more"):
+        _last_copies(places, PickedRows(_ROWS.slice(0, 3), np.array([2, 1, 1])))

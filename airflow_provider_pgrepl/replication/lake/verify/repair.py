@@ -186,10 +186,10 @@ class TableRepair:
 
 def _last_copies(places: RowLocations, extra: PickedRows) -> RowLocations:
     """Return the locations of the copies to remove: of equal rows, the last ones. Raises LakeTableError."""
-    chosen = []
-    for number, times in enumerate(extra.times.tolist()):
-        copies = np.flatnonzero(places.which == number)
-        if len(copies) < times:
-            raise LakeTableError("a row to be removed by a repair is not in the lake table any more")
-        chosen.append(copies[len(copies) - times :])
-    return places.where(np.sort(np.concatenate(chosen)))
+    order = np.argsort(places.which, kind="stable")
+    which = places.which[order]
+    copies = np.bincount(which, minlength=len(extra.times))
+    if (copies < extra.times).any():
+        raise LakeTableError("a row to be removed by a repair is not in the lake table any more")
+    left = np.cumsum(copies)[which] - np.arange(len(which))
+    return places.where(np.sort(order[left <= extra.times[which]]))
