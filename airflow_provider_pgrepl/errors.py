@@ -69,8 +69,9 @@ def reference(page: str) -> str:
 
 
 NEW_EPOCH = (
-    "begin a new epoch, which drops the slot and resnapshots every table: pgrepl snapshot FILE.json"
-    " --new-epoch, or PgSnapshotOperator with new_epoch=True"
+    "begin a new epoch, which drops the slot: pgrepl resync FILE.json, or PgSnapshotOperator with"
+    " resync=True, compares every table with the lake and replaces the rows that differ; pgrepl snapshot"
+    " FILE.json --new-epoch, or PgSnapshotOperator with new_epoch=True, resnapshots every table"
 )
 RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
 EXECUTORS = (

@@ -1,13 +1,13 @@
 """The app that copies the tables of a pipeline into the lake.
 
 PGREPL_DSN=… spark-submit snapshot.py --pipeline FILE.json [--tables a.b,c.d | --add [a.b,c.d] | --new-epoch
-    | --take-over SLOT]
+    | --resync | --take-over SLOT]
 
 Without an option, it copies tables that are not in the lake or are errored. --tables resnapshots tables.
 --add adds tables that the pipeline file does not list, or without names all tables that match its patterns
 now.
---new-epoch begins a new epoch, which copies all tables. --take-over begins at the position of another
-program's slot.
+--new-epoch begins a new epoch, which copies all tables. --resync begins one whose tables are compared with
+the source, and repaired. --take-over begins at the position of another program's slot.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.app.process import (
     as_given,
     of_publish,
     of_replicate,
+    of_resync,
     of_snapshot,
     of_verify,
     source_dsn,
@@ -32,9 +33,16 @@ _EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://hos
 
 
 def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
+    run_application(arguments.command.name, arguments.pipeline, _own(arguments), arguments.spark)
+
+
+def _resync(_: object, arguments: argparse.Namespace) -> NoReturn:
+    run_application("snapshot", arguments.pipeline, ["--resync", *_own(arguments)], arguments.spark)
+
+
+def _own(arguments: argparse.Namespace) -> list[str]:
     ours = ("command", "pipeline", "spark")
-    own = as_given({name: value for name, value in vars(arguments).items() if name not in ours})
-    run_application(arguments.command.name, arguments.pipeline, own, arguments.spark)
+    return as_given({name: value for name, value in vars(arguments).items() if name not in ours})
 
 
 def _copy(arguments: argparse.Namespace) -> int:
@@ -195,13 +203,19 @@ def copy_files(sources: Sequence[Path], folder: Path, example: str) -> list[Path
     return targets
 
 
-def _application(name: str, purpose: str, add: AddArguments) -> Command:
-    return Command(name, purpose, _run, add=add, is_application=True, epilog=_EPILOG)
+def _application(name: str, purpose: str, add: AddArguments, work: Callable[..., NoReturn] = _run) -> Command:
+    return Command(name, purpose, work, add=add, is_application=True, epilog=_EPILOG)
 
 
 APPLICATIONS = (
     _application(
         "snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot
+    ),
+    _application(
+        "resync",
+        "begin a new epoch whose tables are compared with the source, and repaired, instead of copied",
+        of_resync,
+        _resync,
     ),
     _application("replicate", "keep the lake current, until stopped or caught up", of_replicate),
     _application("verify", "compare lake tables with the source at one LSN", of_verify),

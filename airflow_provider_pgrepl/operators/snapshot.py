@@ -18,8 +18,10 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
 
     :param tables: resnapshot these tables, in whatever state they are; None: all that need it (templated)
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
-    :param give_up: with `new_epoch`, the names of the previous source or lake, if they are not the current
-        ones. The error of a try without this parameter names them (templated)
+    :param resync: begin a new epoch whose tables are compared with the source, and repaired, instead of
+        copied. An interrupted run is continued (templated)
+    :param give_up: with `new_epoch` or `resync`, the names of the previous source or lake, if they are not
+        the current ones. The error of a try without this parameter names them (templated)
     :param take_over_slot: begin at the position of this slot of another program. Has no effect after
         the pipeline has begun (templated)
 
@@ -32,6 +34,7 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         *SparkAppOperator.template_fields,
         "tables",
         "new_epoch",
+        "resync",
         "give_up",
         "take_over_slot",
     )
@@ -41,6 +44,7 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         *,
         tables: Sequence[str] | str | None = None,
         new_epoch: bool | str = False,
+        resync: bool | str = False,
         give_up: Sequence[str] | str = "",
         take_over_slot: str = "",
         **kwargs: Any,
@@ -48,6 +52,7 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         super().__init__(**kwargs)
         self.tables = tables
         self.new_epoch = new_epoch
+        self.resync = resync
         self.give_up = give_up
         self.take_over_slot = take_over_slot
 
@@ -57,6 +62,8 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
             arguments += ["--tables", ",".join(tables)]
         if read_flag("new_epoch", self.new_epoch):
             arguments.append("--new-epoch")
+        if read_flag("resync", self.resync):
+            arguments.append("--resync")
         if self.give_up:
             names = self.give_up if isinstance(self.give_up, str) else ",".join(self.give_up)
             arguments += ["--give-up", names]
@@ -71,5 +78,5 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         check_snapshot(
             access,
             resnapshot=parse_tables(read_tables(self.tables)),
-            new_epoch=read_flag("new_epoch", self.new_epoch),
+            new_epoch=read_flag("new_epoch", self.new_epoch) or read_flag("resync", self.resync),
         )

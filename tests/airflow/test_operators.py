@@ -53,7 +53,7 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
     behave("--exit", "0")
     assert run_dag("stand_in_snapshot").state == "success"
     [event] = journal.events()
-    assert "--tables public.a,public.b --new-epoch" in " ".join(event["argv"])
+    assert "--tables public.a,public.b --new-epoch --resync" in " ".join(event["argv"])
 
 
 @pytest.mark.parametrize(

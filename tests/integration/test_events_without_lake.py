@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.app.snapshot import resync
 from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row
@@ -364,6 +365,8 @@ def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):
     events.catch_up()
     with pytest.raises(ConfigError, match=r"pause: pipeline \w+ has no lake tables"):
         pause_tables(events.access, ["public.t"])
+    with pytest.raises(ConfigError, match=r"resync: pipeline \w+ has no lake tables"):
+        resync(events.access)
     report = check_drift(events.access)
     assert (report.checked, report.tables) == (2, ())
     file = str(events.file)

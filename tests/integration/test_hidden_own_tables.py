@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.app import replicate, snapshot
 from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
 from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
-from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, resync, take_tables
 from airflow_provider_pgrepl.replication.app.snapshot_tables import SnapshotResult
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS
@@ -48,6 +48,7 @@ def test_apps_end_until_the_points_are_back_or_given_up(
     commands: tuple[Callable[[], object], ...] = (
         lambda: take_tables(kept.access),
         lambda: begin_new_epoch(kept.access),
+        lambda: resync(kept.access),
         lambda: retry_tables(kept.access, [A]),
     )
     for command in commands:

@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.app.operations.tables import (
     retry_tables,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
-from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, resync, take_tables
 from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
@@ -95,6 +95,7 @@ def commands(access: Access) -> dict[str, Callable[[], object]]:
     return {
         "snapshot": lambda: take_tables(access),
         "new epoch": lambda: begin_new_epoch(access),
+        "resync": lambda: resync(access),
         "teardown": lambda: teardown(access),
         "teardown with lake": lambda: teardown(access, drop_lake=True),
         "remove": lambda: remove_tables(access, [A]),
@@ -115,7 +116,7 @@ def refused(kept: Kept, access: Access, says: str) -> None:
         with pytest.raises(PgReplError, match=says) as caught:
             command()
         assert Left.of(kept) == before, name
-        if name != "new epoch":
+        if name not in ("new epoch", "resync"):
             assert "--new-epoch" not in caught.value.hint, name
 
 

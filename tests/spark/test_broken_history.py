@@ -19,12 +19,18 @@ SETUP = ("create table t(id int primary key, v text)", "insert into t values (1,
 
 
 def assert_refused_until_a_new_epoch(
-    replicated: InProcess, says: str, *, gives_up: bool = False, cure: str = ""
+    replicated: InProcess,
+    says: str,
+    *,
+    gives_up: bool = False,
+    cure: str = "",
+    option: str = "--new-epoch",
 ) -> None:
-    """Check that runs are rejected and leave the lake as it is, and that a new epoch resnapshots everything.
+    """Check that runs are rejected and leave the lake as it is, and that a new epoch takes everything.
 
     A new epoch begins only when asked for. If the source is not proven to be the lake's (`gives_up`), the
-    caller must name what is given up. `cure`: a statement that has to be run at the source first.
+    caller must name what is given up. `cure`: a statement that has to be run at the source first. `option`:
+    the one that begins the epoch.
     """
     before = sorted(replicated.lake_rows("public.t")["id"].to_pylist())
     for _ in range(2):
@@ -33,17 +39,17 @@ def assert_refused_until_a_new_epoch(
     assert ("--new-epoch" in replicated.log_tail()) != gives_up
     assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) == before
     if cure:
-        assert replicated.run("snapshot", "--new-epoch") == 78
+        assert replicated.run("snapshot", option) == 78
         assert "exists and was not made by" in replicated.log_tail()
         execute(replicated.dsn, cure)
     if gives_up:
         record = read_epoch(replicated.changelog)
-        assert replicated.run("snapshot", "--new-epoch") == 78
+        assert replicated.run("snapshot", option) == 78
         name = f"{record.system_identifier}/{record.database}"
         assert f"--give-up {name}" in replicated.log_tail()
-        replicated.snapshot("--new-epoch", "--give-up", name)
+        replicated.snapshot(option, "--give-up", name)
     else:
-        replicated.snapshot("--new-epoch")
+        replicated.snapshot(option)
     replicated.assert_equal("public.t")
     execute(replicated.dsn, "insert into t values (1000, 'after')", "delete from t where id = 1")
     replicated.catch_up()
@@ -134,7 +140,11 @@ def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_p
     if catches_up:
         for first in range(2, 900, 100):
             execute(dsn, f"insert into t select g, 'other' from generate_series({first}, {first} + 99) g")
-    assert_refused_until_a_new_epoch(replicated, "restored to an earlier state", gives_up=True)
+    # Rows that the source no longer has leave the lake.
+    option = "--resync" if catches_up else "--new-epoch"
+    says = "restored to an earlier state"
+    assert_refused_until_a_new_epoch(replicated, says, gives_up=True, option=option)
+    assert ("rows of the source at" in replicated.log.read_text()) == catches_up
 
 
 def test_another_server_under_the_same_address(spark, dsn, own_server, tmp_path):
@@ -149,4 +159,4 @@ def test_another_server_under_the_same_address(spark, dsn, own_server, tmp_path)
     assert replicated.run("replicate", "--until", "caught-up") == 78
     assert "another server" in replicated.log_tail()
     execute(other, f"select pg_drop_replication_slot('{replicated.pipeline.slot}')")
-    assert_refused_until_a_new_epoch(replicated, "another server", gives_up=True)
+    assert_refused_until_a_new_epoch(replicated, "another server", gives_up=True, option="--resync")

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 APPS = ROOT / "spark_apps"
 _HANGS_S = 300
 """After which a test fails that would wait for good; whatever is waited for takes seconds."""
-OWN_COLUMNS = ("_pgrepl_commit_lsn", "_pgrepl_commit_ts")
+OWN_COLUMNS = ("_pgrepl_commit_lsn", "_pgrepl_commit_ts", "_pgrepl_partition")
 
 
 class Replicated:

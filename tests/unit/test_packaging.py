@@ -29,6 +29,7 @@ CALLED_BY_SPARK = (
     "lake.snapshot.snapshot_copy",
     "lake.verify.comparison",
     "lake.verify.lake_side",
+    "lake.verify.resync",
     "lake.verify.source_side",
     "lake.verify.text_check",
     "spark.failures",

@@ -113,6 +113,7 @@ def test_spark_can_name_a_folder_that_the_locale_cannot_encode(
         ("snapshot", ("--add",), ["--add="]),
         ("snapshot", ("--new-epoch",), ["--new-epoch"]),
         ("snapshot", (), []),
+        ("resync", ("--give-up", "7/shop"), ["--resync", "--give-up=7/shop"]),
         ("replicate", ("--until", "0/1f"), ["--until=0/1F"]),
         (
             "publish",
@@ -133,7 +134,7 @@ def test_an_application_is_run_by_spark_submit_with_its_options_and_those_of_spa
     code, argv, env = run(tmp_path, monkeypatch, app, str(pipeline_file), *options, exit_code=75)
     assert code == 75
     assert argv[:2] == ["--master", "local[2]"]
-    assert Path(argv[2]).name == f"{app}.py"
+    assert Path(argv[2]).name == f"{'snapshot' if app == 'resync' else app}.py"
     assert argv[3:] == ["--pipeline", str(pipeline_file), *handed_on]
     assert f"PYSPARK_PYTHON={sys.executable}" in env
 

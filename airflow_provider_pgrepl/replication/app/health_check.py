@@ -132,8 +132,9 @@ def _record(pipeline: Pipeline, state_db: StateDatabase, held: int) -> SlotError
     error = SlotError(
         f"slot {pipeline.slot} was dropped, because it retained {show_bytes(held)} of WAL, more than"
         f" wal_budget ({show_bytes(pipeline.wal_budget)})",
-        "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch prints a"
-        " name; run it again with --give-up and that name",
+        "begin a new epoch, which compares every table with the lake: pgrepl resync FILE.json prints a name;"
+        " run it again with --give-up and that name. pgrepl snapshot FILE.json --new-epoch resnapshots every"
+        " table",
     )
     log.error("%s", error)
     state_db.record_slot(pipeline.name, is_owned=False)

@@ -184,8 +184,9 @@ def check_lake_may_be_lost(evidence: Evidence, give_up: frozenset[str]) -> None:
 def _would_abandon(error: PgReplError, name: str) -> ConfigError:
     return ConfigError(
         f"a new epoch would abandon the current one: {error.message}",
-        "check that connection and lake are the right ones. If they are, abandon it: pgrepl snapshot"
-        f" FILE.json --new-epoch --give-up {name}, or set give_up of PgSnapshotOperator. {_UNCHANGED}",
+        "check that connection and lake are the right ones. If they are, abandon it: pgrepl resync FILE.json"
+        f" --give-up {name}, which compares every table with the lake, or pgrepl snapshot FILE.json"
+        f" --new-epoch --give-up {name}, or set give_up of PgSnapshotOperator. {_UNCHANGED}",
     )
 
 

@@ -276,15 +276,25 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
     ways.add_argument(
         "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
     )
-    parser.add_argument(
-        "--give-up",
-        metavar="NAME,NAME",
-        help="with --new-epoch: the source or lake that is given up: another one than now, or a missing lake",
+    ways.add_argument(
+        "--resync",
+        action="store_true",
+        help="begin a new epoch whose tables are compared, and repaired: as pgrepl resync",
     )
+    of_resync(parser, "with --new-epoch or --resync: ")
     ways.add_argument(
         "--take-over",
         metavar="SLOT",
         help="begin with the changes that the reader of that slot, of another program, has not confirmed",
+    )
+
+
+def of_resync(parser: argparse.ArgumentParser, condition: str = "") -> None:
+    """Add the argument of a new epoch: the names that it gives up, under a condition."""
+    parser.add_argument(
+        "--give-up",
+        metavar="NAME,NAME",
+        help=f"{condition}the source or lake that is given up: another one than now, or a missing lake",
     )
 
 

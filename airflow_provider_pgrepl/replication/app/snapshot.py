@@ -6,11 +6,12 @@ The app begins an epoch, or copies single tables, at one source snapshot.
     snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
     snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
     snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
+    snapshot --pipeline FILE.json --resync           the same, but tables are compared, and repaired
     snapshot --pipeline FILE.json --take-over SLOT   begin at the position of another program's slot
 
-`take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch` and `take_over` do the same for callers in
-Python. At the first set-up any problem stops the run, and nothing is created. Later on an error of one table
-marks that table errored, and the other tables are copied.
+`take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch`, `resync` and `take_over` do the same for callers
+in Python. At the first set-up any problem stops the run, and nothing is created. Later on an error of one
+table marks that table errored, and the other tables are copied.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from airflow_provider_pgrepl.replication.app.epoch import (
     has_tables,
     known_tables,
     otherwise_taken,
+    refuse_without_lake,
     taken_otherwise,
 )
 from airflow_provider_pgrepl.replication.app.evidence import gather
@@ -47,10 +49,12 @@ from airflow_provider_pgrepl.replication.app.ownership import (
 )
 from airflow_provider_pgrepl.replication.app.process import of_snapshot
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
+from airflow_provider_pgrepl.replication.app.resync import may_continue, unwritten
 from airflow_provider_pgrepl.replication.app.snapshot_tables import (
     SnapshotResult,
     TableSnapshotter,
     begin_epoch,
+    selected_tables,
 )
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known, check_own_tables
@@ -352,6 +356,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
     elif arguments.new_epoch:
         outcome = begin_new_epoch(access, _names(arguments.give_up))
+    elif arguments.resync:
+        outcome = resync(access, _names(arguments.give_up))
     elif arguments.take_over:
         outcome = take_over(access, arguments.take_over)
     else:
@@ -436,6 +442,29 @@ def begin_new_epoch(access: Access, give_up: Collection[str] = ()) -> SnapshotRe
     :param give_up: the names of the source or lake that it replaces, if they are not the present ones
     """
     with opened(access, new_epoch=True, give_up=give_up) as run:
+        return run.begin()
+
+
+def resync(access: Access, give_up: Collection[str] = ()) -> SnapshotResult:
+    """Begin a new epoch whose tables are compared with the source, and repaired.
+
+    A table that cannot be compared is copied. If an interrupted run has begun the present epoch, continue it
+    with the tables that it lacks. Raises as `begin_new_epoch`, and ConfigError without lake tables.
+
+    :param give_up: as of `begin_new_epoch`
+    """
+    refuse_without_lake(access.pipeline, "resync", "begin a new epoch: pgrepl snapshot FILE.json --new-epoch")
+    if may_continue(access):
+        with opened(access) as run:
+            run.snapshotter.compares = True
+            selected, requested = run.select(run.requested)
+            left = unwritten(access.pipeline, run.epoch, run.records) & selected_tables(selected)
+            if left:
+                names = ", ".join(map(str, sorted(left)))
+                log.info("continuing the present epoch with the tables that it lacks: %s", names)
+                return run.take(left, requested, selected)
+    with opened(access, new_epoch=True, give_up=give_up) as run:
+        run.snapshotter.compares = True
         return run.begin()
 
 

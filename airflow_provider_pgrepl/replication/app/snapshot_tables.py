@@ -80,13 +80,15 @@ class SnapshotResult:
 class TableSnapshotter:
     """The connections of one run, and its copying of tables.
 
-    `spark` returns the session when it is needed.
+    `spark` returns the session when it is needed. `compares`: tables are compared with their lake tables, and
+    copied only if that is not possible.
     """
 
     access: Access
     source: Connection
     state_db: StateDatabase
     spark: Callable[[], SparkSession]
+    compares: bool = False
 
     @property
     def pipeline(self) -> Pipeline:
@@ -278,8 +280,9 @@ class TableSnapshotter:
     ) -> CopyResult:
         # Imported here: it needs Spark, which need not be installed without lake tables.
         from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+        from airflow_provider_pgrepl.replication.lake.verify.resync import Resync
 
-        copy = SnapshotCopy(
+        copy = (Resync if self.compares else SnapshotCopy)(
             self.spark(), self.access.dsn, self.pipeline, self.state_db, record, keeper, exported
         )
         with SlotInUse(self.access.dsn, self.pipeline.slot):

@@ -61,4 +61,6 @@ with DAG("stand_in_verify", schedule=None) as stand_in_verify:
     )
 
 with DAG("stand_in_snapshot", schedule=None) as stand_in_snapshot:
-    PgSnapshotOperator(task_id="snapshot", tables="public.a, public.b", new_epoch="True", **COMMON)
+    PgSnapshotOperator(
+        task_id="snapshot", tables="public.a, public.b", new_epoch="True", resync=True, **COMMON
+    )

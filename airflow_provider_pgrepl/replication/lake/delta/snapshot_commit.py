@@ -50,6 +50,10 @@ from airflow_provider_pgrepl.replication.storage import (
 
 log = logging.getLogger(__name__)
 
+RESYNC = "resync"
+"""The kind of a commit after which a table has the rows of a snapshot, in its earlier files where it can."""
+SNAPSHOT_KINDS = ("snapshot", RESYNC)
+"""The kinds of the commits after which a table has the rows of a snapshot."""
 _NAMED = 5
 _ATTEMPTS = 3
 # Consistent points need old log entries, which Delta would delete. Maintenance cleans the log instead.
@@ -208,11 +212,7 @@ def commit_snapshot(
     """
     app = app_id(pipeline_name, epoch)
     older = earlier_apps(pipeline_name, epoch)
-    others = {**dict.fromkeys(older, CLOSED), **table_marks(uri)}
-    if relation_version is not None:
-        others |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
-    if exported_at is not None:
-        others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
+    others = snapshot_marks(uri, pipeline_name, epoch, exported_at, relation_version)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     check_replaceable(uri, pipeline_name)
     # Set torn commits aside, so that a table damaged by a crash of the host can be replaced as well.
@@ -231,6 +231,25 @@ def commit_snapshot(
             if not left:
                 raise
     return int(table.version())
+
+
+def snapshot_marks(
+    uri: str,
+    pipeline_name: str,
+    epoch: Epoch,
+    exported_at: datetime | None = None,
+    relation_version: int | None = None,
+) -> dict[str, int]:
+    """Return the app IDs, except the position, of a commit after which a table has the rows of a snapshot.
+
+    They close the earlier epochs. Raises LakeUnavailableError.
+    """
+    marks = {**dict.fromkeys(earlier_apps(pipeline_name, epoch), CLOSED), **table_marks(uri)}
+    if relation_version is not None:
+        marks |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
+    if exported_at is not None:
+        marks[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
+    return marks
 
 
 def create_table(

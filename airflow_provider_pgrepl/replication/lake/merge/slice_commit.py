@@ -84,7 +84,7 @@ class SliceCommit:
     """The commit that sets `table` to `position`, made through this handle. Only one method may commit.
 
     `relation_version`: the version of the relation in force at the position. `kind`: of the commit, in its
-    metadata.
+    metadata. `marks`: the other app IDs that it sets, None for those of `relation_marks`.
 
     All methods raise FencedError if another process of this pipeline has written the table, LakeTableError,
     LakeUnavailableError.
@@ -97,6 +97,7 @@ class SliceCommit:
     relation_version: int
     strategy: Merge = "auto"
     kind: str = "changes"
+    marks: Mapping[str, int] | None = None
 
     def make(self, how: Callable[[], None]) -> None:
         """Call `how`, which reads the table and commits, up to 10 times until no other commit comes first.
@@ -126,7 +127,9 @@ class SliceCommit:
 
     @property
     def _properties(self) -> CommitProperties:
-        marks = relation_marks(self.table, self.relation_version)
+        marks = self.marks
+        if marks is None:
+            marks = relation_marks(self.table, self.relation_version)
         return commit_properties(self.app, self.position, self.kind, self.commit_ts, marks)
 
     def _writer(self, values: Mapping[str, pa.ChunkedArray]) -> WriterProperties:
@@ -204,7 +207,11 @@ class SliceCommit:
         """
         if len(gone) == 0 and len(rows) == 0:
             self.nothing()
-            return
+        else:
+            self.replace_at(found, gone, rows, way)
+
+    def replace_at(self, found: FileRows, gone: RowLocations, rows: pa.Table, way: Way) -> None:
+        """Do the same. Without rows, also raise VersionTakenError if another process has committed."""
         with files_beside(found.uri, found.schema) as files:
             marks = gone.marks()
             if way == "rewrite":

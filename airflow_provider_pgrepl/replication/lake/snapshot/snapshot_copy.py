@@ -9,6 +9,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from deltalake import DeltaTable
+
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl import errors as hints
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -166,10 +168,15 @@ class SnapshotCopy:
             with report.copying(relation.table, ranges) as copy:
                 files = self._copy_ranges(keeper, relation, ranges, copy)
         rows = self._commit(relation, files)
-        seconds = time.monotonic() - started
-        self._measured[relation.table] = sum(file.size for file in files), round(seconds, 3)
+        seconds = self._measure(relation.table, sum(file.size for file in files), started)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, seconds)
         return rows
+
+    def _measure(self, table: TableName, size: int, started: float) -> float:
+        """Keep the bytes written for a table and the duration, for its record. Return the duration."""
+        seconds = time.monotonic() - started
+        self._measured[table] = size, round(seconds, 3)
+        return seconds
 
     def _check_replaceable(self, table: TableName) -> None:
         lake_root, name = self._pipeline.lake_root, self._pipeline.name
@@ -207,35 +214,45 @@ class SnapshotCopy:
         return RangeCopies(self._spark, job, keeper, self._ranges_at_once, copy.finish).run(ranges)
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
-        options, lake_root = self._pipeline.options(relation.table), self._pipeline.lake_root
-        record = RelationRecord.of_catalog(relation)
-        with self._index_lock:
-            self._index.add(self._record.epoch, record, self._place)
+        options = self._pipeline.options(relation.table)
+        version = self._add_to_index(relation)
         if options.policy.history:
             self._versions[history_key(relation.table)] = end_all_versions(
                 relation, self._pipeline, *self._moment
             )
-        uri, comments = f"{lake_root}/{relation.table.path}", self._comments[relation.table]
-        warn_of_rows_of_lake(uri, relation.table, _rows_of_lake(self._pipeline, relation.table))
+        uri = self._uri(relation.table)
+        warn_of_rows_of_lake(uri, relation.table, rows_of_lake(self._pipeline, relation.table))
         commit_snapshot(
             uri,
-            commented(lake_schema(relation, options), comments.columns),
+            commented(lake_schema(relation, options), self._comments[relation.table].columns),
             files,
             self._position,
             self._pipeline.name,
             self._record.epoch,
             self._exported.exported_at,
-            record.version,
+            version,
         )
-        table = open_table(uri)
-        commit_comments(
-            table,
-            app_id(self._pipeline.name, self._record.epoch),
-            self._position,
-            comments,
-        )
-        self._versions[str(relation.table)] = int(table.version())
+        self._conclude(relation.table, open_table(uri))
         return sum(file.rows for file in files)
+
+    def _uri(self, table: TableName) -> str:
+        return f"{self._pipeline.lake_root}/{table.path}"
+
+    @property
+    def _app(self) -> str:
+        return app_id(self._pipeline.name, self._record.epoch)
+
+    def _add_to_index(self, relation: Relation) -> int:
+        """Add the relation to the index, and return its version. Call it before a commit names it."""
+        record = RelationRecord.of_catalog(relation)
+        with self._index_lock:
+            self._index.add(self._record.epoch, record, self._place)
+        return record.version
+
+    def _conclude(self, name: TableName, table: DeltaTable) -> None:
+        """Set the comments of a table that has the snapshot's rows, and keep its version for the point."""
+        commit_comments(table, self._app, self._position, self._comments[name])
+        self._versions[str(name)] = int(table.version())
 
     def _mark_errored(self, relation: Relation, error: errors.PgReplError) -> None:
         log.error("%s: %s", relation.table, error)
@@ -254,7 +271,7 @@ class SnapshotCopy:
         )
 
 
-def _rows_of_lake(pipeline: Pipeline, table: TableName) -> list[str]:
+def rows_of_lake(pipeline: Pipeline, table: TableName) -> list[str]:
     """Return the settings by which the lake may have rows of a table that the source has deleted."""
     policy = pipeline.options(table).policy
     found = {

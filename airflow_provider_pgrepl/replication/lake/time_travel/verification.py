@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import SNAPSHOT_KINDS
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import ChangelogFinder
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
@@ -135,5 +136,5 @@ def _last_announced(relation_id: int, kept: ChangelogFinder) -> LSN:
 def _last_copied(table: DeltaTable, upto: LSN) -> LSN:
     """Return the position of the last copy at or before an LSN, or 0 if the table's log has none."""
     abouts = (json.loads(commit.get(COMMIT_METADATA) or "{}") for commit in table.history())
-    copies = (LSN(about["position"]) for about in abouts if about.get("kind") == "snapshot")
+    copies = (LSN(about["position"]) for about in abouts if about.get("kind") in SNAPSHOT_KINDS)
     return max((copy for copy in copies if copy <= upto), default=LSN(0))

@@ -148,7 +148,7 @@ class RowList:
     """Collects the hashes of the rows of some buckets, one by one: those of key, row and each column.
 
     `wanted`: True for each wanted bucket. `keys`: the first halves of the wanted keys' hashes, None for all.
-    `shows_keys`: also collect the values of the key's columns.
+    `shows_keys`: also collect the values of the key's columns. `has_columns`: collect the columns' hashes.
     """
 
     shape: RowShape
@@ -156,6 +156,7 @@ class RowList:
     wanted: np.ndarray[Any, np.dtype[np.bool_]]
     shows_keys: bool = False
     keys: Hashes | None = None
+    has_columns: bool = True
     found: list[pa.Table] = field(default_factory=list)
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
@@ -170,7 +171,7 @@ class RowList:
         some = rows.take(pa.array(chosen))
         columns: dict[str, Any] = {K1: keys.h1, K2: keys.h2, R1: whole.h1, R2: whole.h2}
         columns = {name: pa.array(values[chosen]) for name, values in columns.items()}
-        for number, name in enumerate(self.shape.columns):
+        for number, name in enumerate(self.shape.columns if self.has_columns else ()):
             columns[column_hash(number)] = pa.array(self.shape.hash_column(some, name))
         if self.shows_keys:
             for number, name in enumerate(self.shape.keys):
@@ -196,7 +197,7 @@ def key_value(number: int) -> str:
 class Collection:
     """A job for the tasks of a side: collect the sums of buckets, or the rows of the `wanted` ones.
 
-    Sent to each task. `keys`: as of RowList.
+    Sent to each task. `keys`, `has_columns`: as of RowList.
     """
 
     shape: RowShape
@@ -204,11 +205,12 @@ class Collection:
     wanted: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     shows_keys: bool = False
     keys: Hashes | None = None
+    has_columns: bool = True
 
     def begin(self) -> BucketReducer | RowList:
         if self.wanted is None:
             return BucketReducer(self.shape, self.buckets)
-        return RowList(self.shape, self.buckets, self.wanted, self.shows_keys, self.keys)
+        return RowList(self.shape, self.buckets, self.wanted, self.shows_keys, self.keys, self.has_columns)
 
     def merge(self, results: Iterable[Any]) -> Any:
         """Return the result of all rows, from those of parts of them."""

@@ -131,7 +131,9 @@ class TableComparer:
     """Compares a table of the source with the lake table.
 
     `open_lake`: returns the lake's side when it has reached the snapshot. It is called after the source was
-    read, so that the lake has time to get there.
+    read, so that the lake has time to get there. `most_or_none`: list all rows that differ, without the
+    columns in which they differ, or none if their buckets have more than this number of rows. None: list as
+    many as LISTED_ROWS.
     """
 
     source: SourceSide
@@ -139,6 +141,7 @@ class TableComparer:
     shape: RowShape
     rows: int
     shows_keys: bool = False
+    most_or_none: int | None = None
 
     @property
     def _ignores_extra(self) -> bool:
@@ -155,15 +158,21 @@ class TableComparer:
         found = TableComparison("equal", at_source.rows, in_lake.rows, buckets.count, len(differing))
         if not len(differing):
             return found
-        if _rows_of(at_source, in_lake)[differing].sum() > LISTED_ROWS:
+        most = LISTED_ROWS if self.most_or_none is None else self.most_or_none
+        if _rows_of(at_source, in_lake)[differing].sum() > most:
             buckets = buckets.split(differing)
+            if self.most_or_none is not None and (buckets.sub_buckets == 1 or len(differing) > most):
+                found.status = "different"
+                return found
             finer = Collection(self.shape, buckets)
             at_source, in_lake = self.source.collect(finer), lake.collect(finer)
             differing = at_source.differing(in_lake)
             found.differing_ranges = len(differing)
-        listed = _fitting(differing, _rows_of(at_source, in_lake))
-        found.listed_ranges = len(listed)
+        listed = _fitting(differing, _rows_of(at_source, in_lake), most)
         is_complete = len(listed) == len(differing)
+        if self.most_or_none is not None and not is_complete:
+            listed = listed[:0]
+        found.listed_ranges = len(listed)
         if len(listed):
             rows = self._list(lake, buckets, listed)
             found.differences = self._differences(*rows, ignores_extra=self._ignores_extra)
@@ -191,7 +200,8 @@ class TableComparer:
     ) -> tuple[pa.Table | None, pa.Table | None]:
         wanted = np.zeros(buckets.count, np.bool_)
         wanted[listed] = True
-        rows = Collection(self.shape, buckets, wanted, self.shows_keys)
+        has_columns = self.most_or_none is None
+        rows = Collection(self.shape, buckets, wanted, self.shows_keys, has_columns=has_columns)
         return self.source.collect(rows), lake.collect(rows)
 
     def _differences(
@@ -205,7 +215,7 @@ def _rows_of(one: BucketSums, other: BucketSums) -> Ints:
     return np.maximum(one.counts, other.counts)
 
 
-def _fitting(differing: Ints, rows: Ints) -> Ints:
-    """Return the differing buckets, the smallest first, that have at most LISTED_ROWS rows together."""
+def _fitting(differing: Ints, rows: Ints, most: int) -> Ints:
+    """Return the differing buckets, the smallest first, that have at most `most` rows together."""
     order = differing[np.argsort(rows[differing], kind="stable")]
-    return order[np.cumsum(rows[order]) <= LISTED_ROWS]
+    return order[np.cumsum(rows[order]) <= most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.delta.log import can_commit
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import RESYNC
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 KIND = "repair"
 """The kind of the commit in this package's commit metadata."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+_NONE = np.empty(0, np.int64)
+_NOWHERE = RowLocations(_NONE, _NONE, _NONE)
 
 
 def refusal_of(relation: Relation, options: TableOptions) -> str:
@@ -83,6 +88,14 @@ def _pairs(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return np.stack([rows[R1].to_numpy(), rows[R2].to_numpy()], axis=1)
 
 
+def check_supported(table: DeltaTable) -> None:
+    """Raise LakeTableError if the table requires more of writers than this package supports."""
+    if not can_commit(table):
+        raise LakeTableError(
+            f"{table.table_uri}: the table requires features of writers that a repair does not support"
+        )
+
+
 @dataclass(frozen=True)
 class TableRepair:
     """The repair of one lake table, which has every transaction up to `position` and no later one.
@@ -109,23 +122,44 @@ class TableRepair:
         commit = SliceCommit(
             table, self.app, self.position, None, version, self.options.policy.merge, kind=KIND
         )
-        if not commit.is_ours:
-            raise LakeTableError(
-                f"{table.table_uri}: the table requires features of writers that a repair does not support"
-            )
-        added = self._rows(missing)
+        check_supported(table)
+        commit.make(lambda: self._replace(commit, missing, extra))
 
-        def make() -> None:
-            if extra is None:
-                commit.write(added, "append")
-                return
-            rows = FileRows(table)
-            places = commit.read(lambda: rows.find(extra.rows))
-            size = rows.bytes_that_may_hold(extra.rows)
-            way = commit.way(size, extra.rows.nbytes + added.nbytes)
-            commit.replace(rows, _last_copies(places, extra), added, way)
+    def begin_epoch(
+        self,
+        table: DeltaTable,
+        missing: PickedRows | None,
+        extra: PickedRows | None,
+        marks: Mapping[str, int],
+    ) -> None:
+        """Do the same as the first commit of an epoch, even without rows, as exactly the version after that
+        of the handle.
 
-        commit.make(make)
+        Raises VersionTakenError or OvertakenError if another process has committed since the handle was
+        opened, and otherwise as `commit`.
+
+        :param marks: the other app IDs that the commit sets, from `snapshot_marks`
+        """
+        commit = SliceCommit(
+            table,
+            self.app,
+            self.position,
+            self.exported_at,
+            marks[RELATION_APP],
+            self.options.policy.merge,
+            RESYNC,
+            marks,
+        )
+        self._replace(commit, missing, extra)
+
+    def _replace(self, commit: SliceCommit, missing: PickedRows | None, extra: PickedRows | None) -> None:
+        added, rows = self._rows(missing), FileRows(commit.table)
+        if extra is None:
+            commit.replace_at(rows, _NOWHERE, added, commit.way(0, added.nbytes))
+            return
+        places = commit.read(lambda: rows.find(extra.rows))
+        way = commit.way(rows.bytes_that_may_hold(extra.rows), extra.rows.nbytes + added.nbytes)
+        commit.replace_at(rows, _last_copies(places, extra), added, way)
 
     def _rows(self, picked: PickedRows | None) -> pa.Table:
         """Return the rows to add, with all columns of the lake table."""
@@ -152,10 +186,10 @@ class TableRepair:
 
 def _last_copies(places: RowLocations, extra: PickedRows) -> RowLocations:
     """Return the locations of the copies to remove: of equal rows, the last ones. Raises LakeTableError."""
-    chosen = []
-    for number, times in enumerate(extra.times.tolist()):
-        copies = np.flatnonzero(places.which == number)
-        if len(copies) < times:
-            raise LakeTableError("a row to be removed by a repair is not in the lake table any more")
-        chosen.append(copies[len(copies) - times :])
-    return places.where(np.sort(np.concatenate(chosen)))
+    order = np.argsort(places.which, kind="stable")
+    which = places.which[order]
+    copies = np.bincount(which, minlength=len(extra.times))
+    if (copies < extra.times).any():
+        raise LakeTableError("a row to be removed by a repair is not in the lake table any more")
+    left = np.cumsum(copies)[which] - np.arange(len(which))
+    return places.where(np.sort(order[left <= extra.times[which]]))

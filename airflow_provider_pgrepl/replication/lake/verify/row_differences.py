@@ -68,6 +68,8 @@ def find_differences(
         ours, theirs = pairs[:, 0], pairs[:, 1]
         for number, name in enumerate(shape.columns):
             of = column_hash(number)
+            if of not in source.column_names:
+                break
             differ = int((_words(source, of)[ours] != _words(lake, of)[theirs]).sum())
             if differ:
                 found.columns[name] = differ

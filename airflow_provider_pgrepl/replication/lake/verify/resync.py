@@ -1,0 +1,200 @@
+"""Takes tables into a new epoch by a comparison at the snapshot, instead of a copy.
+
+The lake table, as an earlier epoch left it, is compared with the source. One commit under the new epoch's app
+ID closes the earlier epochs, sets the position, and replaces the rows that differ. Files of equal rows stay.
+The commit is exactly the version after the compared one, so that no other commit comes in between. Tables
+that cannot be compared, or differ too much, are copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import LakeError, LakeTableError, LakeUnavailableError, OvertakenError
+from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError, written_bytes
+from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, settle_log
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
+    check_ours,
+    read_writers,
+    snapshot_marks,
+    warn_of_rows_of_lake,
+)
+from airflow_provider_pgrepl.replication.lake.delta.table import earlier_apps, open_table
+from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyReport
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy, rows_of_lake
+from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
+from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
+from airflow_provider_pgrepl.replication.lake.verify.comparison import (
+    Listed,
+    TableComparer,
+    TableComparison,
+    shape_of,
+)
+from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
+from airflow_provider_pgrepl.replication.lake.verify.repair import (
+    PickedRows,
+    TableRepair,
+    check_supported,
+    pick,
+    refusal_of,
+)
+from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.values import lake_schema
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 1_000_000
+"""The most rows in the differing buckets of a table that is repaired. Their hashes are held in memory."""
+FEW_ROWS = 10_000
+"""Up to this number, differing rows are replaced in any table. Beyond, a copy is faster if 5 % differ."""
+_OF_ROWS = 20
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A compared lake table, and the rows of either side that the other side lacks.
+
+    `table`: the handle at the compared version.
+    """
+
+    table: DeltaTable
+    comparison: TableComparison
+    missing: PickedRows | None = None
+    extra: PickedRows | None = None
+
+
+class Resync(SnapshotCopy):
+    """Compares the keeper's tables, which are in state `snapshotting`, with their lake tables, and copies
+    those for which that is not possible."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._equal = set[TableName]()
+        """The tables that were found equal to the source, or repaired."""
+
+    def _copy(self, relation: Relation, report: CopyReport) -> int:
+        started, table = time.monotonic(), relation.table
+        self._check_replaceable(table)
+        try:
+            comparison = self._take(relation, started)
+        except LakeUnavailableError:
+            raise
+        except LakeError as error:
+            log.warning("%s is copied, not compared: %s", table, error.message)
+            return super()._copy(relation, report)
+        self._equal.add(table)
+        return comparison.source_rows
+
+    def _finish(self, relation: Relation, rows: int) -> None:
+        super()._finish(relation, rows)
+        if relation.table in self._equal:
+            record = self._state_db.read_tables(self._pipeline.name)[relation.table]
+            self._state_db.record_verified(
+                self._pipeline.name, record, self._position, self._exported.exported_at
+            )
+
+    def _take(self, relation: Relation, started: float) -> TableComparison:
+        """Compare the lake table, and commit it with the rows of the snapshot.
+
+        Raises LakeError if it has to be copied, and what a copy raises.
+        """
+        if reason := refusal_of(relation, self._pipeline.options(relation.table)):
+            raise LakeTableError(reason)
+        for _ in range(_ATTEMPTS):
+            compared = self._compare(relation)
+            before = int(compared.table.version())
+            try:
+                self._commit_compared(relation, compared)
+            except (VersionTakenError, OvertakenError):
+                log.info("%s is compared again: another process has written it", relation.table)
+                continue
+            size = written_bytes(compared.table.table_uri, before, int(compared.table.version()))
+            self._log(relation.table, compared, self._measure(relation.table, size, started))
+            return compared.comparison
+        raise LakeTableError("other processes have written it again and again")
+
+    def _compare(self, relation: Relation) -> _Compared:
+        table = self._open(relation)
+        options, lake = self._pipeline.options(relation.table), self._lake_at(relation, table)
+        with self._keeper.hold(relation) as keeper:
+            ranges = self._plan(keeper, relation)
+            source = SourceSide(
+                self._spark, self._dsn, keeper, relation, options, ranges, self._ranges_at_once
+            )
+            shape = shape_of(relation, options)
+            comparer = TableComparer(source, lambda: lake, shape, lake.row_count, most_or_none=MOST_ROWS)
+            comparison = comparer.compare()
+            if comparison.status == "equal":
+                return _Compared(table, comparison)
+            if comparison.listed is None:
+                raise LakeTableError(
+                    f"{comparison.differing_ranges:,} of {comparison.ranges:,} ranges of its rows differ"
+                )
+            rows, differing = comparison.source_rows, comparison.differences.rows
+            if differing > max(FEW_ROWS, rows // _OF_ROWS):
+                raise LakeTableError(f"{differing:,} rows differ from the {rows:,} rows of the source")
+            missing = pick(source, shape, comparison.listed.missing)
+            return _Compared(table, comparison, missing, pick(lake, shape, comparison.listed.extra))
+
+    def _open(self, relation: Relation) -> DeltaTable:
+        """Open the lake table. Raises LakeError unless it is this pipeline's, whole, and has the columns and
+        partitions that a copy would have."""
+        uri, name, epoch = self._uri(relation.table), self._pipeline.name, self._record.epoch
+        settle_log(uri, name)
+        table = open_table(uri)
+        check_files(table)
+        check_ours(table, self._app, earlier_apps(name, epoch), self._position)
+        check_columns(table, lake_schema(relation, self._pipeline.options(relation.table)), relation)
+        check_supported(table)
+        if (writers := read_writers(uri, int(table.version()))).foreign:
+            raise LakeTableError(f"another program has written it (versions {writers.versions})")
+        return table
+
+    def _lake_at(self, relation: Relation, table: DeltaTable) -> LakeSide:
+        version = TableVersion(relation.table, table.table_uri.rstrip("/"), int(table.version()))
+        schema = pa.schema(table.schema().to_arrow())
+        return LakeSide(self._spark, TablePlan(relation.table, version, self._position, relation, schema))
+
+    def _commit_compared(self, relation: Relation, compared: _Compared) -> None:
+        """Commit the table with the rows of the snapshot. If rows were replaced, read all of it again, and
+        raise LakeTableError unless it equals the source now."""
+        uri, options = self._uri(relation.table), self._pipeline.options(relation.table)
+        if compared.extra is not None:
+            warn_of_rows_of_lake(uri, relation.table, rows_of_lake(self._pipeline, relation.table))
+        name, exported_at = self._pipeline.name, self._exported.exported_at
+        marks = snapshot_marks(uri, name, self._record.epoch, exported_at, self._add_to_index(relation))
+        repair = TableRepair(relation, options, self._app, self._position, exported_at)
+        repair.begin_epoch(compared.table, compared.missing, compared.extra, marks)
+        if compared.comparison.listed is not None:
+            self._check_equal(relation, compared.table, compared.comparison.listed)
+        self._conclude(relation.table, compared.table)
+
+    def _check_equal(self, relation: Relation, table: DeltaTable, listed: Listed) -> None:
+        found = self._lake_at(relation, table).collect(listed.whole)
+        if differing := len(listed.at_source.differing(found)):
+            raise LakeTableError(f"after the repair, {differing} ranges of its rows still differ")
+
+    def _log(self, table: TableName, compared: _Compared, seconds: float) -> None:
+        found, differences = compared.comparison, compared.comparison.differences
+        if found.status == "equal":
+            log.info(
+                "%s equals the source at %s: %d rows, compared in %.1f s",
+                *(table, self._position, found.source_rows, seconds),
+            )
+            return
+        log.info(
+            "%s: version %d has the %d rows of the source at %s: %d were missing, %d extra, %d changed, in"
+            " %.1f s",
+            *(table, compared.table.version(), found.source_rows, self._position),
+            *(differences.missing, differences.extra, differences.changed, seconds),
+        )
