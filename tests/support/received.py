@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import Keepaliv
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.failover import wants_failover
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
@@ -53,9 +54,10 @@ class Received(Replicated):
                 publication.create_publication(
                     source, self.pipeline.publication, relations, made_for=self.pipeline.name
                 )
-            with create_slot(self.dsn, self.pipeline.slot, timeout_s=30) as exported:
-                pass
             server = read_server(source)
+            failover = wants_failover(source, server, self.pipeline.failover)
+            with create_slot(self.dsn, self.pipeline.slot, timeout_s=30, failover=failover) as exported:
+                pass
             found = publication.read_publication(source, self.pipeline.publication)
         assert found is not None
         record = EpochRecord(

@@ -21,7 +21,11 @@ from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import Records, read_selected, requested_of
 from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    check_timeline,
+    open_changelog,
+    read_durable_lsn,
+)
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
@@ -239,15 +243,19 @@ class Verification:
         return Planner(self.pipeline, moment, points, newest=True)
 
     def await_changelog(self, position: LSN) -> None:
-        """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`."""
+        """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`.
+
+        Raises SnapshotError if the changelog continues from a promoted standby since the source was read.
+        """
         deadline, uri = time.monotonic() + self.timeout_s, changelog_uri(self.pipeline.lake_root)
-        while (durable := read_durable_lsn(open_changelog(uri))) <= position:
+        while (durable := read_durable_lsn(changelog := open_changelog(uri))) <= position:
             if time.monotonic() > deadline:
                 raise LakeUnavailableError(
                     f"the changelog is durable up to {durable}, and the source was read at {position}",
                     "start the replication app, or give it more time with --timeout",
                 )
             time.sleep(_POLL_S)
+        check_timeline(changelog, self.epoch)
 
 
 def check_layout(held: Relation | None, relation: Relation, options: TableOptions) -> None:

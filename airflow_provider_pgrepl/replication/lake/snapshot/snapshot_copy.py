@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl import errors as hints
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import check_timeline, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
     RelationIndex,
@@ -217,6 +218,7 @@ class SnapshotCopy:
             )
         uri, comments = f"{lake_root}/{relation.table.path}", self._comments[relation.table]
         warn_of_rows_of_lake(uri, relation.table, _rows_of_lake(self._pipeline, relation.table))
+        check_timeline(open_changelog(changelog_uri(lake_root)), self._record)
         commit_snapshot(
             uri,
             commented(lake_schema(relation, options), comments.columns),
