@@ -76,6 +76,18 @@ def receive(kept: Kept) -> None:
         wait_until(has_seen)
 
 
+def await_slot(pair: tuple[Server, Server], kept: Kept) -> None:
+    """Wait until the standby has the slot, which it takes over only at a position that it can decode from."""
+    primary, standby = pair
+
+    def move_slot() -> None:
+        write = "insert into b select coalesce(min(id), 0) - 1 from b"
+        execute(primary.dsn(), write, "select pg_log_standby_snapshot()")
+
+    with receiving(kept):
+        wait_until_synced(standby, kept.pipeline.slot, move_slot)
+
+
 def check_as_a_command(kept: Kept) -> None:
     with kept.access.state_db("test") as state_db, kept.source() as source:
         evidence = gather(kept.pipeline, state_db, source)
@@ -88,7 +100,7 @@ def test_tables_copied_past_the_promotion_stop_and_others_continue(pair, kept):
     primary, standby = pair
     execute(primary.dsn(), "insert into a values (1)", "insert into b values (1)")
     receive(kept)
-    wait_until_synced(standby, kept.pipeline.slot)
+    await_slot(pair, kept)
     kept.bring_all_forward(A, B)
     standby.stop()
     execute(primary.dsn(), "insert into a values (2)")
@@ -124,11 +136,9 @@ def test_slot_is_altered_and_what_a_failover_lacks_is_named(pair, kept):
     alter_failover(dsn, slot, False)
     assert not kept.slot().failover
     alter_failover(dsn, slot, True)
-    with receiving(kept):
-        # A standby takes over a slot only at a position for which it has the WAL and the catalog's rows.
-        wait_until_synced(standby, slot, lambda: execute(primary.dsn(), "select pg_log_standby_snapshot()"))
-        with contextlib.closing(connect(dsn, "test")) as connection:
-            assert not list(failover_warnings(connection, slot, "auto"))
+    await_slot(pair, kept)
+    with receiving(kept), contextlib.closing(connect(dsn, "test")) as connection:
+        assert not list(failover_warnings(connection, slot, "auto"))
     standby.settings = {**standby.settings, "hot_standby_feedback": "off", "sync_replication_slots": "off"}
     standby.stop()
     primary.settings = {**primary.settings, "synchronized_standby_slots": ""}

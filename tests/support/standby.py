@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from demo.postgres import Server, as_owner
 from tests.support.replicated import execute, wait_until
 
 PHYSICAL_SLOT = "standby1"
+_NAP_S = 0.2
 
 
 @contextmanager
@@ -92,13 +94,17 @@ def wait_until_synced(standby: Server, slot: str, meanwhile: Callable[[], None] 
 
     def is_synced() -> bool:
         meanwhile()
+        time.sleep(_NAP_S)
         with psycopg2.connect(standby.dsn()) as connection, connection.cursor() as cursor:
             cursor.execute(
                 "select synced and not temporary and invalidation_reason is null"
                 " from pg_replication_slots where slot_name = %s",
                 (slot,),
             )
-            return bool((cursor.fetchone() or (False,))[0])
+            found = bool((cursor.fetchone() or (False,))[0])
+            # This wakes the process that synchronizes slots, which sleeps for up to 30 s.
+            cursor.execute("select pg_reload_conf()")
+            return found
 
     wait_until(is_synced, 120, f"slot {slot} to be synchronized")
 
