@@ -29,7 +29,8 @@ def check(received: Received, durable_lsn: LSN | None = None, **changed: Any) ->
     """Check a changelog whose record differs in some fields from what the source is now."""
     record: EpochRecord = replace(read_epoch(received.changelog), **changed)
     with received.source() as source:
-        return continuity.check(source, record, received.durable_lsn if durable_lsn is None else durable_lsn)
+        durable = received.durable_lsn if durable_lsn is None else durable_lsn
+        return continuity.check(source, record, durable, token=1).confirmed_lsn
 
 
 def test_source_as_it_was_left_continues_at_the_confirmed_lsn(received: Received) -> None:

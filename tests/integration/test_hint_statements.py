@@ -60,6 +60,9 @@ VALUES = {
     "self._name": SLOT,
     "one_line(name)": SLOT,
     "slot.active_pid": "0",
+    "quote_literal(names)": "'standby1, standby2'",
+    "setting": "hot_standby_feedback",
+    "value": "on",
 }
 ADVICE = {
     "ALTER ROLE … REPLICATION": "the login failed, so that nobody has said the role",

@@ -359,10 +359,10 @@ def test_table_that_cannot_be_compared_is_named_with_reason_and_is_not_equal(
 def test_changelog_of_an_idle_source_advances_for_a_comparison(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself, the replication app would record the LSN of a keepalive an hour later."""
+    """The replication app would otherwise record the LSN of a keepalive an hour later."""
     rule = KeepaliveRule(min_interval_s=3600, max_wait_s=3600, idle_wait_s=3600, renew_s=3600)
     monkeypatch.setattr(receiver, "KeepaliveRule", lambda: rule)
-    monkeypatch.setattr(verify_app, "build_session", lambda *_, **__: Borrowed(spark))
+    monkeypatch.setattr(verify_app, "start_spark", lambda *_, **__: Borrowed(spark))
     execute(dsn, "create table t (id int primary key)", "insert into t select generate_series(1, 100)")
     pipeline = _begun(spark, dsn, tmp_path, "public.t")
     found: list[Any] = []

@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import Keepaliv
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
+from airflow_provider_pgrepl.replication.source.failover import wants_failover
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
@@ -57,8 +58,9 @@ class Received(Replicated):
                 publication.create_publication(
                     source, self.pipeline.publication, relations, made_for=self.pipeline.name
                 )
-            consistent_point = self._create_slot(source, amid_transactions)
             server = read_server(source)
+            failover = wants_failover(source, server, self.pipeline.failover)
+            consistent_point = self._create_slot(source, amid_transactions, failover)
             found = publication.read_publication(source, self.pipeline.publication)
         assert found is not None
         record = EpochRecord(
@@ -76,9 +78,9 @@ class Received(Replicated):
         create_changelog(self.changelog, record)
         return consistent_point
 
-    def _create_slot(self, source: Connection, amid_transactions: bool) -> LSN:
-        if amid_transactions:
-            with create_slot(self.dsn, self.pipeline.slot, timeout_s=30) as exported:
+    def _create_slot(self, source: Connection, amid_transactions: bool, failover: bool) -> LSN:
+        if amid_transactions or failover:
+            with create_slot(self.dsn, self.pipeline.slot, timeout_s=30, failover=failover) as exported:
                 return exported.consistent_point
         statement = "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')"
         return LSN.parse(row(source, statement, (self.pipeline.slot,))[0])

@@ -26,12 +26,14 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import (
     LAYOUT_VERSION,
+    PUBLISHED_APP,
     RECEIVER_APP,
     ROW_SCHEMA,
     EpochRecord,
 )
 from airflow_provider_pgrepl.replication.changelog.writer import (
     ChangelogWriter,
+    Fence,
     begin_epoch,
     create_changelog,
     mark,
@@ -248,25 +250,42 @@ def test_a_missing_changelog_names_the_snapshot_app(tmp_path: Path) -> None:
 def test_fence_has_the_token_that_the_source_gave_for_the_last_one(uri: str) -> None:
     asked: list[int] = []
 
-    def renew(token: int, *_: object) -> int:
+    def renew(token: int, record: EpochRecord, _: LSN) -> Fence:
         asked.append(token)
-        return token + 5
+        return Fence(token + 5, record.timeline)
 
-    ChangelogWriter(uri, renew_token=renew)
+    ChangelogWriter(uri, check_source=renew)
     ChangelogWriter(uri)
-    writer = ChangelogWriter(uri, renew_token=renew)
+    writer = ChangelogWriter(uri, check_source=renew)
     writer.record_keepalive(LSN(writer.durable_lsn + 1))
     assert asked == [0, 5]
     assert reader.read_token(DeltaTable(uri)) == 10
 
 
+def test_fence_that_follows_another_timeline_records_it_in_one_commit(uri: str) -> None:
+    before = ChangelogWriter(uri)
+    assert (before.epoch_record.timeline, before.published) == (1, 0)
+    before.published = 5
+    before.record_keepalive(LSN(before.durable_lsn + 1))
+    version = DeltaTable(uri).version()
+    writer = ChangelogWriter(uri, check_source=lambda token, *_: Fence(token, 2))
+    assert DeltaTable(uri).version() == version + 1
+    assert reader.read_epoch(uri).timeline == writer.epoch_record.timeline == 2
+    assert replace(reader.read_epoch(uri), timeline=1).to_json() == epoch_record().to_json()
+    # What is published is compared again: the former primary's last DDL may be lost.
+    assert DeltaTable(uri).transaction_version(PUBLISHED_APP) == writer.published == 0
+    with pytest.raises(FencedError):
+        before.record_keepalive(LSN(before.durable_lsn + 1))
+    writer.record_keepalive(LSN(writer.durable_lsn + 1))
+
+
 def test_no_fence_is_written_for_a_source_that_lacks_the_token(uri: str) -> None:
-    def lacks(*_: object) -> int:
+    def lacks(*_: object) -> Fence:
         raise RewoundError("a copy")
 
     before = DeltaTable(uri).version()
     with pytest.raises(RewoundError):
-        ChangelogWriter(uri, renew_token=lacks)
+        ChangelogWriter(uri, check_source=lacks)
     assert DeltaTable(uri).version() == before
 
 
@@ -283,7 +302,7 @@ def test_changelog_is_at_rest_once_its_last_writer_says_that_it_ends(uri: str) -
     assert reader.is_at_rest(DeltaTable(uri)), "none has been there"
     for end in (ChangelogWriter.rest, lambda _: begin_epoch(uri, replace(epoch_record(), epoch=Epoch(2)))):
         writer = ChangelogWriter(uri)
-        writer.give_sign_of_life(7)
+        writer.give_sign_of_life(7, writer.durable_lsn)
         assert not reader.is_at_rest(DeltaTable(uri))
         assert reader.read_token(DeltaTable(uri)) == writer.token == 7
         mark(uri)

@@ -48,7 +48,7 @@ def test_killed_receiver_is_waited_for_longer_than_one_that_runs_is_silent(pipel
 def test_receiver_that_commits_meanwhile_is_named(pipeline: Pipeline) -> None:
     writer = ChangelogWriter(changelog_uri(pipeline.lake_root))
     acts: tuple[Callable[[float], None], ...] = (
-        lambda _: writer.give_sign_of_life(0),
+        lambda _: writer.give_sign_of_life(0, writer.durable_lsn),
         lambda _: writer.rest(),
     )
     for act in acts:

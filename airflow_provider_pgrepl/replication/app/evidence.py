@@ -28,8 +28,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.continuity import slot_error
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
+from airflow_provider_pgrepl.replication.source.server import known_source, read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.timelines import find_fork
 from airflow_provider_pgrepl.replication.state.database import (
     PipelineRecord,
     StateDatabase,
@@ -84,37 +85,43 @@ def gather(
         recorded_lake_doubt=doubt,
         durable_lsn=lake.durable_lsn,
         torn_down=lake.torn_down,
+        token=lake.token,
     )
     if lake.epoch is None and recorded is not None:
         evidence = replace(evidence, durable_lsn=_received_by_state(state_db, pipeline.name))
-    return evidence if source is None else _ask_source(source, evidence, lake.token)
+    return evidence if source is None else _ask_source(source, evidence)
 
 
-def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
-    epoch, recorded = evidence.epoch, evidence.recorded
+def _ask_source(source: Connection, evidence: Evidence) -> Evidence:
+    epoch, recorded, token = evidence.epoch, evidence.recorded, evidence.token
     names = {record.slot for record in (epoch, recorded) if record is not None}
     found = [read_slot(source, name) for name in sorted(names)]
     slots = {slot.name: slot for slot in found if slot is not None}
     durable_lsn = evidence.durable_lsn
     if epoch is not None and epoch.slot in slots and slot_error(slots[epoch.slot], durable_lsn):
         # A running receiver has advanced the slot since the changelog was opened. Read the durable LSN again,
-        # after the slot.
-        durable_lsn = _read_lake(evidence.pipeline.lake_root).durable_lsn
+        # after the slot; and the record, which has the timeline that the receiver follows.
+        lake = _read_lake(evidence.pipeline.lake_root)
+        durable_lsn, epoch = lake.durable_lsn, lake.epoch or epoch
     missing_token = None
     # A teardown deletes the tokens. The lake of an interrupted teardown still belongs to the pipeline.
     if epoch is not None and token and not evidence.torn_down:
         missing_token = token_error(source, epoch.slot, token, is_recorded=recorded is not None)
-    server, lake_at_source = read_server(source), ""
+    server, lake_at_source, fork_lsn = read_server(source), "", None
+    if epoch is not None and not known_source(epoch, server, slots).differs(server):
+        fork_lsn = find_fork(source, server, epoch.timeline)
     if recorded is None:
         lake_at_source = find_lake_at_source(source, server.system_identifier, evidence.pipeline)
     return replace(
         evidence,
+        epoch=epoch,
         server=server,
         lake_at_source=lake_at_source,
         slots=slots,
         missing_token=missing_token,
         durable_lsn=durable_lsn,
         written_lsn=written_lsn(source),
+        fork_lsn=fork_lsn,
     )
 
 

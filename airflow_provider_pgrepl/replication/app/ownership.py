@@ -29,7 +29,13 @@ from airflow_provider_pgrepl.replication.changelog.reader import is_at_rest, ope
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_literal
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import RENEW_S
-from airflow_provider_pgrepl.replication.receiver.continuity import history_error, missing_slot, slot_error
+from airflow_provider_pgrepl.replication.receiver.continuity import (
+    ahead_of_fork,
+    history_error,
+    missing_slot,
+    promotion_error,
+    slot_error,
+)
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import KnownSource, Server, known_source, source_of
 from airflow_provider_pgrepl.replication.source.slot import PLUGIN, Slot
@@ -81,7 +87,8 @@ class Evidence:
     `durable_lsn`: the LSN up to which changes of the source were received, from the changelog, or from the
     state if there is no changelog. `written_lsn`: the server's WAL position, read later. `torn_down`: a
     teardown gave up the lake's epoch. `lake_at_source`: if the state does not record the pipeline, the lake
-    of the pipeline with this slot that the source's own database records.
+    of the pipeline with this slot that the source's own database records. `token`: the changelog's, 0 if it
+    has none. `fork_lsn`: where the source, a promoted standby, left the timeline that the changelog records.
     """
 
     pipeline: Pipeline
@@ -97,6 +104,13 @@ class Evidence:
     written_lsn: LSN | None = None
     torn_down: bool = False
     lake_at_source: str = ""
+    token: int = 0
+    fork_lsn: LSN | None = None
+
+    @property
+    def is_promoted(self) -> bool:
+        """Return True if the source is a promoted standby, and the changelog does not record that yet."""
+        return self.fork_lsn is not None
 
     def describe(self) -> str:
         """Return the names of pipeline, source and lake, for logs and prompts."""
@@ -227,6 +241,10 @@ def _source_of_lake(evidence: Evidence) -> Iterator[Difference]:
             ),
             before.name,
         )
+    elif evidence.fork_lsn is not None and evidence.durable_lsn > evidence.fork_lsn:
+        # The token may be lost as well: it does not say which changes are.
+        lost = ahead_of_fork(server, epoch, evidence.durable_lsn, evidence.fork_lsn)
+        yield Difference(Answer.UNDETERMINED, lost, before.name, before.name)
     elif evidence.missing_token is not None:
         yield Difference(Answer.NOT_OURS, evidence.missing_token, before.name, before.name)
     else:
@@ -240,15 +258,22 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
     """
     epoch, durable_lsn = evidence.epoch, evidence.durable_lsn
     written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
-    if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
+    if (rewound := history_error(server, written, epoch, durable_lsn, evidence.fork_lsn)) is not None:
         yield Difference(Answer.UNDETERMINED, rewound, name, name)
     if epoch is None or not has_begun(evidence):
         return
     slot = evidence.slots.get(epoch.slot)
     if slot is None or (slot.plugin, slot.database) != (PLUGIN, server.database):
         yield Difference(Answer.UNDETERMINED, missing_slot(epoch.slot, server), name, name)
-    elif (moved := slot_error(slot, durable_lsn)) is not None:
+    elif (moved := slot_error(slot, durable_lsn) or _promotion_error(evidence, server, slot)) is not None:
         yield Difference(Answer.UNDETERMINED, moved, name, name)
+
+
+def _promotion_error(evidence: Evidence, server: Server, slot: Slot) -> PgReplError | None:
+    """Return the error of a promoted standby that is not proven to be the source's."""
+    if evidence.epoch is None or not evidence.is_promoted:
+        return None
+    return promotion_error(server, evidence.epoch, slot, evidence.token)
 
 
 def has_begun(evidence: Evidence) -> bool:

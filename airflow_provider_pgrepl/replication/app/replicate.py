@@ -34,6 +34,7 @@ from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import (
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.failover import alter_failover
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -109,6 +110,7 @@ def replicate(
         state_db.write_progress(pipeline.name, holder=progress_writer.holder())
         with _recorded_run(state_db, pipeline.name):
             check_role(dsn, pipeline)
+            alter_failover(dsn, pipeline.slot, pipeline.failover)
             target = _target(dsn, until)
             return _replication(dsn, pipeline, state_db, record, stop, session, publisher, meanwhile).run(
                 target, metrics

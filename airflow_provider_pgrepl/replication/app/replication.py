@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.metrics.otlp import exports_metrics
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, retention, retention_lsn
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
+from airflow_provider_pgrepl.replication.app.promotion import stop_lost_copies
 from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.app.source_problems import SourceProtection
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading, SummaryLog
@@ -53,8 +54,8 @@ class Replication:
         self._pipeline = pipeline
         self._state_db = state_db
         self._stop = stop
-        self._receiver = ReconnectingReceiver(dsn, pipeline)
         self._record = record
+        self._receiver = ReconnectingReceiver(dsn, pipeline, follow_promotion=self._follow_promotion)
         self._applied = ApplierProgress()
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()
@@ -107,6 +108,9 @@ class Replication:
             protection.stop()
             summary.stop()
             self._progress.stop()
+
+    def _follow_promotion(self, fork_lsn: LSN) -> None:
+        stop_lost_copies(self._pipeline, self._state_db, self._record, fork_lsn)
 
     def _work(self, target: LSN | None) -> int:
         """Work until it is time to end, or until everything up to a target is done.

@@ -48,6 +48,7 @@ from airflow_provider_pgrepl.replication.app.ownership import (
     differences,
 )
 from airflow_provider_pgrepl.replication.app.process import of_snapshot
+from airflow_provider_pgrepl.replication.app.promotion import check_followed
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
 from airflow_provider_pgrepl.replication.app.resync import may_continue, unwritten
 from airflow_provider_pgrepl.replication.app.snapshot_tables import (
@@ -244,6 +245,7 @@ def opened(
                 check_new_epoch(evidence, given_up)
             else:
                 check_ours(evidence)
+                check_followed(evidence)
             if lake_may_fail:
                 settle_idle_lake(state_db, evidence, access.dsn, given_up if new_epoch else None)
         if new_epoch:

@@ -9,7 +9,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
+from airflow_provider_pgrepl.errors import (
+    LakeTableError,
+    PgReplError,
+    PrivilegeError,
+    SnapshotError,
+    TableError,
+    resnapshot,
+)
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.copy_states import CopyStates, record_tables
 from airflow_provider_pgrepl.replication.app.source_ownership import (
@@ -21,7 +28,12 @@ from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog, read_token
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    check_timeline,
+    lake_id,
+    open_changelog,
+    read_token,
+)
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
@@ -32,6 +44,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
+from airflow_provider_pgrepl.replication.source.failover import wants_failover
 from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
@@ -268,7 +281,20 @@ class TableSnapshotter:
             copied = record_tables(self.pipeline, self.state_db, states, record, keeper, exported)
         own_tables.record(self.pipeline.lake_root)
         writer.mark(changelog_uri(self.pipeline.lake_root))
+        self._check_timeline(copied, record, states)
         return copied
+
+    def _check_timeline(self, copied: CopyResult, record: EpochRecord, states: CopyStates) -> None:
+        """Mark the copied tables errored, and raise SnapshotError, if the source has failed over meanwhile.
+
+        The receiver may have checked the tables' positions just before their copies were committed.
+        """
+        try:
+            check_timeline(open_changelog(changelog_uri(self.pipeline.lake_root)), record)
+        except SnapshotError as error:
+            for table in copied.done:
+                states.mark_errored(table, LakeTableError(f"{table}: {error.message}", resnapshot(table)))
+            raise
 
     def _copy_rows(
         self,
@@ -364,6 +390,7 @@ def _make_epoch(
             through=temporary_name(snapshotter.source),
             timeout_s=pipeline.slot_timeout_s,
             made=ownership.record_slot,
+            failover=wants_failover(snapshotter.source, server, pipeline.failover),
         )
         try:
             record, copied = _begin(snapshotter, exported, ownership, server, relations, last, beginning)

@@ -22,7 +22,11 @@ from airflow_provider_pgrepl.replication.app.tables import Records, read_selecte
 from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    check_timeline,
+    open_changelog,
+    read_durable_lsn,
+)
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
@@ -261,9 +265,12 @@ class Verification:
         return Planner(self.pipeline, moment, points, newest=True)
 
     def await_changelog(self, position: LSN) -> None:
-        """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`."""
+        """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`.
+
+        Raises SnapshotError if the changelog continues from a promoted standby since the source was read.
+        """
         uri, began, asked = changelog_uri(self.pipeline.lake_root), time.monotonic(), float("-inf")
-        while (durable := read_durable_lsn(open_changelog(uri))) <= position:
+        while (durable := read_durable_lsn(changelog := open_changelog(uri))) <= position:
             now = time.monotonic()
             if now > asked + _ASK_EVERY_S:
                 if asked < began and not self.state_db.is_locked(self.pipeline.name, "replicate"):
@@ -278,6 +285,7 @@ class Verification:
                     "start the replication app, or give it more time with --timeout",
                 )
             time.sleep(_POLL_S)
+        check_timeline(changelog, self.epoch)
 
 
 def _ask(uri: str, position: LSN) -> None:

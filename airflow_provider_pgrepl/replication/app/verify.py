@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.process import TEXT, of_verify
+from airflow_provider_pgrepl.replication.app.promotion import check_followed
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.app.start_check import check_recorded
 from airflow_provider_pgrepl.replication.app.verification import Verification
@@ -63,6 +64,7 @@ def opened(
     with access.state_db("verify") as state_db, access.source("verify") as source:
         evidence = gather(pipeline, state_db, source)
         check_ours(evidence)
+        check_followed(evidence)
         if evidence.epoch is None:
             raise ConfigError("this pipeline has no epoch yet", "run the snapshot app first")
         state_db.lock(pipeline.name, "verify")

@@ -128,13 +128,14 @@ class EpochRecord:
     """The database history that the changelog holds, stored as the Delta table's description.
 
     `database`, `database_oid` and `pipeline_id` (that of the state record) are empty in a lake of layout 1
-    until its next writer records them. Comparisons ignore them: they do not identify a history.
+    until its next writer records them. `timeline` is that of the source which the receiver followed last.
+    Comparisons ignore these fields: they do not identify a history, and they can change during an epoch.
     """
 
     pipeline: str
     epoch: Epoch
     system_identifier: str
-    timeline: int
+    timeline: int = field(compare=False)
     slot: str
     publication: str
     publication_oid: int

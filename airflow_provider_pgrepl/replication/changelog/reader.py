@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ChangelogFileGoneError, NoChangelogError
+from airflow_provider_pgrepl.errors import ChangelogFileGoneError, NoChangelogError, SnapshotError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     AT_REST_APP,
     DURABLE_APP,
@@ -149,6 +149,20 @@ class Commit:
 def read_epoch(uri: str) -> EpochRecord:
     """Return the record of the changelog's epoch. Raises ChangelogError if there is none."""
     return EpochRecord.from_json(open_changelog(uri).metadata().description)
+
+
+def check_timeline(changelog: DeltaTable, record: EpochRecord) -> None:
+    """Raise SnapshotError if the open changelog continues from another server than the one in `record`.
+
+    Rows that were read from the former server may be lost in the present one. Raises ChangelogError.
+    """
+    now = EpochRecord.from_json(changelog.metadata().description)
+    if (now.epoch, now.timeline) != (record.epoch, record.timeline):
+        raise SnapshotError(
+            f"the source failed over to timeline {now.timeline} while rows were read on timeline"
+            f" {record.timeline}",
+            "run the command again, which reads the new primary",
+        )
 
 
 def lake_id(changelog: DeltaTable) -> str:

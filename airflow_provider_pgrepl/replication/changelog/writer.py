@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -44,7 +44,12 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_sequence, read_token
 from airflow_provider_pgrepl.replication.delta import recovery
-from airflow_provider_pgrepl.replication.delta.log import added_action, commit_token, committing
+from airflow_provider_pgrepl.replication.delta.log import (
+    added_action,
+    commit_token,
+    committing,
+    metadata_action,
+)
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -73,8 +78,18 @@ _TABLE_PROPERTIES = {
     # The columns for which each part has bounds: readers take a missing bound for "no row matches".
     "delta.dataSkippingStatsColumns": "epoch,commit_lsn,relation_id,commit_ts",
 }
-RenewToken = Callable[[int, EpochRecord, LSN], int]
-"""Returns a new token, given the token, the epoch record and the durable LSN of the changelog."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The facts about the source that a fence records: the token that it also stores, and its timeline."""
+
+    token: int
+    timeline: int
+
+
+CheckSource = Callable[[int, EpochRecord, LSN], Fence]
+"""Returns the content of the fence, given the changelog's token, epoch record and durable LSN."""
 
 
 @dataclass(frozen=True)
@@ -368,14 +383,14 @@ class ChangelogWriter:
 
     After that, `durable_lsn` is the LSN up to which the changelog holds every change.
 
-    `after`: the `sequence` of the writer that this one continues. `renew_token`: called with the changelog's
-    token; checks that the source has it, and returns the token that the fence records.
+    `after`: the `sequence` of the writer that this one continues. `check_source`: called with the changelog's
+    token, record and durable LSN; checks that the source continues them, and returns what the fence records.
 
     Raises ChangelogError if there is no changelog, FencedError if another writer took over or committed since
-    `after`, LakeUnavailableError for a storage error, and the errors of `renew_token`.
+    `after`, LakeUnavailableError for a storage error, and the errors of `check_source`.
     """
 
-    def __init__(self, uri: str, after: int | None = None, renew_token: RenewToken | None = None) -> None:
+    def __init__(self, uri: str, after: int | None = None, check_source: CheckSource | None = None) -> None:
         self._uri = uri
         table = open_changelog(uri)
         self._parts = PartFolder(uri)
@@ -391,13 +406,15 @@ class ChangelogWriter:
         """A hash of everything that decides what is published, recorded with each commit; 0 if unknown."""
         self.token = read_token(table)
         """The token of the last fence or renewal; 0 if the source has none."""
-        # `before` is the token of the opened version: the fence fails if another one was committed since.
-        before = self.token
-        fresh = before if renew_token is None else renew_token(before, self.epoch_record, self.durable_lsn)
+        # These are of the opened version: the fence fails if another receiver has committed since.
+        before, record = self.token, self.epoch_record
+        found = Fence(before, record.timeline)
+        if check_source is not None:
+            found = check_source(before, record, self.durable_lsn)
         self._flush_earlier()
-        fence = CommitRecord("fence", self.epoch, self.durable_lsn)
-        self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != before else ())
-        self.token = fresh
+        apps = [Transaction(SHARED_APP, found.token)] if found.token != before else []
+        self._commit(self._follow(table, found), CommitRecord("fence", self.epoch, self.durable_lsn), apps)
+        self.token = found.token
 
     @property
     def epoch(self) -> Epoch:
@@ -412,6 +429,18 @@ class ChangelogWriter:
     def version(self) -> int:
         """The Delta version of this writer's last commit."""
         return self._log.version
+
+    def _follow(self, table: DeltaTable, found: Fence) -> list[dict[str, Any]]:
+        """Return the actions that record another timeline of the source, in the same commit as the fence.
+
+        The next changes come from that timeline, so that the durable LSN must not advance before.
+        """
+        if found.timeline == self.epoch_record.timeline:
+            return []
+        self.epoch_record = replace(self.epoch_record, timeline=found.timeline)
+        # The source may have lost the last changes of its catalog, so compare what is published again.
+        self.published = 0
+        return [metadata_action(table, {}, description=self.epoch_record.to_json())]
 
     def write_part(self, rows: pa.Table) -> Part:
         """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
@@ -468,14 +497,14 @@ class ChangelogWriter:
         """
         self._commit([], CommitRecord("keepalive", self.epoch, lsn))
 
-    def give_sign_of_life(self, token: int) -> None:
+    def give_sign_of_life(self, token: int, lsn: LSN) -> None:
         """Commit without data, so that other processes see that this writer is running.
 
-        `token`: a new token, which the source stores next to the last one, or the last one again. Raises
-        FencedError or LakeUnavailableError.
+        `token`: a new token, which the source stores next to the last one, or the last one again. `lsn`: as
+        in `record_keepalive`, or the durable LSN. Raises FencedError or LakeUnavailableError.
         """
         apps = [Transaction(SHARED_APP, token)] if token != self.token else []
-        self._commit([], CommitRecord("keepalive", self.epoch, self.durable_lsn), apps)
+        self._commit([], CommitRecord("keepalive", self.epoch, lsn), apps)
         self.token = token
 
     def rest(self) -> None:

@@ -65,16 +65,18 @@ def metadata_action(
     properties: Mapping[str, str],
     schema: Schema | None = None,
     partition_columns: Sequence[str] | None = None,
+    description: str | None = None,
 ) -> dict[str, Any]:
     """Return the action that sets the table's metadata, with these properties added or replaced.
 
-    `schema`, `partition_columns`: the new ones; default: unchanged.
+    `schema`, `partition_columns`, `description`: the new ones; default: unchanged.
     """
     held = table.metadata()
+    texts = {"name": held.name, "description": held.description if description is None else description}
     return {
         "metaData": {
             "id": str(held.id),
-            **{key: value for key in ("name", "description") if (value := getattr(held, key)) is not None},
+            **{key: value for key, value in texts.items() if value is not None},
             "format": {"provider": "parquet", "options": {}},
             "schemaString": (schema or table.schema()).to_json(),
             "partitionColumns": held.partition_columns

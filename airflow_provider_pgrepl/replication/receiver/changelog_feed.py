@@ -32,12 +32,15 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.server import is_synchronous, synchronous_problem
 from airflow_provider_pgrepl.replication.source.stream import Chunk
+from airflow_provider_pgrepl.replication.state.source_tokens import NewToken
 
 log = logging.getLogger(__name__)
 _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
 _STANDBYS_S = 5.0
 RENEW_S = 120.0
-"""The most seconds between two commits of a running receiver."""
+"""The most seconds between two commits of a running receiver, except while a token waits."""
+_WAITS_FOR_TOKEN = 1.1
+"""The factor of `renew_s` after which a receiver commits its last token again."""
 
 
 class TransactionBuffer:
@@ -185,7 +188,7 @@ class ChangelogFeed:
         progress: ReceiverProgress,
         rule: KeepaliveRule,
         confirmed_lsn: LSN,
-        renew_token: Callable[[int], int],
+        renew_token: Callable[[int], NewToken | None],
     ) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
@@ -193,6 +196,8 @@ class ChangelogFeed:
         self._progress = progress
         self._rule = rule
         self._renew_token, self._last_renewal = renew_token, time.monotonic()
+        self._new_token: NewToken | None = None
+        """A token that the source has, and the changelog does not have yet."""
         # If the connection is lost from here on, the next receiver continues from this sequence.
         progress.sequence = writer.sequence
         self.confirmed_lsn = confirmed_lsn
@@ -349,13 +354,32 @@ class ChangelogFeed:
         """Commit a new token if `renew_s` seconds have passed since the last one.
 
         A copy of the source that was made earlier lacks the new token. A receiver that runs against such a
-        copy sees the commits of this receiver.
+        copy sees the commits of this receiver. The new token is committed when the durable LSN is past it, so
+        that a promoted standby which lacks the token also lacks changes. If this takes long, the last token
+        is committed again.
         """
-        if time.monotonic() - self._last_renewal < self._rule.renew_s:
-            return
-        self._writer.give_sign_of_life(self._renew_token(self._writer.token))
+        silent_s = time.monotonic() - self._last_renewal
+        if self._new_token is None:
+            if silent_s < self._rule.renew_s:
+                return
+            self._new_token = self._renew_token(self._writer.token)
+        new, lsn = self._new_token, self._writer.durable_lsn
+        if new is not None and lsn < new.lsn <= self._idle_lsn and self._is_between:
+            self._look()
+            lsn = max(self._writer.durable_lsn, self._idle_lsn)
+        if new is not None and lsn < new.lsn:
+            if silent_s < self._rule.renew_s * _WAITS_FOR_TOKEN:
+                return
+            new = None
+        self._writer.give_sign_of_life(self._writer.token if new is None else new.token, lsn)
+        self._new_token = None if new is not None else self._new_token
         self._last_renewal = time.monotonic()
         self._settle()
+
+    @property
+    def _is_between(self) -> bool:
+        """Return True if no transaction is being received, or waits for a flush."""
+        return not self._buffer.has_whole and not self._splitter.is_open
 
     def rest(self) -> None:
         """Record in the changelog that this receiver has ended, and no other follows it."""

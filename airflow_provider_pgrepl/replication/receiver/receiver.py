@@ -26,8 +26,12 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, last_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn, read_epoch
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    open_changelog,
+    read_durable_lsn,
+    read_token,
+)
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Fence
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import continuity
@@ -37,10 +41,15 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import (
     ReceiverProgress,
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import Connection, SessionEndDetector, connect
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    SessionEndDetector,
+    connect,
+    server_dsn,
+)
 from airflow_provider_pgrepl.replication.source.slot import advance_slot, read_slot
 from airflow_provider_pgrepl.replication.source.stream import Chunk, Liveness, ReplicationStream, is_at_work
-from airflow_provider_pgrepl.replication.state.source_tokens import renew_token, replace_token
+from airflow_provider_pgrepl.replication.state.source_tokens import NewToken, renew_token, replace_token
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
@@ -55,6 +64,16 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 _FAILED_POLL_S = 0.1
 _STOP_LIMIT_S = 60.0
+FollowPromotion = Callable[[LSN], None]
+"""Called before changes are received from a promoted standby, with the LSN at which it left the recorded
+timeline: stops tables that may have rows from after that LSN. May be called again for the same promotion."""
+
+
+def _leave_to_app(fork_lsn: LSN) -> None:
+    raise BusyError(
+        f"the source was promoted at {fork_lsn}, and the replication app has not received from it yet",
+        "start the replication app, then run this again",
+    )
 
 
 def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
@@ -92,7 +111,7 @@ def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
     record = EpochRecord.from_json(changelog.metadata().description)
     lsn = last_gap(changelog, record.epoch, LSN(max(0, slot.confirmed_flush_lsn - 1)))
     if lsn is not None:
-        continuity.check(source, record, durable_lsn)
+        continuity.check(source, record, durable_lsn, read_token(changelog))
         # The process that recorded the gap may have died before the commit was flushed to disk.
         with storage_errors(uri):
             durable.flush_newest(uri)
@@ -123,8 +142,10 @@ class Receiver:
         pipeline: Pipeline,
         keepalive: KeepaliveRule | None = None,
         progress: ReceiverProgress | None = None,
+        follow_promotion: FollowPromotion = _leave_to_app,
     ) -> None:
         self._dsn = dsn
+        self._follow_promotion = follow_promotion
         self._pipeline = pipeline
         self._rule = keepalive or KeepaliveRule()
         self._chunks: queue.Queue[Chunk | None] = queue.Queue(
@@ -167,24 +188,34 @@ class Receiver:
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
         self._session = SessionEndDetector(self._catalog)
+        # From here on use one server: the connection string may name several.
+        self._server_dsn = server_dsn(self._catalog)
+        changelog = open_changelog(changelog_uri(pipeline.lake_root))
+        record = EpochRecord.from_json(changelog.metadata().description)
         # Check the source before the slot: a slot of another database says nothing about this pipeline's.
-        server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
+        server = continuity.check_source(self._catalog, record)
         # Check the slot before streaming: START_REPLICATION does not report why a slot was invalidated.
         continuity.check_slot(self._catalog, pipeline.slot, server)
+        if server.timeline != record.timeline:
+            # A promoted standby that lacks changes may lack the token as well, which does not name them.
+            continuity.check_history(self._catalog, server, record, read_durable_lsn(changelog))
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(
-                self._dsn,
+                self._server_dsn,
                 pipeline.slot,
                 pipeline.publication,
                 messages=bool(pipeline.message_prefixes) or pipeline.event_trigger,
                 message_bytes=pipeline.message_bytes,
+                server=server,
             )
         )
         self.had_slot = True
-        self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
+        self._liveness = Liveness(partial(is_at_work, self._server_dsn, self._stream.sender_pid))
         # While this receiver holds the slot, no other receiver on this server writes a token for it.
-        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, self._renew_token)
+        writer = ChangelogWriter(
+            changelog_uri(pipeline.lake_root), self.progress.sequence, self._check_continuation
+        )
         self._feed = ChangelogFeed(
             pipeline,
             self._catalog,
@@ -196,24 +227,41 @@ class Receiver:
         )
         self._has_fenced = True
 
-    def _renew_token(self, before: int, record: EpochRecord, durable_lsn: LSN) -> int:
+    def _check_continuation(self, before: int, record: EpochRecord, durable_lsn: LSN) -> Fence:
+        """Return the content of the fence. Raises what `continuity.check` and `renew_token` raise."""
+        found = continuity.Continuation(LSN(0), record.timeline)
+
         def check() -> None:
-            self._confirmed_lsn = continuity.check(self._catalog, record, durable_lsn)
+            nonlocal found
+            found = continuity.check(self._catalog, record, durable_lsn, before)
 
-        return renew_token(self._dsn, self._pipeline.slot, check, before, self._pipeline.used_publication)
+        used = self._pipeline.used_publication
+        token = renew_token(self._server_dsn, self._pipeline.slot, check, before, used)
+        self._confirmed_lsn = found.confirmed_lsn
+        if found.fork_lsn is not None:
+            self._follow_promotion(found.fork_lsn)
+            log.warning(
+                "the source is a promoted standby on timeline %d, which left timeline %d at %s; everything"
+                " received, up to %s, is in its history: continuing",
+                found.timeline,
+                record.timeline,
+                found.fork_lsn,
+                durable_lsn,
+            )
+        return Fence(token, found.timeline)
 
-    def _replace_token(self, before: int) -> int:
-        """Return a new token, or `before` if the source keeps none or cannot write one now."""
+    def _replace_token(self, before: int) -> NewToken | None:
+        """Return a new token, or None if the source keeps none or cannot write one now."""
         if not self._renews or not before:
-            return before
+            return None
         try:
             used = self._pipeline.used_publication
-            fresh = replace_token(self._dsn, self._pipeline.slot, before, self._superseded, used)
+            fresh = replace_token(self._server_dsn, self._pipeline.slot, before, self._superseded, used)
         except PgReplError as error:
             log.info("the token that source and lake share is renewed later: %s", error.message)
-            return before
+            return None
         # A token that was not replaced will not be either next time; the reason was logged once.
-        self._renews = fresh != before
+        self._renews = fresh is not None
         self._superseded = before
         return fresh
 
@@ -417,10 +465,17 @@ class ReconnectingReceiver:
     only if it occurs twice in a row at the same transaction: some of its causes can be temporary.
     """
 
-    def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        pipeline: Pipeline,
+        keepalive: KeepaliveRule | None = None,
+        follow_promotion: FollowPromotion = _leave_to_app,
+    ) -> None:
         self._dsn = dsn
         self._pipeline = pipeline
         self._keepalive = keepalive
+        self._follow_promotion = follow_promotion
         self.progress = ReceiverProgress()
         self._receiver = self._make()
         self._stopping = threading.Event()
@@ -466,7 +521,7 @@ class ReconnectingReceiver:
         self._receiver.record_past(wanted)
 
     def _make(self) -> Receiver:
-        return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress)
+        return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress, self._follow_promotion)
 
     def _watch(self) -> None:
         try:

@@ -95,6 +95,11 @@ class SourceSettings:
     """If true, code of the tables' owners may run with the rights of the role that replicates, and that role
     may be a superuser, see [connection](connection.md#code-of-the-tables-owners).
     """
+    failover: bool | Literal["auto"] = "auto"
+    """If true, standbys can synchronize the slot, so that the pipeline continues from a promoted standby
+    without a new copy ([fail over](../how-to/fail-over.md)). `auto`: true if the server is PostgreSQL 17 or
+    later and has a physical standby when the slot is created or the replication app starts.
+    """
     protect_source: bool = False
     """If true, a table whose UPDATE or DELETE the source rejects because the pipeline publishes it is removed
     from the pipeline's own publication and becomes `errored`. This takes up to 15 s while the replication

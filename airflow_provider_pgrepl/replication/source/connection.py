@@ -113,6 +113,7 @@ _TCP_LIMITS = {
     "tcp_user_timeout": 60_000,
 }
 _MAX_APPLICATION_NAME = 63
+_HOST_KEYS = ("host", "hostaddr", "port")
 _SCHEMES = ("postgresql", "postgres")
 _REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
     (
@@ -255,6 +256,8 @@ class LimitedConnection(psycopg2.extensions.connection):
         super().__init__(*arguments, **named)
         self.answer_limit_s: float | None = ANSWER_LIMIT_S
         self.cursor_factory = LimitedCursor
+        self.given_dsn = ""
+        """The connection string that `connect` was given."""
 
 
 @contextmanager
@@ -356,10 +359,60 @@ def connect(dsn: str, role: str, *, read_only: bool = False) -> Connection:
     ConfigError for an invalid DSN.
     """
     connection = _open(dsn, _conninfo(dsn, role), LimitedConnection)
+    assert isinstance(connection, LimitedConnection)
+    connection.given_dsn = dsn
     if read_only:
         with source_errors("setting up a connection"), connection.cursor() as cursor:
             cursor.execute("SET default_transaction_read_only = on")
     return connection
+
+
+def server_dsn(connection: Connection) -> str:
+    """Return the connection string of the one server that a connection of `connect` leads to.
+
+    Other connections with the string that names several hosts may lead to another of them.
+    """
+    assert isinstance(connection, LimitedConnection)
+    given, info = _parse(connection.given_dsn), connection.info
+    if not info.host:
+        return connection.given_dsn
+    found = [one for one in hosts_of(given) if one.get("host", one.get("hostaddr")) == info.host]
+    at_port = [one for one in found if one.get("port", str(info.port)) == str(info.port)]
+    address_of = {"hostaddr": at_port[0]["hostaddr"]} if at_port and "hostaddr" in at_port[0] else {}
+    rest = {key: value for key, value in given.items() if key not in _HOST_KEYS}
+    text: str = psycopg2.extensions.make_dsn(
+        **{**rest, "host": info.host, "port": str(info.port), **address_of}
+    )
+    _logged_in.add(text)
+    return text
+
+
+def other_hosts(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Yield name and connection string of each other host that the string of a connection names.
+
+    These strings accept a server in any state, also a standby.
+    """
+    assert isinstance(connection, LimitedConnection)
+    given, info = _parse(connection.given_dsn), connection.info
+    rest = {key: value for key, value in given.items() if key not in (*_HOST_KEYS, "target_session_attrs")}
+    for host in hosts_of(given):
+        name, port = host.get("host", host.get("hostaddr")), host.get("port", "5432")
+        if (name, port) != (info.host, str(info.port)):
+            yield f"{name}:{port}", psycopg2.extensions.make_dsn(**rest, **host)
+
+
+def hosts_of(parameters: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return host, hostaddr and port of each host that connection parameters name, as libpq pairs them."""
+    lists = {key: parameters[key].split(",") for key in _HOST_KEYS if parameters.get(key)}
+    count = max((len(values) for key, values in lists.items() if key != "port"), default=0)
+    return [
+        {
+            key: values[index if len(values) > 1 else 0]
+            for key, values in lists.items()
+            if values[index if len(values) > 1 else 0]
+        }
+        for index in range(count)
+    ]
 
 
 def connect_replication(dsn: str, role: str) -> Connection:

@@ -36,7 +36,9 @@ SELECT slot_name::text, plugin::text, database::text, active, active_pid, confir
     restart_lsn::text, wal_status,
     coalesce(pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
              CASE WHEN wal_status = 'lost' THEN 'wal_removed'
-                  WHEN pg_catalog.to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict' END)
+                  WHEN pg_catalog.to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict' END),
+    coalesce((pg_catalog.to_jsonb(s) ->> 'failover')::boolean, false),
+    coalesce((pg_catalog.to_jsonb(s) ->> 'synced')::boolean, false)
 FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s
 """
 _WAL_LIMIT = "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'"
@@ -91,6 +93,9 @@ class Slot:
     :param restart_lsn: the oldest LSN whose WAL the slot retains; None if it has reserved none
     :param wal_status: `reserved`, `extended`, `unreserved` or `lost`
     :param invalidation: the reason why the slot can never be used again, or None
+    :param failover: True if standbys may synchronize the slot; False before PostgreSQL 17
+    :param synced: True if this server synchronized the slot from a primary, also after it was promoted; False
+        before PostgreSQL 17
     """
 
     name: str
@@ -102,6 +107,8 @@ class Slot:
     restart_lsn: LSN | None
     wal_status: str | None
     invalidation: str | None
+    failover: bool = False
+    synced: bool = False
 
     def held_bytes(self, end: LSN) -> int | None:
         """Return the bytes of WAL before `end` that the server retains for the slot; 0 if it is invalidated.
@@ -126,8 +133,8 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
         found = rows(connection, _SLOT, (name,))
     if not found:
         return None
-    slot, plugin, database, active, pid, confirmed, restart, wal_status, invalidation = found[0]
-    return Slot(slot, plugin, database, active, pid, _lsn(confirmed), _lsn(restart), wal_status, invalidation)
+    slot, plugin, database, active, pid, confirmed, restart, *state = found[0]
+    return Slot(slot, plugin, database, active, pid, _lsn(confirmed), _lsn(restart), *state)
 
 
 def why_invalidated(connection: Connection, slot: Slot) -> str:

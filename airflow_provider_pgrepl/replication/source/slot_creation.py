@@ -140,11 +140,19 @@ class SlotCreation:
     """
 
     def __init__(
-        self, control: Connection, dsn: str, name: str, *, temporary: bool, timeout_s: float
+        self,
+        control: Connection,
+        dsn: str,
+        name: str,
+        *,
+        temporary: bool,
+        timeout_s: float,
+        failover: bool = False,
     ) -> None:
         self._control = control
         self._name = name
         self._temporary = temporary
+        self._failover = failover
         self._timeout_s = timeout_s
         self._connection = connect_replication(dsn, "slot export")
         self._answer: tuple[Any, ...] | None = None
@@ -205,7 +213,8 @@ class SlotCreation:
         if self._temporary:
             kind, options = "TEMPORARY LOGICAL", "(SNAPSHOT 'export')" if has_options else "EXPORT_SNAPSHOT"
         else:
-            kind, options = "LOGICAL", "(SNAPSHOT 'nothing')" if has_options else "NOEXPORT_SNAPSHOT"
+            more = ", FAILOVER true" if self._failover else ""
+            kind, options = "LOGICAL", f"(SNAPSHOT 'nothing'{more})" if has_options else "NOEXPORT_SNAPSHOT"
         command = f"CREATE_REPLICATION_SLOT {quote_identifier(self._name)} {kind} {PLUGIN} {options}"
         try:
             self._answer = row(self._connection, command)
@@ -305,8 +314,9 @@ def create_slot(
     through: str | None = None,
     timeout_s: float,
     made: Callable[[], None] = lambda: None,
+    failover: bool = False,
 ) -> ExportedSnapshot:
-    """Create a permanent slot, and export a snapshot of its position.
+    """Create a permanent slot, and export a snapshot of its position. `failover`: make it a failover slot.
 
     A temporary slot named `through`, or with a generated name, exports the snapshot. It is created after the
     first slot, and so waits for every transaction that ran during the first creation. Then the first slot is
@@ -314,7 +324,7 @@ def create_slot(
     exists. Raises as `export_snapshot`; no slot is left then.
     """
     with closing(connect(dsn, "slot control")) as control:
-        creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s)
+        creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s, failover=failover)
         try:
             point = creation.create()
             made()

@@ -47,7 +47,9 @@ from airflow_provider_pgrepl.replication.source.connection import (
     stream_conninfo,
     stream_role,
 )
+from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.timelines import check_identity
 
 _UNCONVERTIBLE = "a text in it cannot be converted from the database's encoding into UTF-8"
 _TOO_LARGE = (
@@ -69,6 +71,9 @@ _ALLOCATION = "invalid memory alloc request size"
 
 # Messages may be translated, and a missing slot and a missing publication have the same SQLSTATE (42704).
 _FINDS_PUBLICATION = "get_publication_oid"
+_AWAITS_STANDBYS = "StandbySlotsHaveCaughtup"
+"""The function in which a walsender of a server that shuts down ends, if a standby of
+synchronized_standby_slots is not connected."""
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")
 _IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
@@ -129,6 +134,8 @@ def refusal(result: pq.abc.PGresult) -> PgReplError:
         )
     if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
         return PublicationError(text, errors.NEW_EPOCH)
+    if _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _AWAITS_STANDBYS:
+        return SourceConnectionError(f"the server shuts down, and a standby is not connected: {text}")
     if state in ("42704", "55000"):
         return SlotError(text, errors.prove_source())
     return SourceConnectionError(f"the replication stream failed: {text} (SQLSTATE {state})")
@@ -178,7 +185,9 @@ class ReplicationStream:
         *,
         messages: bool = True,
         message_bytes: int | None = None,
+        server: Server | None = None,
     ) -> None:
+        """Start streaming. `server`: raise SourceConnectionError if the connection leads to another one."""
         self._message_bytes = sys.maxsize if message_bytes is None else message_bytes
         self._connection = _connect(stream_conninfo(dsn, stream_role(slot)))
         self.has_ended = False
@@ -186,6 +195,8 @@ class ReplicationStream:
         self._lost: SourceConnectionError | None = None
         try:
             self._execute(pin_statement(is_stream=True), pq.ExecStatus.TUPLES_OK)
+            if server is not None:
+                self._check_identity(server)
             self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
             # Do not wait for the network: data that cannot be sent now is sent with the next message.
             self._connection.nonblocking = 1
@@ -324,11 +335,17 @@ class ReplicationStream:
         except OperationalError as error:
             raise SourceConnectionError("the replication connection was lost") from error
 
-    def _execute(self, command: str, expected: pq.ExecStatus) -> None:
+    def _check_identity(self, server: Server) -> None:
+        result = self._execute("IDENTIFY_SYSTEM", pq.ExecStatus.TUPLES_OK)
+        system_identifier, timeline = (result.get_value(0, column) or b"" for column in range(2))
+        check_identity(server, system_identifier.decode(), int(timeline))
+
+    def _execute(self, command: str, expected: pq.ExecStatus) -> pq.abc.PGresult:
         with answered_within(self._connection.socket, ANSWER_LIMIT_S):
             result = self._connection.exec_(command.encode())
         if result.status != expected:
             raise refusal(result)
+        return result
 
     def _ended(self) -> PgReplError:
         result = self._next_result(time.monotonic() + ANSWER_LIMIT_S)

@@ -14,11 +14,13 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import psycopg2.errors
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundError, StateError
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import all_tables_publications
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
@@ -28,6 +30,7 @@ from airflow_provider_pgrepl.replication.state.schema import check_ownership
 log = logging.getLogger(__name__)
 
 _BITS = 62
+_FLUSHED = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
 _LOCK_WAIT_MS = 10_000
 
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')"
@@ -136,18 +139,28 @@ def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int, u
         return write_token(source, slot, before, used) or before
 
 
-def replace_token(dsn: str, slot: str, before: int, superseded: int, used: str = "") -> int:
+@dataclass(frozen=True)
+class NewToken:
+    """A token that was written to the source. `lsn`: at or after the commit that wrote it."""
+
+    token: int
+    lsn: LSN
+
+
+def replace_token(dsn: str, slot: str, before: int, superseded: int, used: str = "") -> NewToken | None:
     """Write a new token for a running receiver and return it; the source keeps `before`, too.
 
     `superseded`: the receiver's token before `before`, the only one that is deleted: a receiver that has
-    taken over in between, unnoticed by this one, has written its own. Returns `before` if the source lacks
-    it, or cannot be written; both are logged. Raises SourceError, StateError.
+    taken over in between, unnoticed by this one, has written its own. Returns None if the source lacks
+    `before`, or cannot be written; both are logged. Raises SourceError, StateError.
     """
     with closing(connect(dsn, "source token")) as source:
         if not has_token(source, slot, before):
             log.warning("the source no longer has the token that it shares with the lake: it is not renewed")
-            return before
-        return write_token(source, slot, before, used, superseded) or before
+            return None
+        token = write_token(source, slot, before, used, superseded)
+        with source_errors("asking for the WAL position"):
+            return NewToken(token, LSN.parse(row(source, _FLUSHED)[0])) if token else None
 
 
 def write_token(

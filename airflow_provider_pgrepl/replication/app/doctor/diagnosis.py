@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.runtime.host import check_libraries
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect, row, rows
+from airflow_provider_pgrepl.replication.source.failover import failover_problems, failover_warnings
 from airflow_provider_pgrepl.replication.source.preflight.check import (
     replication_problems,
     role_problems,
@@ -205,6 +206,7 @@ def _source(access: Access) -> Iterator[Finding]:
             *server_problems(
                 connection, server, pipeline.slot, makes_slot=read_slot(connection, pipeline.slot) is None
             ),
+            *failover_problems(server, pipeline.failover),
             *replication_problems(access.dsn, server),
         ]
         yield from (_problem("settings", error) for error in problems)
@@ -214,6 +216,10 @@ def _source(access: Access) -> Iterator[Finding]:
         yield from (
             Finding(CheckStatus.WARNING, "settings", text)
             for text in server_warnings(connection, pipeline.slot)
+        )
+        yield from (
+            Finding(CheckStatus.WARNING, "failover", text)
+            for text in failover_warnings(connection, pipeline.slot, pipeline.failover)
         )
         yield from _left_over(connection, pipeline)
         yield from _clock(connection)

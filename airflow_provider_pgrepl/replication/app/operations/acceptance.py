@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_acceptable, check_ours
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Fence
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import continuity
 from airflow_provider_pgrepl.replication.state.source_tokens import write_token
@@ -59,10 +59,12 @@ def accept_source(access: Access, name: str) -> bool:
         if not check_acceptable(evidence, name):
             return False
 
-        def renew(before: int, record: EpochRecord, durable_lsn: LSN) -> int:
-            continuity.check(source, record, durable_lsn)
-            return write_token(source, record.slot, before, pipeline.used_publication)
+        def renew(before: int, record: EpochRecord, durable_lsn: LSN) -> Fence:
+            continuity.check(source, record, durable_lsn, before)
+            token = write_token(source, record.slot, before, pipeline.used_publication)
+            # The next start of the replication app records another timeline.
+            return Fence(token, record.timeline)
 
-        ChangelogWriter(changelog_uri(pipeline.lake_root), renew_token=renew).rest()
+        ChangelogWriter(changelog_uri(pipeline.lake_root), check_source=renew).rest()
     log.warning("accepted as the source, although its token was missing: %s", evidence.describe())
     return True

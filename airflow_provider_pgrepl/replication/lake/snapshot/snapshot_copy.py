@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl import errors as hints
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import check_timeline, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
     RelationIndex,
@@ -222,6 +223,7 @@ class SnapshotCopy:
             )
         uri = self._uri(relation.table)
         warn_of_rows_of_lake(uri, relation.table, rows_of_lake(self._pipeline, relation.table))
+        self._check_timeline()
         commit_snapshot(
             uri,
             commented(lake_schema(relation, options), self._comments[relation.table].columns),
@@ -234,6 +236,10 @@ class SnapshotCopy:
         )
         self._conclude(relation.table, open_table(uri))
         return sum(file.rows for file in files)
+
+    def _check_timeline(self) -> None:
+        """Raise SnapshotError if the changelog continues from another server than the rows were read from."""
+        check_timeline(open_changelog(changelog_uri(self._pipeline.lake_root)), self._record)
 
     def _uri(self, table: TableName) -> str:
         return f"{self._pipeline.lake_root}/{table.path}"

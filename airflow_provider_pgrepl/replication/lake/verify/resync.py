@@ -174,6 +174,7 @@ class Resync(SnapshotCopy):
         name, exported_at = self._pipeline.name, self._exported.exported_at
         marks = snapshot_marks(uri, name, self._record.epoch, exported_at, self._add_to_index(relation))
         repair = TableRepair(relation, options, self._app, self._position, exported_at)
+        self._check_timeline()
         repair.begin_epoch(compared.table, compared.missing, compared.extra, marks)
         if compared.comparison.listed is not None:
             self._check_equal(relation, compared.table, compared.comparison.listed)

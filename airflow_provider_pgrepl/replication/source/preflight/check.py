@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
+from airflow_provider_pgrepl.replication.source.failover import failover_problems, failover_warnings
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.tables import (
     code_problems,
@@ -298,6 +299,8 @@ def check_source(
         _raise(problems)
         for warning in server_warnings(connection, pipeline.slot):
             log.warning("%s", warning)
+        for warning in failover_warnings(connection, pipeline.slot, pipeline.failover):
+            log.warning("%s", warning)
         if requested is None:
             for warning in inherited_warnings(connection, [relation.oid for relation in relations]):
                 log.warning("%s", warning)
@@ -348,6 +351,7 @@ def _surroundings(
     connection: Connection, dsn: str, pipeline: Pipeline, server: Server, *, new_epoch: bool, makes_slot: bool
 ) -> Iterator[PgReplError]:
     yield from server_problems(connection, server, pipeline.slot, makes_slot=makes_slot)
+    yield from failover_problems(server, pipeline.failover)
     yield from replication_problems(dsn, server)
     yield from slot_problems(connection, pipeline, new_epoch=new_epoch)
     yield from role_problems(connection, pipeline)
