@@ -155,9 +155,10 @@ def ahead_of_fork(server: Server, record: EpochRecord, durable_lsn: LSN, fork_ls
         f" and changes of timeline {record.timeline} were received up to {durable_lsn}: the standby was"
         f" promoted without the WAL from {fork_lsn} to {durable_lsn}, so the lake may have transactions that"
         " the source has lost",
-        "check that this server is the new primary. If it is, begin a new epoch, which resnapshots every"
-        " table: pgrepl snapshot FILE.json --new-epoch prints the name to repeat it with --give-up NAME. To"
-        " prevent this, set synchronized_standby_slots: docs/how-to/fail-over.md. Nothing was changed",
+        "check that this server is the new primary. If it is, begin a new epoch: pgrepl resync FILE.json"
+        " compares every table, and pgrepl snapshot FILE.json --new-epoch resnapshots every table; either"
+        " prints the name to repeat it with --give-up NAME. To prevent this, set synchronized_standby_slots:"
+        f" {errors.document('how-to/fail-over')}. Nothing was changed",
     )
 
 
