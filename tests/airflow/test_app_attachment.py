@@ -1,4 +1,4 @@
-"""The application that a task follows: launched, adopted, replaced, waited for or handed over."""
+"""The app that a task follows: launched, adopted, replaced, waited for or handed over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.airflow.stand_in_app import SHOP, STAND_IN, Launcher, ended, launch
 
 
 class Task:
-    """A task that wants an application; what it says is kept."""
+    """A task that wants an app; what it says is kept."""
 
     def __init__(
         self, place: RunDirectory, launcher: Launcher, order: LaunchSpec | None = None, **how: Any
@@ -105,8 +105,7 @@ def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
     assert second.is_new
     assert journal.pids("stopped") == journal.pids("started")[:1]
     assert [text for level, text in task.said if level == logging.WARNING] == [
-        "The application that runs, started with other values of pipeline flush_interval_s, is stopped for a"
-        " new one"
+        "The app that runs, started with other values of pipeline flush_interval_s, is stopped for a new one"
     ]
     second.app.stop()
     ended(second.app)
@@ -181,7 +180,7 @@ def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alon
 
 
 def test_task_waits_for_its_turn_before_it_launches(place: RunDirectory, journal: Journal) -> None:
-    """An application on another host may hold the pipeline's lock."""
+    """An app on another host may hold the pipeline's lock."""
     task = Task(place, Launcher(journal), await_turn=lambda _: journal.path.write_text(""))
     found = task.take()
     assert journal.path.exists()
@@ -220,7 +219,7 @@ def test_an_application_that_is_ending_is_waited_for(
     first.charge.release()
 
     def open_when_waited_for(level: int, text: str) -> None:
-        assert text == "Waiting for the application that is ending"
+        assert text == "Waiting for the app that is ending"
         assert journal.pids("stopped") == []
         gate.touch()
 
@@ -236,7 +235,7 @@ def test_an_application_that_is_ending_is_waited_for(
 def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_adopted(
     place: RunDirectory, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task set to another state leaves one: its process asks the application to end, then releases it."""
+    """A task set to another state leaves one: its process asks the app to end, then releases it."""
     gate = tmp_path / "gate"
     first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
     journal.wait_for("started")
@@ -256,7 +255,7 @@ def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_ad
         gate.touch()
 
     second = Task(place, Launcher(journal), say=open_when_waited_for).take()
-    assert said == ["Waiting for the application that is ending"]
+    assert said == ["Waiting for the app that is ending"]
     assert second.is_new
     second.app.stop()
     ended(second.app)
@@ -328,7 +327,7 @@ def test_application_of_another_source_or_store_is_neither_adopted_nor_stopped(
 
 
 def test_folder_that_a_process_of_others_names_is_no_application(place: RunDirectory, tmp_path: Path) -> None:
-    """Only what lies in the folder says whether an application of this package runs."""
+    """Only what lies in the folder says whether an app of this package runs."""
     token = f"pgrepl-{'0' * 32}"
     folder = tmp_path / "theirs" / "host" / place.folder.name / token
     folder.mkdir(parents=True, mode=0o700)

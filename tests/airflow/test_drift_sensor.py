@@ -110,7 +110,7 @@ def test_it_fails_on_what_it_is_told_to(shop: Recorded, execute: Any) -> None:
     [
         ({"fail_on": "always"}, "fail_on: 'always'"),
         ({"mark_errored": "perhaps"}, "mark_errored: 'perhaps'"),
-        ({"sql": "", "migration_file": "x"}, "give one"),
+        ({"sql": "", "migration_file": "x"}, "set only one"),
         ({"sql": ""}, "database_conn_id"),
         ({"migration_file": "/nowhere/x.sql", "database_conn_id": "pgrepl_default"}, "cannot read"),
     ],

@@ -160,7 +160,7 @@ def test_only_what_the_server_cannot_send_is_skipped(kept: Kept) -> None:
         skip_transaction(kept.access, kept.source_lsn())
     poison(kept)
     lsn = kept.unsendable()
-    with pytest.raises(ConfigError, match=f"the transaction at {lsn}, not at {LSN(lsn - 8)}"):
+    with pytest.raises(ConfigError, match=f"the transaction at {lsn}, not the one at {LSN(lsn - 8)}"):
         skip_transaction(kept.access, LSN(lsn - 8))
     with pytest.raises(ConfigError, match="--lsn"):
         skip_transaction(kept.access, "nonsense")
