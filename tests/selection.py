@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,23 @@ def parametrize_majors(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(f"{metafunc.definition.nodeid}: say in differs_by_major(…) what differs")
     if len(MAJORS) > 1 and marks:
         metafunc.fixturenames.append("major")
-        metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
+        metafunc.parametrize("major", majors_of(marks, MAJORS), indirect=True, scope="session")
+
+
+def majors_of(marks: Sequence[pytest.Mark], majors: Sequence[str]) -> list[str]:
+    """Return those of the majors on which a test with these marks `differs_by_major` runs.
+
+    If each mark names by `since` the first majors with another behavior, these are the majors on both sides
+    of each, the oldest and the newest. Otherwise these are all majors.
+    """
+    if not all("since" in mark.kwargs for mark in marks):
+        return list(majors)
+    firsts = [first for mark in marks for first in mark.kwargs["since"]]
+    chosen = {majors[0], majors[-1]}
+    for before, after in itertools.pairwise(majors):
+        if any(int(before) < first <= int(after) for first in firsts):
+            chosen |= {before, after}
+    return [major for major in majors if major in chosen]
 
 
 def mark_group(item: pytest.Item) -> None:
