@@ -30,6 +30,7 @@ class KafkaBroker(ServerProcess):
     """A broker with its own data, which is also its controller. `settings`: more lines of its properties."""
 
     name = "Kafka"
+    java_options: tuple[str, ...] = ("-Xmx512m", "-XX:+UseSerialGC")
 
     def __init__(self, folder: Path, settings: str = "", protocol: str = "PLAINTEXT") -> None:
         super().__init__(folder)
@@ -91,9 +92,8 @@ class KafkaBroker(ServerProcess):
         return file
 
     def _java(self, *arguments: str) -> list[str]:
-        options = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4")
         log = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.yaml'}"
-        return [shutil.which("java") or "java", *options, log, "-cp", f"{JARS}/*", *arguments]
+        return [shutil.which("java") or "java", *self.java_options, log, "-cp", f"{JARS}/*", *arguments]
 
     def _run_java(self, *arguments: str) -> None:
         done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False, timeout=60)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import airflow_provider_pgrepl
 from airflow_provider_pgrepl.replication.runtime import spark_submit
+from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
 from demo.postgres import free_port
 from demo.server_process import ServerProcess
 
@@ -42,6 +43,8 @@ class Node(ServerProcess):
     def environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
         own = {"HOME": str(self.folder), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+        # For these processes alone: an application chooses the options of its executors.
+        own |= dict.fromkeys(("SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"), SMALL_JVM)
         # Spark's scripts are part of pyspark. They find it by the Python on the path.
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
         return {**kept, **own, "PATH": path}

@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +29,38 @@ NOT_FAST = frozenset({"spark", "broker", "jetstream", "debian", "airflow_db"})
 """Fixtures that take seconds to start."""
 STARTS_SPARK = ("spark", "end_to_end", "fault")
 """Rings whose tests mostly wait, those that take longest on one worker first."""
-SHORT = ("unit", "property")
-"""Rings of whose tests a whole file takes seconds."""
+SHORT = ("property", "unit")
+"""Rings of whose tests a whole file takes seconds; a file of the first takes longer."""
+_ORDER = {name: place for rings in (STARTS_SPARK, ("", *SHORT)) for place, name in enumerate(rings)}
 NEVER_FAST = (*STARTS_SPARK, "airflow")
 SPARK_SESSIONS = 2
 """Workers that start a Spark session of their own: a JVM needs 40 s of CPU time until it is warm."""
 
 
 def parametrize_majors(metafunc: pytest.Metafunc) -> None:
-    """Run a test that is marked `differs_by_major` on each major."""
+    """Run a test that is marked `differs_by_major` on each major from which servers differ."""
     marks = list(metafunc.definition.iter_markers("differs_by_major"))
     if not all(mark.args for mark in marks):
         raise pytest.UsageError(f"{metafunc.definition.nodeid}: say in differs_by_major(…) what differs")
     if len(MAJORS) > 1 and marks:
         metafunc.fixturenames.append("major")
-        metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
+        metafunc.parametrize("major", majors_of(marks, MAJORS), indirect=True, scope="session")
+
+
+def majors_of(marks: Sequence[pytest.Mark], majors: Sequence[str]) -> list[str]:
+    """Return those of the majors on which a test with these marks `differs_by_major` runs.
+
+    If each mark names by `since` the first majors with another behavior, these are the majors on both sides
+    of each, the oldest and the newest. Otherwise these are all majors.
+    """
+    if not all("since" in mark.kwargs for mark in marks):
+        return list(majors)
+    firsts = [first for mark in marks for first in mark.kwargs["since"]]
+    chosen = {majors[0], majors[-1]}
+    for before, after in itertools.pairwise(majors):
+        if any(int(before) < first <= int(after) for first in firsts):
+            chosen |= {before, after}
+    return [major for major in majors if major in chosen]
 
 
 def mark_group(item: pytest.Item) -> None:
@@ -59,11 +78,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in kept:
         if any(item.iter_markers("real_kill")):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    waiting = [item for name in STARTS_SPARK for item in kept if ring(item) == name]
-    # Short ones come last: a long one that began late would run when all others have ended.
+    waiting = [item for item in kept if ring(item) in STARTS_SPARK]
     computing = [item for item in kept if ring(item) not in STARTS_SPARK]
-    computing.sort(key=lambda item: ring(item) in SHORT)
-    items[:] = _alternating(_by_group(waiting), _by_group(computing))
+    items[:] = _alternating(_largest_first(waiting), _largest_first(computing))
 
 
 def is_left_out(path: Path, tier: str) -> bool:
@@ -134,6 +151,14 @@ def _group(item: pytest.Item) -> str:
     definitions = item._fixtureinfo.name2fixturedefs.values()
     shares = any(found and found[-1].scope == "module" for found in definitions)
     return f"{item.path.name}-{_major(item)}" if shares or ring(item) not in STARTS_SPARK else item.nodeid
+
+
+def _largest_first(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """Return the groups in the order of their rings, and by size within each of these.
+
+    A long one that began late would run on one worker when all others have ended.
+    """
+    return sorted(_by_group(items), key=lambda group: (_ORDER.get(ring(group[0]), 0), -len(group)))
 
 
 def _by_group(items: list[pytest.Item]) -> list[list[pytest.Item]]:

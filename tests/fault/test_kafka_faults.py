@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.kafka import KafkaBroker
-from tests.support.kafka import KafkaTopics, kept_rows
+from tests.support.kafka import KafkaTopics, SmallBroker, kept_rows
 from tests.support.loop_disk import Disk, disk
 from tests.support.publishing import (
     IMPATIENT,
@@ -128,7 +128,7 @@ def test_publisher_waits_for_broker_that_is_not_there(received, kafka, monkeypat
 def behind_proxy() -> Iterator[tuple[KafkaBroker, SilentProxy]]:
     """A broker that names the proxy as its address: clients of Kafka go where the cluster tells them."""
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-kafka-") as folder:
-        broker = KafkaBroker(Path(folder))
+        broker = SmallBroker(Path(folder))
         with closing(SilentProxy(broker.port)) as proxy:
             broker.advertised = f"127.0.0.1:{proxy.port}"
             broker.start()
@@ -154,7 +154,7 @@ def test_every_change_arrives_when_connection_stalls(received, behind_proxy, mon
 @pytest.fixture
 def on_small_disk(tmp_path: Path) -> Iterator[tuple[KafkaBroker, Disk]]:
     with disk(tmp_path) as small:
-        broker = KafkaBroker(small.folder)
+        broker = SmallBroker(small.folder)
         broker.start()
         try:
             yield broker, small

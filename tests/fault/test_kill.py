@@ -16,13 +16,9 @@ DYING = Path(__file__).with_name("dying.py")
 
 
 @pytest.fixture
-def replicated(spark, dsn, tmp_path: Path, request: pytest.FixtureRequest) -> InProcess:
-    """`request.param`, if any: the strategy by which its tables are merged."""
+def replicated(spark, dsn, tmp_path: Path) -> InProcess:
     execute(dsn, *SETUP)
-    merge = getattr(request, "param", "auto")
-    return InProcess(
-        spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, snapshot_range_bytes=65536, merge=merge
-    )
+    return InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, snapshot_range_bytes=65536)
 
 
 def run_until_killed(
@@ -57,43 +53,50 @@ def assert_whole(replicated: InProcess, point: str = "") -> None:
 
 @pytest.mark.real_kill
 @pytest.mark.parametrize(
-    ("replicated", "of_snapshot", "of_replication"),
+    ("of_snapshot", "of_replication"),
     [
         pytest.param(
-            "merge_on_read",
-            "snapshot of one table committed",
-            ("durable and not told", "rows marked and not committed", "rows marked and committed"),
+            ("snapshot of one table committed",),
+            (
+                ("durable and not told", "merge_on_read"),
+                ("rows marked and not committed", "merge_on_read"),
+                ("rows marked and committed", "merge_on_read"),
+            ),
             id="merge_on_read",
         ),
         pytest.param(
-            "rewrite",
-            "epoch begun",
-            ("receiving", "parts written", "durable and not told", "merging", "one table applied"),
+            ("epoch begun", "snapshot of one table recorded"),
+            (
+                ("receiving", "rewrite"),
+                ("parts written", "rewrite"),
+                ("merging", "rewrite"),
+                ("one table applied", "rewrite"),
+                ("one table applied", "merge_on_read"),
+                ("all tables applied", "merge_on_read"),
+            ),
             marks=pytest.mark.thorough("the parameter merge_on_read"),
-            id="rewrite",
-        ),
-        pytest.param(
-            "merge_on_read",
-            "snapshot of one table recorded",
-            ("one table applied", "all tables applied"),
-            marks=pytest.mark.thorough("the parameter merge_on_read"),
-            id="whole tables",
+            id="every other point",
         ),
     ],
-    indirect=["replicated"],
 )
 def test_lake_equals_source_after_each_kill(of_snapshot, of_replication, replicated, dsn, monkeypatch):
-    """One pipeline, whose snapshot and whose runs are killed one after the other, each at another point."""
+    """One pipeline, whose snapshot and whose runs are killed one after the other, each at another point.
+
+    A run has a point, and the strategy by which tables are merged.
+    """
+    replicated.configure(merge=of_replication[0][1])
     with traffic(dsn, 1) as writing:
-        writing.wait_for_more(20)
-        run_until_killed(replicated, "snapshot", of_snapshot, monkeypatch)
+        for point in of_snapshot:
+            writing.wait_for_more(20)
+            run_until_killed(replicated, "snapshot", point, monkeypatch)
         writing.wait_for_more(20)
         run_again(replicated, "snapshot")
         writing.wait_for_more(20)
     run_again(replicated, "replicate", "--until", "caught-up")
     assert {str(record.state) for record in replicated.states().values()} == {"streaming"}, of_snapshot
-    assert_whole(replicated, of_snapshot)
-    for seed, point in enumerate(of_replication, 2):
+    assert_whole(replicated, str(of_snapshot))
+    for seed, (point, merge) in enumerate(of_replication, 2):
+        replicated.configure(merge=merge)
         with traffic(dsn, seed) as writing:
             writing.wait_for_more(40)
             run_until_killed(replicated, "replicate", point, monkeypatch)
@@ -133,9 +136,14 @@ def test_tables_killed_while_added_and_resnapshotted_are_finished_by_next_run(re
 
 @pytest.mark.real_kill
 @pytest.mark.thorough("test_lake_equals_source_after_each_kill")
-@pytest.mark.parametrize("replicated", ["rewrite", "merge_on_read"], indirect=True)
 def test_lake_equals_source_after_kills_at_random_times(replicated, dsn):
-    """Once while the app starts, and then while it works: after 1 and 2 points, and random traffic."""
+    """Once while the app starts, and then while it works: after 1 and 2 points, and random traffic.
+
+    Each strategy merges a table.
+    """
+    replicated.configure(
+        per_table={"public.accounts": {"merge": "rewrite"}, "public.savings": {"merge": "merge_on_read"}}
+    )
     replicated.snapshot()
     chance = random.Random()
     with traffic(dsn, 3) as writing:

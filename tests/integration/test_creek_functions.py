@@ -92,7 +92,7 @@ MADE = "create function _creek.{} (pub text, _tbl regclass) returns void languag
 ABOVE = {"child": "parent", "part": "root"}
 
 
-@pytest.mark.differs_by_major("virtual generated columns are there from 18 on")
+@pytest.mark.differs_by_major("virtual generated columns are there from 18 on", since=(18,))
 @pytest.mark.parametrize("refused", KEYLESS)
 def test_tables_whose_changes_the_source_would_refuse_are_not_published(dsn, pg, refused) -> None:
     if refused == "virtual" and pg.info.server_version < 180000:
@@ -161,7 +161,7 @@ ADD = "select _creek.add_table('creek_pub', '{}')"
 REMOVE = "select _creek.remove_table('creek_pub', '{}')"
 
 
-@pytest.mark.differs_by_major("virtual generated columns are there from 18 on")
+@pytest.mark.differs_by_major("virtual generated columns are there from 18 on", since=(18,))
 @pytest.mark.parametrize("refused", KEYLESS)
 def test_added_table_whose_changes_the_source_would_refuse_is_not_published(
     dsn, pg, functions, refused

@@ -53,7 +53,7 @@ def write_progress(received: Received, times: int = 5) -> None:
             )
 
 
-@pytest.mark.differs_by_major("before 15 the server sends transactions that are empty")
+@pytest.mark.differs_by_major("before 15 the server sends transactions that are empty", since=(15,))
 def test_writing_progress_is_no_change(received: Received) -> None:
     write_progress(received)
     with received.receiving() as receiver:
@@ -67,7 +67,7 @@ def test_writing_progress_is_no_change(received: Received) -> None:
     assert not received.changelog_rows()
 
 
-@pytest.mark.differs_by_major("before 15 the server sends transactions that are empty")
+@pytest.mark.differs_by_major("before 15 the server sends transactions that are empty", since=(15,))
 def test_in_one_transaction_with_others_only_theirs_count(received: Received) -> None:
     write_progress(received, 1)
     execute(

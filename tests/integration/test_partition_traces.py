@@ -317,7 +317,7 @@ def is_sent(server_version: int) -> bool:
     return server_version >= 150000
 
 
-@pytest.mark.differs_by_major(OF_EITHER_TABLE)
+@pytest.mark.differs_by_major(OF_EITHER_TABLE, since=(15,))
 def test_a_partition_that_came_and_changed_while_nobody_looked_stops_the_table(
     dsn: str, tmp_path: Path, pg: Connection
 ) -> None:
@@ -332,7 +332,7 @@ def test_a_partition_that_came_and_changed_while_nobody_looked_stops_the_table(
     assert kinds == dict.fromkeys(stopping, "DriftError")
 
 
-@pytest.mark.differs_by_major(OF_EITHER_TABLE)
+@pytest.mark.differs_by_major(OF_EITHER_TABLE, since=(15,))
 def test_a_partition_that_came_in_order_is_followed(dsn: str, tmp_path: Path, pg: Connection) -> None:
     sent = [case for case in CAME_IN_ORDER if case != SENT_SINCE_15 or is_sent(pg.server_version)]
     followed, tables = by_table({case: CAME_IN_ORDER[case] for case in sent})

@@ -219,7 +219,8 @@ class Drifting(Received):
 
 @pytest.mark.differs_by_major(
     "catalogs differ: column lists and schemas in publications since 15, generated columns in them since 18;"
-    " before 15 walsenders hear less of DDL"
+    " before 15 walsenders hear less of DDL",
+    since=(15, 18),
 )
 @pytest.mark.parametrize(
     "has_trigger",

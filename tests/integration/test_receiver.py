@@ -58,7 +58,7 @@ def values(received: Received, *ops: str) -> list[object]:
     return [row["new"][-1] if row["new"] else None for row in received.changelog_rows(*(ops or ("I",)))]
 
 
-@pytest.mark.differs_by_major(EMPTY_TRANSACTIONS)
+@pytest.mark.differs_by_major(EMPTY_TRANSACTIONS, since=(15,))
 def test_interleaved_transactions_stand_whole_and_in_commit_order(received, dsn):
     with transaction(dsn) as first:
         first.execute("insert into t values (1, 'a1')")
@@ -286,7 +286,7 @@ def test_a_second_receiver_is_refused_while_the_first_reads(received):
         Receiver(received.dsn, received.pipeline).start()
 
 
-@pytest.mark.differs_by_major(EMPTY_TRANSACTIONS)
+@pytest.mark.differs_by_major(EMPTY_TRANSACTIONS, since=(15,))
 def test_an_idle_database_with_a_busy_neighbour_does_not_hold_wal(received, dsn, server):
     with received.receiving(EAGER):
         before = received.slot()
@@ -309,7 +309,7 @@ def test_an_idle_database_with_a_busy_neighbour_does_not_hold_wal(received, dsn,
     assert received.slot().confirmed_flush_lsn <= received.durable_lsn
 
 
-@pytest.mark.differs_by_major(EMPTY_TRANSACTIONS)
+@pytest.mark.differs_by_major(EMPTY_TRANSACTIONS, since=(15,))
 def test_keepalives_are_recorded_seldom(received, dsn, server):
     version = ChangelogWriter(received.changelog).version
     rule = KeepaliveRule(min_interval_s=3600.0, min_bytes=1, max_wait_s=0.0, idle_wait_s=0.0)
@@ -358,7 +358,9 @@ def test_a_broken_history_is_said_when_it_starts(received, dsn, breakage, error,
     assert ("--new-epoch" in caught.value.hint) == (error is PublicationError)
 
 
-@pytest.mark.differs_by_major("since 18 a publication that is not there is passed over by the stream")
+@pytest.mark.differs_by_major(
+    "since 18 a publication that is not there is passed over by the stream", since=(18,)
+)
 def test_a_publication_that_was_dropped_is_said_when_it_starts(received, dsn):
     received.receive()
     execute(dsn, "insert into t values (1, 'a')", f"drop publication {received.pipeline.publication}")
@@ -373,7 +375,7 @@ def test_a_slot_that_is_not_there_is_told_from_a_publication(dsn):
         ReplicationStream(dsn, "the_publication_slot", "none").close()
 
 
-@pytest.mark.differs_by_major("since 18 a publication that is not there is passed over")
+@pytest.mark.differs_by_major("since 18 a publication that is not there is passed over", since=(18,))
 def test_a_publication_that_is_not_there_ends_the_stream(received, dsn, pg):
     execute(dsn, "insert into t values (1)")
     stream = ReplicationStream(dsn, received.pipeline.slot, "gone")

@@ -88,7 +88,8 @@ def refuses(pg: psycopg2.extensions.connection) -> bool:
 
 @pytest.mark.differs_by_major(
     "what of a publication makes the server refuse changes: lists and filters from 15"
-    " on, generated columns from 18 on"
+    " on, generated columns from 18 on",
+    since=(15, 18),
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_changes_are_said_to_be_refused_exactly_where_the_server_refuses_them(pg, run, shape):
@@ -101,7 +102,7 @@ def test_changes_are_said_to_be_refused_exactly_where_the_server_refuses_them(pg
     assert (relation.oid in refused) == refuses(pg), refused
 
 
-@pytest.mark.differs_by_major("generated columns in replica identities are refused from 18 on")
+@pytest.mark.differs_by_major("generated columns in replica identities are refused from 18 on", since=(18,))
 def test_cure_ends_the_refusal(pg, run):
     run(KEYED.format(f", {STORED}"), FULL, ALL, "insert into t values (1, 'x')")
     relation = find_relation(pg, TableName("public", "t"), "p")
@@ -111,7 +112,7 @@ def test_cure_ends_the_refusal(pg, run):
     assert not refuses(pg)
 
 
-@pytest.mark.differs_by_major("column lists are there from 15 on")
+@pytest.mark.differs_by_major("column lists are there from 15 on", since=(15,))
 def test_cure_of_a_column_list_keeps_the_other_tables_in_the_publication(pg, run):
     if pg.info.server_version < 150000:
         return
@@ -133,7 +134,7 @@ def test_cure_of_a_column_list_keeps_the_other_tables_in_the_publication(pg, run
 VIRTUAL_SINCE_18 = "virtual generated columns are there from 18 on"
 
 
-@pytest.mark.differs_by_major(VIRTUAL_SINCE_18)
+@pytest.mark.differs_by_major(VIRTUAL_SINCE_18, since=(18,))
 def test_table_whose_changes_would_be_refused_is_not_published(pg, run, caplog):
     if pg.info.server_version < 180000:
         return
@@ -156,7 +157,7 @@ BREAKS = {
 }
 
 
-@pytest.mark.differs_by_major(VIRTUAL_SINCE_18)
+@pytest.mark.differs_by_major(VIRTUAL_SINCE_18, since=(18,))
 @pytest.mark.parametrize("name", BREAKS)
 def test_migration_that_makes_the_source_refuse_changes_is_unsafe(pg, dsn, run, name):
     since, migration = BREAKS[name]

@@ -68,7 +68,7 @@ def test_the_snapshot_shows_what_was_committed_before(pg, dsn, name):
     drop_slot(pg, name)
 
 
-@pytest.mark.differs_by_major("options of CREATE_REPLICATION_SLOT in parentheses since 15")
+@pytest.mark.differs_by_major("options of CREATE_REPLICATION_SLOT in parentheses since 15", since=(15,))
 def test_a_temporary_slot_goes_when_it_is_closed(pg, dsn, name):
     with export_snapshot(dsn, name, timeout_s=30) as exported:
         assert read_slot(pg, name).active

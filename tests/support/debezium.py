@@ -86,7 +86,9 @@ def running_debezium() -> Iterator[Debezium]:
         assert not os.environ.get(_REQUIRED), _WHY
         pytest.skip(_WHY)
     jars = ":".join(map(str, sorted(JARS.glob("*.jar"))))
-    port = launch_gateway(classpath=jars, die_on_exit=True, javaopts=["-Xmx512m"])
+    port = launch_gateway(
+        classpath=jars, die_on_exit=True, javaopts=["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    )
     gateway = JavaGateway(
         gateway_parameters=GatewayParameters(port=port),
         # Daemon threads: py4j's notice the end of a connection late, and would keep the process alive.

@@ -25,9 +25,20 @@ from confluent_kafka.cimpl import NewTopic
 
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from demo.kafka import KafkaBroker, is_there
+from tests.support import class_archive
 
 _REQUIRED = "PGREPL_REQUIRE_DEBIAN"
 _WHY = "needs Kafka: sh setup/kafka.sh"
+
+
+class SmallBroker(KafkaBroker):
+    """A broker that starts with a third of the CPU time: it optimizes no code, and reads archived classes."""
+
+    java_options = (
+        *KafkaBroker.java_options,
+        "-XX:TieredStopAtLevel=1",
+        *class_archive.options("kafka").split(),
+    )
 
 
 @contextmanager
@@ -37,7 +48,7 @@ def running_kafka(settings: str = "", protocol: str = "PLAINTEXT") -> Iterator[K
         assert not os.environ.get(_REQUIRED), _WHY
         pytest.skip(_WHY)
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-kafka-") as folder:
-        broker = KafkaBroker(Path(folder), settings, protocol)
+        broker = SmallBroker(Path(folder), settings, protocol)
         broker.start()
         try:
             yield broker

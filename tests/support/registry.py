@@ -32,7 +32,8 @@ class Registry(ServerProcess):
 
     def command(self) -> list[str]:
         (runner,) = _APP.glob("*-runner.jar")
-        return [shutil.which("java") or "java", "-Xmx400m", "-XX:+UseSerialGC", "-jar", str(runner)]
+        options = ("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        return [shutil.which("java") or "java", *options, "-jar", str(runner)]
 
     def environment(self) -> Mapping[str, str]:
         # Otherwise it requests news from its vendor's host.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.selection import majors_of
+
 
 @pytest.fixture(scope="module")
 def shared() -> None:
@@ -18,3 +20,26 @@ def test_tests_that_share_a_fixture_of_their_module_run_on_one_worker(
     assert mark.args[0].startswith("test_selection.py-")
     if hasattr(request.config, "workerinput"):
         assert request.node.nodeid.endswith(f"@{mark.args[0]}"), "xdist has not read the group"
+
+
+MAJORS = ("14", "15", "16", "17", "18")
+
+
+@pytest.mark.parametrize(
+    ("since", "majors"),
+    [
+        ([None], "14 15 16 17 18"),
+        ([(15,)], "14 15 18"),
+        ([(18,)], "14 17 18"),
+        ([(15, 18)], "14 15 17 18"),
+        ([(15,), (17,)], "14 15 16 17 18"),
+        ([(15,), None], "14 15 16 17 18"),
+    ],
+)
+def test_test_runs_on_both_sides_of_each_major_with_another_behavior(
+    since: list[tuple[int, ...] | None], majors: str
+) -> None:
+    differs = pytest.mark.differs_by_major
+    marks = [differs("", **({} if one is None else {"since": one})).mark for one in since]
+    assert " ".join(majors_of(marks, MAJORS)) == majors
+    assert majors_of(marks, ("14", "18")) == ["14", "18"]
