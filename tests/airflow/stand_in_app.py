@@ -1,4 +1,4 @@
-"""Applications that tests start: the stand-in, as real processes."""
+"""Apps that tests start: the stand-in, as real processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 from tests.airflow.conftest import Journal, eventually
 
 STAND_IN = str(Path(__file__).parent / "stand_in.py")
-SHOP = Pipeline(name="shop", lake="/lake", tables=("public.*",))
+SHOP = Pipeline(name="shop", lake=f"/lake-{os.getpid()}", tables=("public.*",))
+"""A pipeline of this process alone: apps of one pipeline find each other on the whole host."""
 
 
 class Launcher:
@@ -37,7 +38,7 @@ def launch(place: RunDirectory, journal: Journal, *arguments: str, stop_timeout_
 
 
 def ended(app: LocalApp) -> AppState:
-    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the application")
+    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the app")
     return app.status()
 
 

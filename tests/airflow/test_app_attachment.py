@@ -89,7 +89,7 @@ def test_an_application_that_a_task_follows_is_not_taken_from_it(
 
 
 CHANGED = LaunchSpec(
-    Pipeline(name="shop", lake="/lake", tables=("public.*",), flush_interval_s=9.0), STAND_IN
+    Pipeline(name="shop", lake=SHOP.lake, tables=SHOP.tables, flush_interval_s=9.0), STAND_IN
 )
 
 
