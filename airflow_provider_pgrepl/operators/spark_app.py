@@ -175,9 +175,9 @@ def driver_environment(
 
 
 def otel_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which the application exports metrics to OpenTelemetry if Airflow does.
+    """Return the variables with which the app exports metrics to OpenTelemetry if Airflow does.
 
-    The application inherits OpenTelemetry's own variables from the worker. Airflow's deprecated settings are
+    The app inherits OpenTelemetry's own variables from the worker. Airflow's deprecated settings are
     used only if none of them names an address, as Airflow does.
     """
     if not conf.getboolean("metrics", "otel_on", fallback=False):

@@ -1,4 +1,4 @@
-"""Applications that start at once on one host, as commands. tests/unit/test_start_queue.py has the queue."""
+"""Apps that start at once on one host, as commands. tests/unit/test_start_queue.py has the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of Spark by an application, in turn with the other applications of the host."""
+"""The start of Spark by an app, in turn with the other apps of the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def start_spark(name: str, turn: StartTurn) -> SparkSession:
     """Return a session without Delta. One on this host has started its Python workers.
 
-    :param name: the application and its pipeline, as Spark's page shows it
+    :param name: the app and its pipeline, as Spark's page shows it
     :raises SparkError: if the workers do not start
     """
     with turn:

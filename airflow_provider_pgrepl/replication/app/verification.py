@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 _POLL_S = 0.1
 _ASK_EVERY_S = 5.0
-"""Repeated, because an application that starts does not see what was asked before."""
+"""Repeated, because an app that starts does not see what was asked before."""
 
 
 @dataclass
@@ -289,12 +289,12 @@ class Verification:
 
 
 def _ask(uri: str, position: LSN) -> None:
-    """Ask the replication application to make the changelog durable past a position, if this process may
+    """Ask the replication app to make the changelog durable past a position, if this process may
     write there. Of an idle source it does so every two minutes on its own."""
     try:
         writer.mark(uri, wanted_lsn=position)
     except PgReplError as error:
-        log.info("the replication application is not asked to advance the changelog: %s", error.message)
+        log.info("the replication app is not asked to advance the changelog: %s", error.message)
 
 
 def check_layout(held: Relation | None, relation: Relation, options: TableOptions) -> None:

@@ -1,6 +1,6 @@
-"""The queue of applications that start Spark on this host, among those of the same user.
+"""The queue of apps that start Spark on this host, among those of the same user.
 
-A start keeps a processor busy for some seconds. If many applications start at once, as after a restart of the
+A start keeps a processor busy for some seconds. If many apps start at once, as after a restart of the
 host, Spark's Python workers may not connect in time, and Spark gives up.
 """
 
@@ -43,7 +43,7 @@ class StartTurn:
     The kernel releases the slot if the process dies. A host on which no lock file can be written has no
     queue.
 
-    :param name: the application and its pipeline, as waiting processes log it
+    :param name: the app and its pipeline, as waiting processes log it
     :param gives_up: returns True if it is time to end: then the wait ends
     """
 
