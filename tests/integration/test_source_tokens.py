@@ -295,7 +295,7 @@ def test_teardown_takes_the_tokens_and_their_schema_along(kept: Kept, elsewhere_
     execute(
         kept.dsn,
         "drop table _pgrepl.events, _pgrepl.samples, _pgrepl.table_samples, _pgrepl.tables,"
-        " _pgrepl.selected_relations, _pgrepl.progress, _pgrepl.locks,"
+        " _pgrepl.selected_relations, _pgrepl.progress, _pgrepl.locks, _pgrepl.publishers,"
         " _pgrepl.pipelines, _pgrepl.migrations",
     )
     teardown(away)
