@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import SlotError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -66,7 +67,7 @@ def test_slot_is_kept_in_use_while_tables_are_copied(
         unused: Any = None
         taking = TableSnapshotter(access, unused, unused, lambda: unused)
         keeper: Any = SimpleNamespace(relations=())
-        assert taking.copy(keeper, unused, unused, unused) == CopyResult()
+        assert taking.copy(keeper, unused, read_epoch(received.changelog), unused) == CopyResult()
 
 
 def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ DECLARE
     _is_last boolean;
     _begin timestamptz := pg_catalog.clock_timestamp();
 BEGIN
-    -- As in add_table; but the lock conflicts with no writer, and can only be tried by a wait of 10 ms.
+    -- As in add_table; but the lock conflicts with no writer.
     _holds_locks := EXISTS (
         SELECT FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() AND granted
             AND locktype <> 'virtualxid' AND NOT (locktype = 'relation' AND relation < 16384)
@@ -90,6 +90,10 @@ BEGIN
             -- The last wait is for an autovacuum: the server cancels one that is waited for after a second.
             PERFORM pg_catalog.set_config('lock_timeout',
                 CASE WHEN _holds_locks THEN '10' WHEN _is_last THEN '1300' ELSE '500' END, true);
+            -- A role without these privileges, and the publication's lock, can only try by a wait of 10 ms.
+            IF _holds_locks AND pg_catalog.has_table_privilege(_tbl, 'UPDATE, DELETE, TRUNCATE') THEN
+                EXECUTE pg_catalog.format('LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE NOWAIT', _tbl);
+            END IF;
             EXECUTE pg_catalog.format('ALTER PUBLICATION %I DROP TABLE %s', pub, _tbl);
             EXIT;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
