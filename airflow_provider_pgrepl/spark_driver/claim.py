@@ -18,12 +18,12 @@ from typing import Any
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, STATE_DSN_VARIABLE
+from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.stores import ENDPOINTS
 from airflow_provider_pgrepl.spark_driver.process import (
     AppState,
     LocalApp,
-    LockedFile,
     is_private_folder,
     private_folder,
     remove_private_folder,

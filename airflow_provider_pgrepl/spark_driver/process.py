@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile, holder_of
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine, is_error, parse
 from airflow_provider_pgrepl.spark_driver import supervisor
 
@@ -123,59 +123,6 @@ def _refused(path: Path, why: str) -> ConfigError:
         "name a folder that belongs to the user of Airflow's workers alone in Airflow's configuration:"
         " [pgrepl] run_folder, or AIRFLOW__PGREPL__RUN_FOLDER",
     )
-
-
-class LockedFile:
-    """An exclusive lock on a file.
-
-    It is held until this process and all processes that inherited it have released it or ended.
-    """
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self.path = path
-        self.fd = fd
-
-    @classmethod
-    def take(cls, path: Path, holder: str = "") -> LockedFile | None:
-        """Take the lock and write `holder` into the file. Returns None if another process holds the lock."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        os.truncate(fd, 0)
-        os.write(fd, holder.encode())
-        return cls(path, fd)
-
-    def release(self) -> None:
-        """Release the lock in this process. A process that inherited it still holds it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-def holder_of(path: Path) -> str:
-    """Return the text that the last holder of a lock wrote into its file, or "" if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def is_held(path: Path) -> bool:
-    """Return True if a process holds the lock on this file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 class LogTail:

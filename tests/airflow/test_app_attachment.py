@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError
+from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import process, supervisor
 from airflow_provider_pgrepl.spark_driver.claim import (
@@ -27,7 +28,6 @@ from airflow_provider_pgrepl.spark_driver.follow import ApplicationFollower, Sto
 from airflow_provider_pgrepl.spark_driver.process import (
     AppState,
     LocalApp,
-    LockedFile,
     private_folder,
     supervised_folders,
 )

@@ -6,7 +6,6 @@ host, Spark's Python workers may not connect in time, and Spark gives up.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import is_private
+from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile, holder_of
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +61,13 @@ class StartTurn:
         self._folder = folder
         self._slots = slots or start_slots()
         self._limit_s = limit_s
-        self._fd: int | None = None
+        self._lock: LockedFile | None = None
         self._has_come = threading.Event()
 
     def __enter__(self) -> Self:
         try:
             if (folder := self._folder or start_folder()) is not None:
-                self._fd = self._wait([folder / f"start-{number}" for number in range(self._slots)])
+                self._lock = self._wait([folder / f"start-{number}" for number in range(self._slots)])
         except OSError as error:
             log.warning("Spark is started without a queue: %s", error.strerror)
         finally:
@@ -75,23 +75,23 @@ class StartTurn:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def await_turn(self) -> None:
         """Wait until another thread has entered the block."""
         self._has_come.wait()
 
-    def _wait(self, files: list[Path]) -> int | None:
-        """Return the descriptor of a locked file; None if the wait took too long, or it is time to end."""
+    def _wait(self, files: list[Path]) -> LockedFile | None:
+        """Return the lock on one of the files; None if the wait took too long, or it is time to end."""
         deadline = time.monotonic() + self._limit_s
         logged = ""
         while True:
             for file in files:
-                if (fd := _lock(file, self._name)) is not None:
-                    return fd
-            holders = ", ".join(file.read_text(encoding="utf-8") or "another process" for file in files)
+                if (lock := LockedFile.take(file, self._name)) is not None:
+                    return lock
+            holders = ", ".join(holder_of(file) or "another process" for file in files)
             if self._gives_up():
                 return None
             if time.monotonic() >= deadline:
@@ -105,16 +105,3 @@ class StartTurn:
                 log.info("waiting for the start of %s", holders)
                 logged = holders
             time.sleep(_POLL_S)
-
-
-def _lock(file: Path, name: str) -> int | None:
-    """Lock a file and write the holder's name into it. Returns None if another process holds the lock."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    os.truncate(fd, 0)
-    os.write(fd, name.encode())
-    return fd
