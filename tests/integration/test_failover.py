@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.receiver.changelog_feed import Keepaliv
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from demo.postgres import Server
 from tests.selection import MAJORS
-from tests.support.received import Received
+from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
 from tests.support.standby import both_hosts, failover_pair, promote, wait_until_synced
 
@@ -84,16 +84,6 @@ def traffic(dsn: str) -> Iterator[list[int]]:
             writer.join()
 
 
-def wait_for(reception: ReconnectingReceiver, lsn: LSN) -> None:
-    def seen() -> bool:
-        if reception.error is not None:
-            raise reception.error
-        reception.request_keepalive()
-        return reception.progress.seen_lsn >= lsn
-
-    wait_until(seen, what=f"the receiver to be at {lsn}")
-
-
 def ids(dsn: str) -> list[int]:
     with contextlib.closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("select id from t order by id")
@@ -144,7 +134,7 @@ def test_receiver_continues_from_a_promoted_standby(pair, received, order):
             before = len(confirmed)
             wait_until(lambda: len(confirmed) > before + 50, what="writes to the new primary")
             wait_until(lambda: reception.error or reception.progress.reconnects)
-        wait_for(reception, received.source_lsn())
+        wait_until_seen(reception, received.source_lsn(), 300)
     assert received_ids(received) == ids(pair[1].dsn())
     assert len(forks) == 1
     record = read_epoch(received.changelog)
@@ -152,7 +142,7 @@ def test_receiver_continues_from_a_promoted_standby(pair, received, order):
     assert received.slot().active_pid is None
     # The next start, and a copy of a later timeline, are compared with the recorded one.
     with receiving(received, forks) as reception:
-        wait_for(reception, received.source_lsn())
+        wait_until_seen(reception, received.source_lsn(), 300)
     assert len(forks) == 1
 
 
@@ -169,7 +159,7 @@ def synced(pair: tuple[Server, Server], received: Received) -> Received:
     with receiving(received) as reception, traffic(received.dsn) as confirmed:
         wait_until(lambda: len(confirmed) > 20)
         wait_until_synced(pair[1], received.pipeline.slot)
-        wait_for(reception, received.source_lsn())
+        wait_until_seen(reception, received.source_lsn(), 300)
     return received
 
 
@@ -182,7 +172,7 @@ def test_promoted_standby_that_lacks_received_transactions_is_rejected(pair, syn
     standby.stop()
     with receiving(synced) as reception:
         execute(primary.dsn(), "insert into t values (-1, 'lost')")
-        wait_for(reception, synced.source_lsn())
+        wait_until_seen(reception, synced.source_lsn(), 300)
         primary.stop(immediate=True)
         standby.start()
         promote(standby)
@@ -235,7 +225,7 @@ def test_standby_is_waited_for_until_it_is_promoted(pair, synced):
     primary.stop(immediate=True)
     promote(standby)
     with receiving(synced) as reception:
-        wait_for(reception, synced.source_lsn())
+        wait_until_seen(reception, synced.source_lsn(), 300)
     assert received_ids(synced) == ids(standby.dsn())
 
 

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
-from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
 from airflow_provider_pgrepl.replication.source.failover import wants_failover
@@ -168,7 +168,7 @@ class Received(Replicated):
             return wal_lsn(source)
 
 
-def wait_until_seen(receiver: Receiver, lsn: LSN, timeout: float = 150) -> None:
+def wait_until_seen(receiver: Receiver | ReconnectingReceiver, lsn: LSN, timeout: float = 150) -> None:
     """Wait until all changes up to an LSN are durable. Raises the error if the receiver ends."""
 
     def seen() -> bool:
