@@ -20,7 +20,7 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
+from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM, archive_options
 from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
@@ -31,10 +31,10 @@ from demo.rabbitmq import Broker
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
 from tests.selection import MAJORS, TIERS, is_left_out, mark_group, parametrize_majors, ring, select
-from tests.support import class_archive
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.rabbitmq import running_broker
 from tests.support.s3 import new_lake, running_gateway
+from tests.support.sessions import close_sessions
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def write_to_memory() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     write_to_memory()
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SMALL_JVM} {class_archive.options()}".strip())
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SMALL_JVM} {archive_options()}".strip())
     is_worker = hasattr(config, "workerinput")
     if not is_worker:
         config.pluginmanager.register(Report(config))
@@ -243,6 +243,7 @@ def fresh_database(server: Server, template: str = "template1") -> Iterator[str]
     by_files = " strategy file_copy" if admin.server_version >= 15_00_00 else ""
     admin.cursor().execute(f"create database {name} template {template}{by_files}")
     yield server.dsn(name)
+    close_sessions(server.dsn(name))
     with _admin(server).cursor() as cursor:
         drop_slots(cursor, name)
         cursor.execute(f"drop database {name} with (force)")

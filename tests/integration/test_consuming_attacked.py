@@ -120,6 +120,7 @@ def test_a_table_that_would_keep_less_stops(world):
     copied.assert_equal("public.v")
 
 
+@pytest.mark.thorough("test_consuming: a copy is exact whoever is killed")
 def test_a_stop_while_a_table_catches_up_loses_nothing(world):
     copied = world({"bad": "id int primary key, v text", "ok": "id int primary key, v text"})
     begun(copied, "insert into bad values (0, 'x')", "insert into ok values (0, 'x')")
@@ -217,7 +218,7 @@ def test_letters_that_the_copys_encoding_lacks_are_its_tables_trouble(world):
     name = copied.copy_dsn.split("dbname=")[1].split()[0]
     execute(
         copied.dsn,
-        f"drop database {name}",
+        f"drop database {name} with (force)",
         f"create database {name} template template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'",
     )
     execute(copied.copy_dsn, "create schema copied")
@@ -245,6 +246,7 @@ def test_a_connection_string_that_cannot_be_read_is_not_shown(world, monkeypatch
     assert "SEC" not in said
 
 
+@pytest.mark.thorough("test_consuming: a second consumer of the same name ends")
 def test_two_who_begin_at_once_do_not_both_fill_the_tables(world):
     copied = world({"heap": "a int"}, "alter table heap replica identity full")
     slow = "begin perform pg_sleep(0.001); return new; end"

@@ -178,7 +178,7 @@ def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: S
         execute(server.dsn(f"{name}_restored"), "alter table t drop v", "drop table t")
     finally:
         with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
-            cursor.execute(f"drop database {name}_restored")
+            cursor.execute(f"drop database {name}_restored with (force)")
 
 
 @pytest.mark.differs_by_major("which rights pg_dump needs")

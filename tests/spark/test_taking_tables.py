@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
+from tests.support.sessions import close_sessions
 
 LEAST_SESSIONS = 7
 """What a snapshot needs, docs/reference/source-statements.md."""
@@ -99,6 +100,7 @@ def traffic(dsn: str, *tables: str) -> Iterator[None]:
     assert not failed, failed
 
 
+@pytest.mark.thorough("test_handover: under traffic; the other tests of this file")
 def test_tables_that_are_added_and_taken_anew_under_traffic_equal_the_source(replicated):
     replicated.configure(lock_timeout_s=10.0)
     execute(replicated.dsn, *table("c", 2000), *table('"D ""x"'))
@@ -116,6 +118,7 @@ def test_tables_that_are_added_and_taken_anew_under_traffic_equal_the_source(rep
     replicated.assert_equal("public.a", "public.b", "public.c", 'public."D ""x"')
 
 
+@pytest.mark.thorough("integration/test_events_without_lake: a lake is left and taken again")
 def test_events_alone_get_lake_tables_lose_them_and_get_them_back(replicated):
     def received(*statements: str) -> None:
         execute(replicated.dsn, *statements)
@@ -137,6 +140,7 @@ def test_events_alone_get_lake_tables_lose_them_and_get_them_back(replicated):
         received(f"insert into a values ({number + 1}, 'between')", "delete from b where id = 2")
 
 
+@pytest.mark.thorough("integration/test_removing_tables")
 def test_a_removed_table_is_not_taken_again_until_somebody_asks(replicated):
     replicated.configure(per_table={"public.b": {"truncate": "ignore"}})
     replicated.snapshot()
@@ -205,6 +209,7 @@ def test_a_table_that_is_written_all_the_time_is_not_added_and_nothing_changes(r
     assert replicated.states() == before
 
 
+@pytest.mark.thorough("test_when_the_snapshot_is_lost_finished_tables_are_kept")
 def test_while_no_snapshot_can_be_made_a_table_stays_as_it_is(replicated):
     replicated.snapshot()
     replicated.catch_up()
@@ -336,6 +341,7 @@ def test_snapshot_opens_no_more_sessions_than_documented(spark, dsn, tmp_path, r
                 )
                 most[0] = max(most[0], cursor.fetchone()[0])
 
+    close_sessions(replicated.dsn)
     counting = threading.Thread(target=count)
     counting.start()
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from demo.postgres import Server
 from tests.support.replicated import execute
+from tests.support.sessions import close_sessions
 
 EXTENSIONS = ("hstore", "citext", "ltree", "cube", "seg", "isn", "postgis")
 TEMPLATE = "with_extensions"
@@ -50,6 +51,7 @@ def debian_server() -> Iterator[Server]:
         try:
             execute(server.dsn(), f"create database {TEMPLATE}")
             execute(server.dsn(TEMPLATE), *(f"create extension {name}" for name in EXTENSIONS))
+            close_sessions(server.dsn(TEMPLATE))
             yield server
         finally:
             server.stop(immediate=True)

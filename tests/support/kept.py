@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgrepl.errors import Remedy
+from airflow_provider_pgrepl.errors import Remedy, SourceConnectionError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
@@ -26,6 +27,7 @@ class Kept(Handed):
     """Handed, with several tables and their states."""
 
     _began: LSN | None = None
+    _state_db: StateDatabase | None = None
 
     @property
     def access(self) -> Access:
@@ -40,30 +42,38 @@ class Kept(Handed):
         """Copy tables that no session is writing to, and set them to `streaming`."""
         self.begin()
         owned = self.pipeline.publication_mode == "create"
-        with StateDatabase(self.dsn, "test") as state_db, self.source() as source:
-            state_db.migrate()
+        state_db = self._opened_state()
+        state_db.migrate()
+        with self.source() as source:
             server = read_server(source)
-            state_db.register(
-                self.pipeline,
-                server.system_identifier,
-                True,
-                owned,
-                database=server.database,
-                database_oid=server.database_oid,
-                lake_id=lake_id(open_changelog(self.changelog)),
-                replace=True,
-            )
-            # Through one session: to open one takes ten times as long as a statement.
-            for table in tables:
-                self._set_states(state_db, table, TableState.PENDING, TableState.SNAPSHOTTING)
-                relation = self.copy(table)
-                position, config = LSN(self.begin() - 1), self.pipeline.to_json()
-                state_db.record_snapshot(self.pipeline.name, relation, position, 0, config)
-                self._set_states(state_db, table, *_TO_STREAMING)
+        state_db.register(
+            self.pipeline,
+            server.system_identifier,
+            True,
+            owned,
+            database=server.database,
+            database_oid=server.database_oid,
+            lake_id=lake_id(open_changelog(self.changelog)),
+            replace=True,
+        )
+        for table in tables:
+            self._set_states(state_db, table, TableState.PENDING, TableState.SNAPSHOTTING)
+            relation = self.copy(table)
+            position, config = LSN(self.begin() - 1), self.pipeline.to_json()
+            state_db.record_snapshot(self.pipeline.name, relation, position, 0, config)
+            self._set_states(state_db, table, *_TO_STREAMING)
 
     def set_states(self, table: str, *states: TableState, **more: Any) -> None:
-        with self.access.state_db("test") as state_db:
-            self._set_states(state_db, table, *states, **more)
+        self._set_states(self._opened_state(), table, *states, **more)
+
+    def _opened_state(self) -> StateDatabase:
+        """Return the test's own session with the state, opened again if the server has ended it."""
+        if self._state_db is not None:
+            with contextlib.suppress(SourceConnectionError):
+                self._state_db.now()
+                return self._state_db
+        self._state_db = StateDatabase(self.dsn, "test")
+        return self._state_db
 
     def _set_states(self, state_db: StateDatabase, table: str, *states: TableState, **more: Any) -> None:
         for state in states:
@@ -80,12 +90,10 @@ class Kept(Handed):
         self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint=hint, remedy=remedy)
 
     def record(self, table: str) -> TableRecord:
-        with self.access.state_db("test") as state_db:
-            return state_db.read_tables(self.pipeline.name)[TableName.parse(table)]
+        return self._opened_state().read_tables(self.pipeline.name)[TableName.parse(table)]
 
     def states(self) -> dict[str, str]:
-        with self.access.state_db("test") as state_db:
-            records = state_db.read_tables(self.pipeline.name).values()
+        records = self._opened_state().read_tables(self.pipeline.name).values()
         return {str(record.table): record.state.value for record in records}
 
     def bring_forward(self, table: str) -> TableResult:

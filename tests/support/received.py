@@ -27,13 +27,14 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source import publication
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
+from airflow_provider_pgrepl.replication.source.connection import Connection, row
 from airflow_provider_pgrepl.replication.source.failover import wants_failover
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot_creation import create_slot
 from tests.support.replicated import Replicated, wait_until
+from tests.support.sessions import session
 
 _OPS = tuple("IUDTRMG")
 
@@ -87,11 +88,8 @@ class Received(Replicated):
 
     @contextlib.contextmanager
     def source(self) -> Iterator[Connection]:
-        connection = connect(self.dsn, "test")
-        try:
+        with session(self.dsn, pinned=True) as connection:
             yield connection
-        finally:
-            connection.close()
 
     @contextlib.contextmanager
     def receiving(self, keepalive: KeepaliveRule | None = None) -> Iterator[Receiver]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
-import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 import pyarrow as pa
@@ -25,8 +24,8 @@ from psycopg2.extras import register_default_json, register_default_jsonb
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import connect
 from demo.postgres import Server
+from tests.support.sessions import session
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ROOT / "spark_apps"
@@ -100,17 +99,13 @@ class Replicated:
         found: Counter[tuple[Any, ...]] = Counter(
             zip(*(map(plain, column.to_pylist()) for column in lake.columns), strict=True)
         )
-        connection = connect(self.dsn, "compare")
-        for register in (register_default_json, register_default_jsonb):
-            register(connection, loads=str)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    f"select {', '.join(map(quoted, lake.column_names))} from {TableName.parse(table).sql}"
-                )
-                expected = Counter(tuple(plain(value) for value in row) for row in cursor.fetchall())
-        finally:
-            connection.close()
+        with session(self.dsn, pinned=True) as connection, connection.cursor() as cursor:
+            for register in (register_default_json, register_default_jsonb):
+                register(cursor, loads=str)
+            cursor.execute(
+                f"select {', '.join(map(quoted, lake.column_names))} from {TableName.parse(table).sql}"
+            )
+            expected = Counter(tuple(plain(value) for value in row) for row in cursor.fetchall())
         found.subtract(expected)
         return Counter({row: count for row, count in found.items() if count})
 
@@ -160,25 +155,16 @@ def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: st
 
 def has_no_sender(server: Server) -> bool:
     """Return True if no walsender runs: those of closed connections take some time to end."""
-    connection = psycopg2.connect(server.dsn())
-    try:
-        cursor = connection.cursor()
+    with session(server.dsn()) as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from pg_stat_activity where backend_type = 'walsender'")
         return bool(cursor.fetchone() == (0,))
-    finally:
-        connection.close()
 
 
 def execute(dsn: str, *statements: str) -> None:
     """Run statements, each a transaction of its own."""
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    try:
-        with connection.cursor() as cursor:
-            for statement in statements:
-                _execute_when_free(cursor, statement)
-    finally:
-        connection.close()
+    with session(dsn) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            _execute_when_free(cursor, statement)
 
 
 def _execute_when_free(cursor: psycopg2.extensions.cursor, statement: str) -> None:
