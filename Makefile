@@ -30,8 +30,16 @@ help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
-setup: ## Make the virtual environment .venv (with uv, from PyPI when it is not on PATH)
+setup: warm-up ## Make the virtual environment .venv (with uv, from PyPI when it is not on PATH)
+
+.PHONY: venv
+venv:
 	@sh setup/venv.sh
+
+# Some 30 seconds of a processor, once: no first start has to wait for them.
+.PHONY: warm-up
+warm-up: venv
+	@$(PYTHON) -m airflow_provider_pgrepl warm-up >/dev/null
 
 .PHONY: java
 java: ## Check for Java 17 or newer; install it where apt may
@@ -70,27 +78,27 @@ maven: java
 	@sh setup/maven.sh
 
 .PHONY: versitygw
-versitygw: setup ## Build a server that speaks S3 into .versitygw, once
+versitygw: venv ## Build a server that speaks S3 into .versitygw, once
 	@sh setup/versitygw.sh
 	@rm -rf .go
 
 .PHONY: stores
-stores: setup ## That, and servers that speak Google's and Azure's storage into .gcs_server and .azurite, once
+stores: venv ## That, and servers that speak Google's and Azure's storage into .gcs_server and .azurite, once
 	@sh setup/versitygw.sh
 	@sh setup/gcs_server.sh
 	@sh setup/azurite.sh
 	@rm -rf .go
 
 .PHONY: oldest
-oldest: setup
+oldest: venv
 	@sh setup/majors.sh oldest
 
 .PHONY: majors
-majors: setup ## Fetch PostgreSQL 14 to 17 into .postgresql, once
+majors: venv ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
 
 .PHONY: fetch
-fetch: setup maven ## Fetch and build all that `make test-all` needs, four at a time
+fetch: venv maven ## Fetch and build all that `make test-all` needs, four at a time
 	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs stores
 
 .PHONY: demo
@@ -99,17 +107,13 @@ demo: setup java jars $(if $(filter s3,$(LAKE)),versitygw) ## PostgreSQL, traffi
 		--pg-port $(PG_PORT) --airflow-port $(AIRFLOW_PORT)
 
 .PHONY: check
-check: setup ## Lint, formatting, types and the direction of imports
+check: venv ## Lint, formatting, types and the direction of imports
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/mypy dags/*.py
 	.venv/bin/mypy spark_apps/*.py setup/*.py
 	.venv/bin/lint-imports
-
-.PHONY: classes
-classes: setup java jars
-	@$(PYTHON) -m tests.support.class_archive
 
 # Where apt could install all of Debian's servers, no test may be skipped; elsewhere the end of the run says which were.
 PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
@@ -118,16 +122,20 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 .PHONY: test
 # Its tests wait for servers more than they compute.
 mechanisms test-fast: WORKERS = 5
-test: setup ## The checks, and a test of each mechanism: about 14 minutes on two cores
-	@$(MAKE) -j 2 --output-sync=target classes oldest
-	@$(MAKE) -j 2 checked mechanisms
+test: venv java ## The checks, and a test of each mechanism: 12 minutes on two cores
+	@$(MAKE) -j 4 -k checked mechanisms
 
 # What fails is shown at once, and the tests go on.
 .PHONY: checked mechanisms
-checked:
+checked: venv
 	@mkdir -p .pytest_cache; $(MAKE) check >.pytest_cache/check.log 2>&1 && echo "the checks passed" || { cat .pytest_cache/check.log; exit 1; }
 
-mechanisms:
+# All workers would compile each file of the tests at once.
+.PHONY: collected
+collected: venv
+	@$(PYTHON) -m pytest --collect-only --quiet --tier test >/dev/null
+
+mechanisms: setup jars oldest collected
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=91)
 
 .PHONY: test-fast
@@ -135,7 +143,8 @@ test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 mi
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest
-test-rest: fetch classes ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
+test-rest: fetch java setup jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
+	@$(PYTHON) -m tests.support.class_archive
 	@export PGREPL_TEST_PG_MAJORS="14 15 16 17 18" HYPOTHESIS_PROFILE=thorough; \
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
@@ -174,7 +183,7 @@ bench: setup java jars kafka debezium versitygw ## Measure speed against peers i
 	$(PYTHON) -m benchmarks
 
 .PHONY: docs
-docs: setup ## Build the site of the documents into .docs/site; a warning, such as of a lost link, is an error
+docs: venv ## Build the site of the documents into .docs/site; a warning, such as of a lost link, is an error
 	@sh setup/docs.sh .docs
 
 .PHONY: clean

@@ -23,6 +23,4 @@ fi
 if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
     export UV_SYSTEM_CERTS=true UV_NATIVE_TLS=true
 fi
-"$uv" sync --frozen --quiet
-# Some 20 seconds of a processor, once: no first start has to wait for them.
-exec .venv/bin/python -m airflow_provider_pgrepl warm-up >/dev/null
+exec "$uv" sync --frozen --quiet

@@ -1,86 +1,47 @@
-"""Archives of the classes that Spark's JVM and Kafka's broker load: they start with a third less CPU time.
+"""An archive of the classes that Kafka's broker loads: it starts with a third less CPU time.
 
-`python -m tests.support.class_archive` makes those whose program is there, once per version of it and of
-Java. Java ignores an archive that does not fit its version or jars:
+`python -m tests.support.class_archive` makes it if Kafka is there, once per version of it and of Java. Java
+ignores an archive that does not fit its version or jars:
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-
-import pyspark
 
 from demo import kafka
 
-JARS = Path(__file__).parents[2] / ".jars"
 _QUIET = "-Xlog:cds=off"
 
 
-def archive(program: str = "spark") -> Path:
-    """Return the path of the program's archive for this Java; it may not exist."""
+def archive() -> Path:
+    """Return the path of the archive for this Kafka and Java; it may not exist."""
     java = Path(shutil.which("java") or "java").resolve()
     version = (java.parents[1] / "release").read_bytes() if (java.parents[1] / "release").exists() else b""
-    jars = sorted(file.name for file in kafka.JARS.glob("*.jar"))
-    own = pyspark.__version__ if program == "spark" else " ".join(jars)
-    key = hashlib.sha256(f"{own} {java}".encode() + version).hexdigest()[:12]
-    return JARS / f"{program}-{key}.jsa"
+    jars = " ".join(sorted(file.name for file in kafka.JARS.glob("*.jar")))
+    key = hashlib.sha256(f"{jars} {java}".encode() + version).hexdigest()[:12]
+    return kafka.JARS / f"kafka-{key}.jsa"
 
 
-def options(program: str = "spark") -> str:
+def options() -> str:
     """Return the options of a JVM that uses the archive; empty if there is none."""
-    if program == "kafka" and not kafka.is_there():
+    if not kafka.is_there() or not archive().exists():
         return ""
-    found = archive(program)
-    return f"-XX:SharedArchiveFile={found} {_QUIET} -Xlog:cds+dynamic=off" if found.exists() else ""
+    return f"-XX:SharedArchiveFile={archive()} {_QUIET} -Xlog:cds+dynamic=off"
 
 
 def main() -> None:
-    """Make the archives that are missing, each from a run of its program."""
-    _make("spark", _run_spark)
-    if kafka.is_there():
-        _make("kafka", _run_kafka)
-
-
-def _make(program: str, run: Callable[[Path, tuple[str, ...]], None]) -> None:
-    if archive(program).exists():
+    """Make the archive if it is missing, from a run of the broker."""
+    if archive().exists() or not kafka.is_there():
         return
-    print(f"archiving the classes of {program}, once")
-    with tempfile.TemporaryDirectory(dir=JARS) as folder:
+    print("archiving the classes of Kafka, once")
+    with tempfile.TemporaryDirectory(dir=kafka.JARS) as folder:
         made = Path(folder) / "classes.jsa"
-        run(Path(folder), (f"-XX:ArchiveClassesAtExit={made}", _QUIET))
-        made.replace(archive(program))
-
-
-def _run_spark(folder: Path, java_options: tuple[str, ...]) -> None:
-    """Run a job, a query and a stream."""
-    from pyspark import SparkContext
-
-    from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
-    from airflow_provider_pgrepl.replication.spark.session import build_session
-
-    os.environ[JARS_VARIABLE] = str(JARS)
-    options = {"spark.driver.extraJavaOptions": " ".join(java_options)}
-    spark = build_session("archive", "local[2]", options)
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    spark.sparkContext.parallelize([1, 2], 2).map(str).collect()
-    table = str(folder / "table")
-    spark.range(10).write.format("delta").save(table)
-    assert spark.read.format("delta").load(table).count() == 10
-    rows = spark.readStream.format("rate").load()
-    query = rows.writeStream.foreachBatch(lambda *_: None).trigger(once=True).start()
-    query.awaitTermination()
-    spark.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    # Java writes the archive when it ends.
-    gateway.proc.wait(300)
+        _run_kafka(Path(folder), (f"-XX:ArchiveClassesAtExit={made}", _QUIET))
+        made.replace(archive())
 
 
 def _run_kafka(folder: Path, java_options: tuple[str, ...]) -> None:

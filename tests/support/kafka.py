@@ -37,7 +37,7 @@ class SmallBroker(KafkaBroker):
     java_options = (
         *KafkaBroker.java_options,
         "-XX:TieredStopAtLevel=1",
-        *class_archive.options("kafka").split(),
+        *class_archive.options().split(),
     )
 
 
