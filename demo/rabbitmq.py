@@ -90,7 +90,9 @@ class Broker(ServerProcess):
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": self.port,
             "RABBITMQ_DIST_PORT": self._distribution_port,
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            # By default Erlang's schedulers spin before they sleep, and take the CPU from other programs.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}"
+            " +sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_CONFIG_FILE": self.folder / "rabbitmq",
             "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "enabled_plugins",
             "RABBITMQ_PID_FILE": self.folder / "pid",
