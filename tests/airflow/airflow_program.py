@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -41,4 +42,8 @@ def _run(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
     from airflow.__main__ import main
 
     sys.argv = ["airflow", *arguments]
-    main()
+    try:
+        main()
+    finally:
+        # As each interpreter does first at its end: a pool stops its processes before they are joined.
+        threading._shutdown()  # type: ignore[attr-defined]
