@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -123,6 +124,29 @@ def test_asset_of_a_table_has_one_uri_and_no_secret() -> None:
         lake_asset("shop", "")
 
 
+def test_trigger_of_asset_yields_points_with_changes_of_its_table(shop: Recorded, dsn: str) -> None:
+    from airflow_provider_pgrepl.triggers.points import ConsistentPointTrigger
+
+    fields = {"pipeline": "shop", "state_conn_id": "pgrepl_default", "every_s": 0.0, "poll_interval_s": 0.01}
+    trigger = ConsistentPointTrigger(**fields, table="public.a")
+
+    async def lsns() -> list[str]:
+        found = []
+        async for event in trigger.run():
+            found.append(event.payload["lsn"])
+            if len(found) == 1:
+                report(dsn, 200, 50)  # without a change of the table
+                report(dsn, 300, 250)
+            else:
+                return found
+        return found
+
+    report(dsn, 100, 50)
+    assert asyncio.run(lsns()) == [str(LSN(100)), str(LSN(300))]
+    assert SECRET not in json.dumps(trigger.serialize())
+
+
+@pytest.mark.thorough("test_trigger_of_asset_yields_points_with_changes_of_its_table, unit/test_applied")
 def test_triggerer_adds_asset_events_at_points_with_changes_and_continues_after_a_restart(
     shop: Recorded, dsn: str, airflow_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_publisher_finds_the_one_server_of_several_that_comes_back(received, jet
     assert_all_arrived(received, jetstream.uri)
 
 
+@pytest.mark.thorough("integration/test_snapshots_to_nats: schemas are found by the client")
 def test_anybody_may_ask_for_a_schema_and_nobody_is_answered_into_a_stream(received, jetstream):
     stream = CreekStream(jetstream.uri, "db")
     with changing(received), publishing(received):

@@ -134,6 +134,7 @@ def test_a_column_that_comes_later_has_what_the_source_has(copied):
         assert cursor.fetchall() == [("numeric(5,2)",)]
 
 
+@pytest.mark.thorough("test_a_column_that_comes_later_has_what_the_source_has")
 def test_a_column_that_comes_later_stops_its_table_while_nobody_publishes(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.send("alter table other add w int default 1", "insert into t values (2, 'b')")
@@ -239,6 +240,7 @@ def test_a_file_that_says_something_else_is_refused(copied):
         assert said in copied.log_tail(), given
 
 
+@pytest.mark.thorough("test_snapshots_to_nats: databases share the streams of the first wire")
 def test_two_databases_are_kept_in_one_over_the_older_wire(copied, dsn):
     both = {}
     north, south = (f"{word}_{copied.pipeline.name}" for word in ("north", "south"))
@@ -309,6 +311,7 @@ def test_the_file_of_the_page_is_a_valid_one():
     assert [str(target) for target in settings.tables["shop"].values()] == ["shop.orders", "shop.customers"]
 
 
+@pytest.mark.thorough("test_consumer_exits_78_on_missing_messages_and_resnapshot_repairs_copy")
 def test_a_table_that_was_left_out_for_a_while_is_taken_whole(copied):
     database = copied.pipeline.name
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
@@ -379,6 +382,7 @@ def answering(subject: str, answer: str) -> Iterator[threading.Event]:
         thread.join(30)
 
 
+@pytest.mark.thorough("test_a_table_that_waits_for_a_snapshot_keeps_no_other_waiting")
 def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_asked(copied, monkeypatch):
     """A publisher does not answer for tables that it does not publish; one that answers may read for long."""
     monkeypatch.setattr(client, "_ANSWER_S", 2.0)
@@ -407,6 +411,7 @@ def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_a
         assert consumer.wait(120) == process.DONE
 
 
+@pytest.mark.thorough("test_a_copy_is_exact_whoever_is_killed")
 def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
     name = copied.pipeline.name
     begun(copied, "insert into other values (1, 'a')")

@@ -243,6 +243,7 @@ def test_no_snapshot_is_made_from_another_source_than_the_pipelines(events, dsn,
             snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
 
 
+@pytest.mark.thorough("test_nothing_is_sent_from_a_lake_that_was_put_back")
 def test_nothing_is_sent_into_the_streams_of_another_lake(events, server, tmp_path, monkeypatch):
     events.take()
     execute(events.dsn, "insert into t values (2, 'a')")
@@ -346,6 +347,7 @@ def supplied(events: EventsOnly, target: str, arrived: Callable[[], list[dict[st
     assert sorted(found) == [("delete", 1), ("insert", 2), ("insert", 3)]
 
 
+@pytest.mark.thorough("NATS is supplied without a lake; test_publishing: RabbitMQ with one")
 def test_rabbitmq_is_supplied_without_a_lake(events, broker, monkeypatch):
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
     name = events.pipeline.name

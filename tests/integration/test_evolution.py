@@ -110,7 +110,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    "at_once", [True, pytest.param(False, marks=pytest.mark.thorough("the same test, at once"))]
+)
 def test_changes_of_many_shapes_come_at_once_or_one_by_one(altered, dsn, at_once):
     for step in STEPS:
         execute(dsn, step)

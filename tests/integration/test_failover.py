@@ -193,7 +193,11 @@ def test_promoted_standby_that_lacks_received_transactions_is_rejected(pair, syn
     "is_created_again",
     [
         pytest.param(False, id="missing", marks=pytest.mark.thorough("test_wrong_place: a missing slot")),
-        pytest.param(True, id="created again"),
+        pytest.param(
+            True,
+            id="created again",
+            marks=pytest.mark.thorough("test_continuity: a slot beyond what is durable"),
+        ),
     ],
 )
 def test_promoted_standby_without_the_synchronized_slot_is_rejected(pair, synced, is_created_again):

@@ -113,6 +113,7 @@ def test_without_the_app_all_is_done(kept: Kept) -> None:
     assert rows_of(kept, A) == found | {1: "after"}
 
 
+@pytest.mark.thorough("test_without_the_app_all_is_done")
 def test_only_chosen_tables_are_compacted(kept: Kept) -> None:
     before = files(kept, A)
     assert [table.table for table in run(kept, B).tables] == [B]
@@ -267,6 +268,7 @@ def test_a_table_that_fails_stops_no_other(kept: Kept) -> None:
     assert done.tables[0].to_text().startswith(f"{A}: failed: cannot open the lake table")
 
 
+@pytest.mark.thorough("test_a_table_that_fails_stops_no_other")
 def test_a_table_that_is_copied_is_left_alone(kept: Kept) -> None:
     before = files(kept, A)
     kept.set_states(A, TableState.SNAPSHOTTING)
@@ -311,6 +313,7 @@ def test_the_command_tells_a_line_a_table(line: Any) -> None:
     assert "_pgrepl/consistent_points: left alone: there is no consistent point" in told[4]
 
 
+@pytest.mark.thorough("test_the_command_tells_a_line_a_table")
 def test_the_command_tells_programs(line: Any) -> None:
     code, out = line("--json", "--limit-s", "100")
     report = json.loads(out)

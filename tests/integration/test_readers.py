@@ -67,7 +67,11 @@ def assert_read_right(lake: Handed, conditions: list[Condition]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("odd", "history"), [(FAR, False), (FAR, True), (EARLY, False), (JUST_BEYOND, False)]
+    ("odd", "history"),
+    [
+        (FAR, True),
+        *(pytest.param(odd, False, marks=pytest.mark.thorough("FAR")) for odd in (FAR, EARLY, JUST_BEYOND)),
+    ],
 )
 def test_moments_far_out_are_streamed_merged_compacted_and_found(
     dsn: str, tmp_path: Path, odd: tuple[str, ...], history: bool

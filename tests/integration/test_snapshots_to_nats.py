@@ -488,6 +488,7 @@ def test_snapshot_that_is_over_ends_its_helper(helped):
     assert not psutil.pid_exists(int(served(done)[0][0]))
 
 
+@pytest.mark.thorough("test_helper_makes_one_snapshot_after_another_and_is_replaced_where_it_ended")
 def test_helpers_of_a_publisher_stay_and_end_with_it(published):
     """In real processes. A client that asks again at once may get a second helper: the first is not free."""
     execute(published.dsn, "insert into other values (1, 'a')")

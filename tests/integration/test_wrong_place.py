@@ -164,6 +164,7 @@ def test_commands_at_a_source_without_the_slot_change_nothing(
     assert "--new-epoch" not in caplog.text + shown
 
 
+@pytest.mark.thorough("test_commands_at_another_server_change_nothing")
 def test_commands_at_another_database_of_the_server_change_nothing(kept: Kept, elsewhere: str) -> None:
     """A server drops a logical slot from any of its databases."""
     says = "and the connection leads to another database of that server: database"
@@ -174,6 +175,7 @@ def test_commands_at_another_database_of_the_server_change_nothing(kept: Kept, e
     refused(kept, Access(kept.pipeline, elsewhere, kept.dsn), says)
 
 
+@pytest.mark.thorough("test_commands_with_another_lake_of_the_same_source_change_nothing")
 def test_commands_with_the_lake_of_a_pipeline_with_the_same_name_change_nothing(
     kept: Kept, elsewhere: str, tmp_path: Path
 ) -> None:

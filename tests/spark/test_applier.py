@@ -37,6 +37,7 @@ def in_small_steps(replicated: InProcess) -> InProcess:
     return replicated
 
 
+@pytest.mark.thorough("test_invariants; integration/test_receiver: a large transaction")
 def test_a_transaction_of_many_parts_is_whole_at_every_point(in_small_steps, dsn):
     replicated = in_small_steps
     execute(

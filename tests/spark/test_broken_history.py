@@ -60,10 +60,11 @@ def assert_refused_until_a_new_epoch(
     ("breakage", "says", "cure"),
     [
         ("select pg_drop_replication_slot('{slot}')", "there is no replication slot", ""),
-        (
+        pytest.param(
             "select pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
             "another program advanced",
             "",
+            marks=pytest.mark.thorough("integration/test_continuity"),
         ),
         # It is not the pipeline's any more, which drops none but its own.
         (
@@ -122,6 +123,7 @@ def copy(data: Path, place: Path) -> None:
         pytest.param(True, id="past what was received"),
     ],
 )
+@pytest.mark.thorough("integration/test_server_crash: a missing transaction means a rewound source")
 def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_path, catches_up):
     dsn, backup = own_server.dsn("t_own"), own_server.data.parent / "backup"
     execute(dsn, *SETUP)
@@ -147,6 +149,7 @@ def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_p
     assert ("rows of the source at" in replicated.log.read_text()) == catches_up
 
 
+@pytest.mark.thorough("integration/test_wrong_place: commands at another server")
 def test_another_server_under_the_same_address(spark, dsn, own_server, tmp_path):
     other = own_server.dsn("t_own")
     for place in (dsn, other):

@@ -30,6 +30,7 @@ def move(lake: Path, lsn: int, amount: int) -> None:
     ConsistentPoints(str(lake)).append(ConsistentPoint(1, LSN(lsn), datetime.now(UTC), versions))
 
 
+@pytest.mark.thorough("test_invariants reads at every point")
 def test_both_sides_of_a_transaction_or_none_are_read(spark: SparkSession, tmp_path: Path) -> None:
     move(tmp_path, 10, 5)
     move(tmp_path, 20, 7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import QueryBuilder
 
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
@@ -59,6 +60,7 @@ def assert_equal(replicated: InProcess) -> None:
         assert source == lake, name
 
 
+@pytest.mark.thorough("property/test_nested_values, integration/test_large_types")
 def test_copied_streamed_merged_and_read_by_spark(spark, debian_dsn, tmp_path):
     execute(debian_dsn, *SETUP, INSERT.format(row=_ROW, first=1, last=4), "insert into nested values (5)")
     tables = ("public.nested",)

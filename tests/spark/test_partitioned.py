@@ -121,6 +121,7 @@ def test_a_partitioned_table_holds_the_rows_of_the_source(spark, dsn: str, tmp_p
         assert found == source, name
 
 
+@pytest.mark.thorough("unit/test_partitioned_tables")
 def test_another_choice_takes_effect_with_a_resnapshot_and_a_lost_column_stops_its_table_alone(
     spark, dsn: str, tmp_path: Path
 ) -> None:

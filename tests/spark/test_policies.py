@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pyarrow as pa
+import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -32,6 +33,7 @@ def copies(replicated: InProcess, dsn: str) -> tuple[Counter[str], Counter[str]]
     return found, source
 
 
+@pytest.mark.thorough("property/test_policies")
 def test_rows_without_key_are_as_often_in_the_lake_as_in_the_source(spark, dsn, tmp_path):
     execute(
         dsn,

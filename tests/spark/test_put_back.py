@@ -147,6 +147,7 @@ def test_a_folder_that_was_put_back_is_brought_forward_again(replicated, changed
         pytest.param([2], id="below others", marks=pytest.mark.thorough("the same test, newest three")),
     ],
 )
+@pytest.mark.thorough("integration/test_torn_commits")
 def test_commits_that_were_emptied_are_made_again(fresh, spark, emptied):
     replicated = fresh
     path = replicated.lake_path(T)
@@ -176,6 +177,7 @@ def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicate
     assert_whole(replicated, T, U)
 
 
+@pytest.mark.thorough("test_a_table_that_goes_back_under_a_running_app_is_brought_forward")
 def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
     monkeypatch.setattr(merge_scheduler, "LOOK_INTERVAL_S", 0.0)
     kept = keep(replicated, T)
@@ -205,6 +207,7 @@ def test_retention_keeps_what_a_table_that_went_back_needs(replicated):
     assert_whole(replicated, T, U)
 
 
+@pytest.mark.thorough("the other tests of this file")
 def test_a_history_that_went_back_alone_stops_the_table_and_with_it_both_are_mended(spark, dsn, tmp_path):
     execute(dsn, "create table t(id int primary key, v text)", "insert into t values (1, 'a')")
     replicated = InProcess(spark, dsn, tmp_path, (T,), history=True)
@@ -225,6 +228,7 @@ def test_a_history_that_went_back_alone_stops_the_table_and_with_it_both_are_men
     assert "history" in replicated.states()[T].reason
 
 
+@pytest.mark.thorough("unit/test_points")
 def test_points_that_were_put_back_do_no_harm(replicated):
     folder = Path(system_folder(replicated.pipeline.lake_root), "consistent_points")
     kept = {str(folder): replicated.file.parent / "kept-points"}
@@ -253,6 +257,7 @@ def drop_all_hours(replicated: InProcess) -> None:
     assert drop_expired(replicated.pipeline.lake_root, 1, {1: applied}, later).files
 
 
+@pytest.mark.thorough("test_a_folder_older_than_the_kept_changes_stops_the_table")
 def test_a_folder_from_before_the_table_was_taken_anew_stops_it(replicated):
     kept = keep(replicated, T)
     replicated.resnapshot(T)

@@ -124,6 +124,7 @@ def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
     pipeline.assert_equal(*tables)
 
 
+@pytest.mark.thorough("test_taking_over: a snapshot that was killed begins there again")
 def test_killed_resync_is_run_again_and_continues_its_epoch(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

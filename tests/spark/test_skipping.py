@@ -51,6 +51,7 @@ def poison(server: Server, request: pytest.FixtureRequest) -> Iterator[tuple[str
             yield dsn, lambda: execute(dsn, LARGE)
 
 
+@pytest.mark.thorough("integration/test_skip")
 def test_after_a_skip_the_others_go_on_and_what_was_touched_is_right_when_it_is_taken_anew(
     spark: SparkSession, poison: tuple[str, Callable[[], None]], tmp_path: Path
 ) -> None:

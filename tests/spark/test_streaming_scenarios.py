@@ -85,6 +85,7 @@ def test_rows_of_one_statement_and_of_subtransactions_arrive_once(replicated, ds
     replicated.assert_equal(TEXT)
 
 
+@pytest.mark.thorough("integration/test_reconnecting, test_receiver")
 def test_a_receiver_lost_amid_a_transaction_or_a_write_goes_on_without_a_gap(replicated, dsn, monkeypatch):
     """Stopped in the middle of a transaction, between its parts, and with a transaction not yet committed."""
     replicated.configure(part_bytes=1 << 20, receive_buffer_bytes=1)
@@ -120,6 +121,7 @@ def test_a_receiver_lost_amid_a_transaction_or_a_write_goes_on_without_a_gap(rep
     assert len(replicated.lake_rows(TEXT)) == 5 + 50 + 100 + 10
 
 
+@pytest.mark.thorough("unit/test_merge, property/test_merge_property")
 def test_keys_that_move_meet_and_come_back_within_one_batch(replicated):
     in_one_batch(
         replicated,
@@ -153,6 +155,7 @@ def test_a_key_that_changed_is_a_deletion_and_an_insert_to_whoever_reads_the_cha
     assert (change["old"], change["new"]) == (["1", None], ["100", "old"])
 
 
+@pytest.mark.thorough("property/test_unchanged_values")
 def test_large_values_that_are_not_sent_stay_what_they_were(replicated):
     """For text, jsonb, bytea, arrays; under composite keys; when the key changes; in a batch and across."""
     in_one_batch(
@@ -185,6 +188,7 @@ def test_large_values_that_are_not_sent_stay_what_they_were(replicated):
     assert len(rows[51]["t"]) > 4096
 
 
+@pytest.mark.thorough("test_invariants, unit/test_merge")
 def test_a_truncate_of_several_tables_is_one_moment_in_all(replicated, dsn):
     """RESTART IDENTITY and CASCADE: at no point one of them is empty and the other is not."""
     execute(dsn, "insert into parent(v) select 'a' from generate_series(1, 10)")
@@ -226,6 +230,7 @@ def test_changes_that_came_from_elsewhere_are_changes_like_others(replicated, ds
     assert second["commit_ts"].year > 2001
 
 
+@pytest.mark.thorough("integration/test_wrong_place")
 def test_two_pipelines_with_the_same_table_are_independent(replicated, spark, dsn, tmp_path):
     """Also two publications that hold it; one of the two is stopped meanwhile."""
     (tmp_path / "second").mkdir()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
@@ -70,6 +71,7 @@ def reporting(replicated: InProcess, running: Running) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.thorough("integration/test_table_operations")
 def test_a_paused_table_stands_still_and_is_whole_again_when_it_goes_on(spark, dsn, tmp_path):
     execute(dsn, *SETUP)
     replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, flush_interval_s=0.02)
@@ -128,6 +130,7 @@ def test_a_table_goes_on_from_where_it_stopped_once_the_cause_is_gone(spark, dsn
     assert [copies(replicated, table) for table in ("public.t", "public.u")] == [1, 1]
 
 
+@pytest.mark.thorough("integration/test_removing_tables, test_teardown")
 def test_a_removed_table_is_dropped_under_replication_and_a_teardown_leaves_nothing(spark, dsn, tmp_path):
     execute(dsn, *SETUP)
     replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, flush_interval_s=0.02)

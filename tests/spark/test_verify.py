@@ -142,6 +142,7 @@ def _assert_damages_found(pipeline: Verified, capsys: pytest.CaptureFixture[str]
     assert "secret" not in json.dumps(found) + pipeline.log_tail()
 
 
+@pytest.mark.thorough("test_verify_repair: changes after a repair, under traffic")
 def test_no_difference_is_reported_while_rows_change(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +237,7 @@ def test_tables_with_policies_are_compared_except_for_named_parts(
     _assert_compared_except(parts, spark, dsn, tmp_path, capsys, per_table=per_table, **_OF_COLUMNS)
 
 
+@pytest.mark.thorough("test_verify_repair: tables with settings are repaired")
 def test_table_without_own_columns_is_compared(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,7 +212,9 @@ def test_table_that_source_does_not_describe_is_not_repaired_and_reason_named(
     assert all(pipeline.states()[table].state is TableState.STREAMING for table in options)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "when", ["before", pytest.param("after", marks=pytest.mark.thorough("the same test, before"))]
+)
 def test_repair_that_is_killed_is_made_wholly_or_not_at_all(
     spark: SparkSession,
     dsn: str,
