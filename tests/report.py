@@ -21,12 +21,12 @@ RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to
 BUDGETS_S = {
     "fast": {"unit": 180, "property": 80, "integration": 900},
     "test": {
-        "unit": 200,
-        "property": 95,
-        "integration": 1750,
-        "airflow": 250,
-        "spark": 620,
-        "fault": 260,
+        "unit": 290,
+        "property": 115,
+        "integration": 1850,
+        "airflow": 320,
+        "spark": 720,
+        "fault": 200,
         "end_to_end": 70,
     },
     "rest": {
