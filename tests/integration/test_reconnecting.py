@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from demo.postgres import Server
 from tests.conftest import closing_connection
-from tests.support.received import Received
+from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
 
@@ -50,16 +50,6 @@ def receiving(received: Received) -> Iterator[ReconnectingReceiver]:
         yield reception
     finally:
         reception.stop()
-
-
-def wait_for(reception: ReconnectingReceiver, lsn: LSN) -> None:
-    def seen() -> bool:
-        if reception.error is not None:
-            raise reception.error
-        reception.request_keepalive()
-        return reception.progress.seen_lsn >= lsn
-
-    wait_until(seen, 60, f"the receiver to be at {lsn}")
 
 
 def end_walsender(received: Received) -> None:
@@ -97,7 +87,7 @@ def test_a_walsender_that_is_ended_again_and_again_under_load_costs_nothing(
             writer.join()
         finally:
             is_over.set()
-        wait_for(reception, received.source_lsn())
+        wait_until_seen(reception, received.source_lsn())
         told = reception.progress.confirmed_lsn
         assert reception.error is None
     assert ids(received) == list(range(4000)), "each once, in order"
@@ -120,14 +110,14 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
                 state_db.migrate()
                 state_db.lock(received.pipeline.name, "replicate")
                 execute(received.dsn, "insert into t values (1, 'a')")
-                wait_for(reception, received.source_lsn())
+                wait_until_seen(reception, received.source_lsn())
                 for immediate in (False, True):
                     server.stop(immediate=immediate)
                     wait_until(lambda: "connecting again" in caplog.text)
                     server.start()
                     assert state_db.now()
                 execute(received.dsn, "insert into t values (2, 'b')")
-                wait_for(reception, received.source_lsn())
+                wait_until_seen(reception, received.source_lsn())
                 with (
                     StateDatabase(received.dsn, "another") as other,
                     pytest.raises(BusyError, match=r"another process is at it already \(replicate"),
@@ -167,7 +157,7 @@ def test_a_connection_lost_while_it_starts_is_an_outage_like_any_other(
     cut_once_the_slot_is_taken(received, monkeypatch)
     execute(dsn, "insert into t values (1, 'a')")
     with receiving(received) as reception:
-        wait_for(reception, received.source_lsn())
+        wait_until_seen(reception, received.source_lsn())
         assert reception.error is None
     assert ids(received) == [1]
 
@@ -187,7 +177,7 @@ def test_a_connection_lost_right_after_a_commit_is_not_taken_for_another_receive
     monkeypatch.setattr(publication_watch, "written_lsn", cut_and_read)
     execute(dsn, "insert into t values (1, 'a')")
     with receiving(received) as reception:
-        wait_for(reception, received.source_lsn())
+        wait_until_seen(reception, received.source_lsn())
     assert cuts
     assert ids(received) == [1]
 
