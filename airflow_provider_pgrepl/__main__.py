@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from airflow_provider_pgrepl import __version__
-from airflow_provider_pgrepl.cli.applications import split
+from airflow_provider_pgrepl.cli.apps import split
 from airflow_provider_pgrepl.cli.command import Command, add_commands
 from airflow_provider_pgrepl.cli.commands import COMMANDS, GROUPS
 from airflow_provider_pgrepl.errors import PgReplError

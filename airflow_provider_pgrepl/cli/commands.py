@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.cli.applications import APPLICATIONS
+from airflow_provider_pgrepl.cli.apps import APPLICATIONS
 from airflow_provider_pgrepl.cli.command import Arguments, Command, Option
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, escaped
 from airflow_provider_pgrepl.replication.app import process

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.cli.applications import RULES, copy_dashboards
+from airflow_provider_pgrepl.cli.apps import RULES, copy_dashboards
 from tests.support.metrics import queried
 from tests.support.replicated import Replicated, execute, kill, wait_until
 

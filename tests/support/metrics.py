@@ -7,7 +7,7 @@ import re
 
 import yaml
 
-from airflow_provider_pgrepl.cli.applications import DASHBOARDS, GRAFANA, RULES
+from airflow_provider_pgrepl.cli.apps import DASHBOARDS, GRAFANA, RULES
 
 
 def queries() -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.__main__ import _parser
-from airflow_provider_pgrepl.cli.applications import split
+from airflow_provider_pgrepl.cli.apps import split
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.targets import TARGETS
 from tests.support.hint_texts import PACKAGE, VALUE, Text, texts_of_code, texts_of_reference

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from airflow_provider_pgrepl.cli.applications import DASHBOARDS, GRAFANA, RULES, copy_dashboards
+from airflow_provider_pgrepl.cli.apps import DASHBOARDS, GRAFANA, RULES, copy_dashboards
 from airflow_provider_pgrepl.cli.commands import COMMANDS
 from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, ToolError
 from airflow_provider_pgrepl.replication.app.metrics.collector import MAX_TABLES, ReplicationCollector

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.cli.applications import _value, split
+from airflow_provider_pgrepl.cli.apps import _value, split
 
 ROOT = Path(__file__).resolve().parents[2]
 
