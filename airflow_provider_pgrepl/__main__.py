@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     command: Command = arguments.command
-    if spark and not command.is_application:
+    if spark and not command.is_app:
         parser.error("nothing of this command is for spark-submit: leave -- out, and what follows it")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(process_io.SafeFormatter("%(message)s"))

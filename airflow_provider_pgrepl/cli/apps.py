@@ -33,11 +33,11 @@ _EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://hos
 
 
 def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
-    run_application(arguments.command.name, arguments.pipeline, _own(arguments), arguments.spark)
+    run_app(arguments.command.name, arguments.pipeline, _own(arguments), arguments.spark)
 
 
 def _resync(_: object, arguments: argparse.Namespace) -> NoReturn:
-    run_application("snapshot", arguments.pipeline, ["--resync", *_own(arguments)], arguments.spark)
+    run_app("snapshot", arguments.pipeline, ["--resync", *_own(arguments)], arguments.spark)
 
 
 def _own(arguments: argparse.Namespace) -> list[str]:
@@ -61,7 +61,7 @@ def _copy_dashboards(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
+def run_app(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
     """Replace this process with the supervisor of spark-submit, which runs the app.
 
     The supervisor forwards SIGTERM to the driver only, because spark-submit is a JVM that would end at once.
@@ -203,23 +203,21 @@ def copy_files(sources: Sequence[Path], folder: Path, example: str) -> list[Path
     return targets
 
 
-def _application(name: str, purpose: str, add: AddArguments, work: Callable[..., NoReturn] = _run) -> Command:
-    return Command(name, purpose, work, add=add, is_application=True, epilog=_EPILOG)
+def _app(name: str, purpose: str, add: AddArguments, work: Callable[..., NoReturn] = _run) -> Command:
+    return Command(name, purpose, work, add=add, is_app=True, epilog=_EPILOG)
 
 
-APPLICATIONS = (
-    _application(
-        "snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot
-    ),
-    _application(
+APPS = (
+    _app("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
+    _app(
         "resync",
         "begin a new epoch whose tables are compared with the source, and repaired, instead of copied",
         of_resync,
         _resync,
     ),
-    _application("replicate", "keep the lake current, until stopped or caught up", of_replicate),
-    _application("verify", "compare lake tables with the source at one LSN", of_verify),
-    _application("publish", "supply a broker with change events, until stopped or caught up", of_publish),
+    _app("replicate", "keep the lake current, until stopped or caught up", of_replicate),
+    _app("verify", "compare lake tables with the source at one LSN", of_verify),
+    _app("publish", "supply a broker with change events, until stopped or caught up", of_publish),
     Command(
         "dags",
         "copy the example DAGs of this version to where Airflow finds them",

@@ -32,7 +32,7 @@ class Command:
     :param name: one word, or two for a subcommand: `events try` is `try` below `events`
     :param work: called with the pipeline (only if `has_pipeline`) and the arguments. Returns the exit code.
     :param add: adds the arguments that an app declares
-    :param is_application: True if arguments after `--` are passed to spark-submit
+    :param is_app: True if arguments after `--` are passed to spark-submit
     """
 
     name: str
@@ -41,7 +41,7 @@ class Command:
     options: tuple[Option, ...] = ()
     add: AddArguments | None = None
     has_pipeline: bool = True
-    is_application: bool = False
+    is_app: bool = False
     epilog: str | None = None
 
     def add_to(self, parent: Any) -> None:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.cli.apps import APPLICATIONS
+from airflow_provider_pgrepl.cli.apps import APPS
 from airflow_provider_pgrepl.cli.command import Arguments, Command, Option
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, escaped
 from airflow_provider_pgrepl.replication.app import process
@@ -446,7 +446,7 @@ def _warm_up(_: Arguments) -> int:
 
 
 COMMANDS: tuple[Command, ...] = (
-    *APPLICATIONS,
+    *APPS,
     Command(
         "history",
         "print the recorded events or samples of a pipeline or of one of its tables, the newest last",
