@@ -66,6 +66,10 @@ def test_continuous_dag_gives_up_after_three_failed_runs(bag: Any, name: str) ->
     assert dag.get_task(name).retries > 0
 
 
+def test_tables_are_copied_by_one_run_at_a_time(bag: Any) -> None:
+    assert {bag.dags[name].max_active_runs for name in ("pgrepl_snapshot", "pgrepl_resnapshot")} == {1}
+
+
 def test_the_example_pipeline_is_a_valid_one() -> None:
     from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 

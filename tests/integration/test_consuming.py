@@ -411,7 +411,6 @@ def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_a
         assert consumer.wait(120) == process.DONE
 
 
-@pytest.mark.thorough("test_a_copy_is_exact_whoever_is_killed")
 def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
     name = copied.pipeline.name
     begun(copied, "insert into other values (1, 'a')")

@@ -87,6 +87,21 @@ def test_uv_is_one_version_everywhere():
     assert len(versions) == 1
 
 
+def test_processes_that_start_others_have_an_init_to_reap_them(services):
+    assert [
+        name for name in sorted(OURS) if "profiles" not in services[name] and not services[name].get("init")
+    ] == []
+
+
+def test_airflow_may_take_minutes_to_start(services):
+    assert services["airflow"]["healthcheck"]["start_period"] == "300s"
+
+
+def test_secret_of_airflows_tokens_is_asked_for_with_64_characters():
+    before, _, _ = (ROOT / ".env.example").read_text().partition("AIRFLOW_JWT_SECRET=")
+    assert "64" in before.splitlines()[-1]
+
+
 def test_airflow_and_spark_are_one_image(services):
     assert {services[name]["image"] for name in OURS} == {"airflow-provider-pgrepl:0.1.0"}
 
