@@ -170,7 +170,7 @@ test-times: ## `make test-all`, measured; writes the tables of CONTRIBUTING.md
 	@$(PYTHON) -m tests.times
 
 .PHONY: mutations
-mutations: classes oldest ## Check that `make test` fails for each fault of tests/mutations.toml
+mutations: java setup jars oldest ## Check that `make test` fails for each fault of tests/mutations.toml
 	$(PYTHON) -m tests.mutate $(MUTATIONS)
 
 .PHONY: soak
