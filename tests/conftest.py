@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import psycopg2
 import psycopg2.errors
@@ -34,7 +33,7 @@ from tests.selection import MAJORS, TIERS, is_left_out, mark_group, parametrize_
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.rabbitmq import running_broker
 from tests.support.s3 import new_lake, running_gateway
-from tests.support.sessions import close_sessions
+from tests.support.sessions import close_sessions, session
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
 
 if TYPE_CHECKING:
@@ -238,29 +237,15 @@ def debian_dsn(debian: Server) -> Iterator[str]:
 @contextlib.contextmanager
 def fresh_database(server: Server, template: str = "template1") -> Iterator[str]:
     name = f"t_{uuid.uuid4().hex[:12]}"
-    admin = _admin(server)
-    # A third of the CPU time that the server's default takes; 14 knows no other way.
-    by_files = " strategy file_copy" if admin.server_version >= 15_00_00 else ""
-    admin.cursor().execute(f"create database {name} template {template}{by_files}")
+    with session(server.dsn()) as admin:
+        # A third of the CPU time that the server's default takes; 14 knows no other way.
+        by_files = " strategy file_copy" if admin.server_version >= 15_00_00 else ""
+        admin.cursor().execute(f"create database {name} template {template}{by_files}")
     yield server.dsn(name)
     close_sessions(server.dsn(name))
-    with _admin(server).cursor() as cursor:
+    with session(server.dsn()) as admin, admin.cursor() as cursor:
         drop_slots(cursor, name)
         cursor.execute(f"drop database {name} with (force)")
-
-
-_admins: WeakKeyDictionary[Server, Connection] = WeakKeyDictionary()
-
-
-def _admin(server: Server) -> Connection:
-    """Return this process's autocommit session with the server. A new one costs as much as its statement."""
-    if (known := _admins.get(server)) is not None:
-        with contextlib.suppress(psycopg2.Error):  # if the server was restarted
-            known.cursor().execute("select")
-            return known
-    _admins[server] = psycopg2.connect(server.dsn())
-    _admins[server].autocommit = True
-    return _admins[server]
 
 
 def drop_slots(cursor: psycopg2.extensions.cursor, database: str) -> None:
