@@ -294,7 +294,6 @@ def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
             second.kill()
 
 
-@pytest.mark.thorough("test_spark_submit: a signal reaches the driver; integration/test_stop_signal")
 def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal, tmp_path: Path) -> None:
     behave()
     task = Task("manual__interrupted", "continuous", tmp_path / "log")

@@ -134,7 +134,6 @@ def test_a_column_that_comes_later_has_what_the_source_has(copied):
         assert cursor.fetchall() == [("numeric(5,2)",)]
 
 
-@pytest.mark.thorough("test_a_column_that_comes_later_has_what_the_source_has")
 def test_a_column_that_comes_later_stops_its_table_while_nobody_publishes(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.send("alter table other add w int default 1", "insert into t values (2, 'b')")

@@ -243,7 +243,6 @@ def test_no_snapshot_is_made_from_another_source_than_the_pipelines(events, dsn,
             snapshots.send(TableName.parse("public.t"), "CREEK.snap.unasked", threading.Event())
 
 
-@pytest.mark.thorough("test_nothing_is_sent_from_a_lake_that_was_put_back")
 def test_nothing_is_sent_into_the_streams_of_another_lake(events, server, tmp_path, monkeypatch):
     events.take()
     execute(events.dsn, "insert into t values (2, 'a')")

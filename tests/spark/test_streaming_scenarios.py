@@ -188,7 +188,6 @@ def test_large_values_that_are_not_sent_stay_what_they_were(replicated):
     assert len(rows[51]["t"]) > 4096
 
 
-@pytest.mark.thorough("test_invariants, unit/test_merge")
 def test_a_truncate_of_several_tables_is_one_moment_in_all(replicated, dsn):
     """RESTART IDENTITY and CASCADE: at no point one of them is empty and the other is not."""
     execute(dsn, "insert into parent(v) select 'a' from generate_series(1, 10)")
@@ -230,7 +229,6 @@ def test_changes_that_came_from_elsewhere_are_changes_like_others(replicated, ds
     assert second["commit_ts"].year > 2001
 
 
-@pytest.mark.thorough("integration/test_wrong_place")
 def test_two_pipelines_with_the_same_table_are_independent(replicated, spark, dsn, tmp_path):
     """Also two publications that hold it; one of the two is stopped meanwhile."""
     (tmp_path / "second").mkdir()
