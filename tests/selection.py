@@ -35,6 +35,8 @@ _ORDER = {name: place for rings in (STARTS_SPARK, ("", *SHORT)) for place, name 
 NEVER_FAST = (*STARTS_SPARK, "airflow")
 SPARK_SESSIONS = 2
 """Workers that start a Spark session of their own: a JVM needs 40 s of CPU time until it is warm."""
+AIRFLOWS = 2
+"""Workers that import Airflow, and keep a process that has imported it: each needs 10 s of CPU time."""
 
 
 def parametrize_majors(metafunc: pytest.Metafunc) -> None:
@@ -145,6 +147,10 @@ def _group(item: pytest.Item) -> str:
         return f"spark-{zlib.crc32(item.path.name.encode()) % SPARK_SESSIONS}"
     if "broker" in _fixtures(item) and ring(item) in ("integration", "airflow"):
         return "rabbitmq"
+    if "debian" in _fixtures(item):
+        return "debian"
+    if ring(item) == "airflow":
+        return f"airflow-{zlib.crc32(item.path.name.encode()) % AIRFLOWS}"
     if ring(item) == "end_to_end":
         # Each has an Airflow: several at once wait for one another until they give up on a slow machine.
         return item.path.name

@@ -19,6 +19,7 @@ _IMPORTED = (
     "airflow.api_fastapi.execution_api.app",
     "airflow.providers.apache.spark.operators.spark_submit",
     "airflow_provider_pgrepl.operators.replication",
+    "tests.airflow.execution_api",
 )
 
 
