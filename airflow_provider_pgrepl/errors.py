@@ -501,8 +501,8 @@ def swapped(table: object, other: object) -> str:
     """Return the hint for two tables of a pipeline that swapped their names."""
     return (
         f"exchange {table} and {other} in every setting of the pipeline file that names one of them or a"
-        " column of it (exclude_columns, per_table and so on), then resnapshot both: pgrepl snapshot"
-        f" FILE.json --tables '{table},{other}', or PgResnapshotOperator"
+        " column of it (exclude_columns, per_table and so on), and name both there; then resnapshot both:"
+        f" pgrepl snapshot FILE.json --tables '{table},{other}', or PgResnapshotOperator"
     )
 
 
