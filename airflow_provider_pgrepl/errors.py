@@ -497,6 +497,15 @@ def resnapshot(table: object) -> str:
     )
 
 
+def swapped(table: object, other: object) -> str:
+    """Return the hint for two tables of a pipeline that swapped their names."""
+    return (
+        f"exchange {table} and {other} in every setting of the pipeline file that names one of them or a"
+        " column of it (exclude_columns, per_table and so on), and name both there; then resnapshot both:"
+        f" pgrepl snapshot FILE.json --tables '{table},{other}', or PgResnapshotOperator"
+    )
+
+
 def named(hint: str, table: object) -> str:
     """Return a hint in which the table's name replaces NAME."""
     return hint.replace("--tables NAME", f"--tables '{table}'").replace("--add NAME", f"--add '{table}'")

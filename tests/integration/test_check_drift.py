@@ -62,6 +62,33 @@ def test_a_table_that_cannot_go_on_is_marked_errored_and_the_others_go_on(shop, 
     assert shop.record("public.b").state is TableState.STREAMING
 
 
+def test_an_enum_that_was_replaced_stops_the_table_whichever_expression_cast_its_values(dsn, run):
+    """The catalog is the same after a cast by way of text and after an expression that changes values."""
+    by_text, by_case = "m::text::mood", "case m when 'sad' then 'ok'::mood else 'sad' end"
+    run(
+        "create type mood as enum ('sad', 'ok')",
+        *(f"create table {name} (id int primary key, m mood)" for name in "ab"),
+        *(f"insert into {name} values (1, 'sad')" for name in "ab"),
+    )
+    shop = Recorded(dsn)
+    run(
+        "alter type mood rename to mood_old",
+        "create type mood as enum ('sad', 'ok', 'happy')",
+        f"alter table a alter m type mood using {by_text}",
+        f"alter table b alter m type mood using {by_case}",
+        "drop type mood_old",
+    )
+    assert run("select a.m, b.m from a, b") == [("sad", "ok")]
+    of_a, of_b = check_drift(shop.access).tables
+    assert of_a.kind == of_b.kind == "unsafe"
+    assert of_a.reason == of_b.reason
+    another, rewritten = of_a.reason.rsplit("; ", 1)
+    assert another.startswith("another type took the name public.mood, that of the type of column m: its oid")
+    assert another.endswith("; labels added: 'happy'")
+    assert rewritten.startswith("the table was rewritten and column m altered")
+    assert "resnapshot it: pgrepl snapshot FILE.json --tables 'public.a'" in of_a.hint
+
+
 def test_children_by_inheritance_that_the_pipeline_lacks_are_named_and_stop_nothing(shop, run):
     run(
         "create schema _timescaledb_internal",

@@ -131,6 +131,14 @@ def test_the_hint_is_for_a_migration_that_nobody_has_run_yet(copy):
         assert "retry" not in table.hint
 
 
+def test_hint_for_a_migration_that_swaps_names_resnapshots_both(copy):
+    swap = "alter table a rename to z; alter table b rename to a; alter table z rename to b"
+    tables = {table.table: table.hint for table in check(copy, swap).tables}
+    assert tables.keys() == {"public.a", "public.b"}
+    assert "pgrepl snapshot FILE.json --tables 'public.a,public.b'" in tables["public.a"]
+    assert not any("pgrepl remove" in hint for hint in tables.values())
+
+
 def test_table_that_becomes_unlogged_is_to_be_removed_first(copy, run):
     [table] = check(copy, "alter table a set unlogged").tables
     assert table.hint.startswith("PostgreSQL refuses this while the table is published: before it, remove")

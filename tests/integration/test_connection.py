@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
@@ -9,6 +11,7 @@ from airflow_provider_pgrepl.errors import (
     Retry,
     SourceConnectionError,
 )
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import (
     PINNED_SETTINGS,
     address,
@@ -34,6 +37,7 @@ HOSTILE = {
     "idle_in_transaction_session_timeout": "'77s'",
     "idle_session_timeout": "'77s'",
     "search_path": "'public'",
+    "work_mem": "'64kB'",
 }
 
 
@@ -56,6 +60,19 @@ def test_settings_are_pinned_whatever_the_database_says(pg, dsn, open_connection
     for name, value in PINNED_SETTINGS.items():
         if name.lower() in found:
             assert found[name.lower()].strip('"') == value, name
+
+
+def test_catalog_of_many_tables_is_sorted_without_temporary_files(pg, dsn, run):
+    run(
+        "do $$begin for n in 1..1000 loop"
+        " execute format('create table %s_%s (one int, two int, three int)', repeat('t', 50), n);"
+        " end loop; end$$"
+    )
+    oids = [oid for (oid,) in run("select oid::bigint from pg_class where relname like 'tttt%'")]
+    for setting in ("temp_file_limit = 0", "work_mem = '64kB'"):
+        run(f"alter database {pg.info.dbname} set {setting}")
+    with closing(connect(dsn, "test")) as connection:
+        assert len(read_relations(connection, oids, None)) == 1000
 
 
 def test_a_setting_that_the_server_does_not_know_is_passed_over(pg, monkeypatch):

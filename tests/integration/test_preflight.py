@@ -53,6 +53,22 @@ def test_a_source_that_is_ready_passes_and_nothing_is_created(pg, dsn, run):
     assert run(count) == before
 
 
+def test_children_by_inheritance_outside_of_the_pipeline_are_warned_of(dsn, run, caplog):
+    run(
+        "create table parent (a int primary key)",
+        "create table child (primary key (a)) inherits (parent)",
+        "create table grandchild (primary key (a)) inherits (child)",
+    )
+    check_source(dsn, pipeline())
+    assert not caplog.messages
+    check_source(dsn, pipeline("public.parent"))
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        "public.parent: 2 of the tables that inherit from it are not in the pipeline (public.child,"
+        " public.grandchild). Its lake table has the rows of ONLY public.parent"
+    )
+
+
 def test_missing_rights_are_listed_exactly(pg, dsn, run, role):
     run(
         'create schema "My S"',

@@ -172,7 +172,11 @@ def test_tables_that_change_places_both_stop_though_one_is_not_written(source, t
     for name, other in (("t", "u"), ("u", "t")):
         says = f"the table was renamed or moved to s.{other}, and another one has its name"
         assert says in (results[name].error or "")
-        assert f"--tables 's.{name}'" in results[name].hint
+        both = f"resnapshot both: pgrepl snapshot FILE.json --tables 's.{name},s.{other}'"
+        assert (
+            f"if the pipeline has s.{other}, exchange s.{name} and s.{other} in every" in results[name].hint
+        )
+        assert both in results[name].hint
 
 
 def test_a_table_that_is_renamed_and_back_between_two_looks_goes_on(source, tmp_path):

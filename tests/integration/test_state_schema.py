@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.errors import (
     PrivilegeError,
     Remedy,
     Retry,
+    ServerSettingError,
     SourceConnectionError,
     StateError,
 )
@@ -209,6 +210,42 @@ def test_the_missing_right_is_named(pg, dsn):
     poor.close()
     with pg.cursor() as cursor:
         cursor.execute("drop owned by poor; drop role poor")
+
+
+def test_login_that_acts_as_another_role_is_told_of_its_setting(pg, dsn, run):
+    run("drop role if exists acting", "create role acting login in role pg_read_all_settings")
+    run("alter role acting set role = 'pg_read_all_settings'")
+    reset = "acting acts as pg_read_all_settings because of its setting role: ALTER ROLE acting RESET role"
+    try:
+        with StateDatabase(dsn.replace("user=postgres", "user=acting"), "test") as state_db:
+            with pytest.raises(PrivilegeError, match="lacks CREATE on the database") as caught:
+                state_db.migrate()
+            assert caught.value.hint.startswith(f"{reset}; or GRANT CREATE ON DATABASE")
+            run("create schema _pgrepl")
+            with pytest.raises(PrivilegeError, match="may not set up the tables") as caught:
+                state_db.migrate()
+            assert caught.value.hint.startswith(f"{reset}; or GRANT USAGE, CREATE ON SCHEMA")
+    finally:
+        run("drop role acting")
+
+
+def test_foreign_keys_hold_though_database_disables_triggers(pg, dsn, run, state_db):
+    state_db.set_state("shop", T, TableState.PENDING)
+    run(f"alter database {pg.info.dbname} set session_replication_role = replica")
+    with StateDatabase(dsn, "test") as again:
+        again.forget_pipeline("shop")
+        assert again.read_tables("shop") == {}
+
+
+def test_role_that_cannot_enable_foreign_keys_is_told_to_reset_its_setting(pg, dsn, run, state_db):
+    run("drop role if exists poor", "create role poor login")
+    run("alter role poor set session_replication_role = replica")
+    try:
+        with pytest.raises(ServerSettingError, match="session_replication_role = replica") as caught:
+            StateDatabase(dsn.replace("user=postgres", "user=poor"), "test")
+        assert 'ALTER ROLE "poor" RESET session_replication_role' in caught.value.hint
+    finally:
+        run("drop role poor")
 
 
 def test_a_read_only_database_is_said(dsn, monkeypatch):

@@ -45,6 +45,7 @@ from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableState
 from tests.support.changelogs import Written
+from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
 TO_STREAMING = (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.STREAMING)
@@ -234,6 +235,18 @@ def test_tables_that_patterns_leave_out_are_named(shop: Shop) -> None:
     (left_out,) = (problem for problem in shop.json()["problems"] if "leaves out" in problem)
     assert left_out.startswith("the pattern leaves out public.keyless_00, public.keyless_01, ")
     assert "public.keyless_19 and 2 more: no usable key" in left_out
+
+
+def test_children_by_inheritance_outside_of_the_pipeline_are_named(
+    dsn: str, pg: psycopg2.extensions.connection, tmp_path: Path
+) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute("create table parent (id int primary key)")
+        cursor.execute("create table child (primary key (id)) inherits (parent)")
+    recorded = Recorded(dsn, "public.parent", lake=str(tmp_path))
+    problems = read_status(recorded.pipeline, recorded.access).problems
+    warning = "public.parent: 1 of the tables that inherit from it is not in the pipeline (public.child)"
+    assert any(problem.startswith(warning) for problem in problems)
 
 
 def test_a_quiet_table_is_as_far_as_the_consistent_point_that_holds_it(shop: Shop) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from tests.support import every_type
@@ -49,6 +52,27 @@ def test_spark_reads_a_large_table_with_deletion_vectors_exactly(spark: SparkSes
         return [tuple(row) for row in spark.sql(query).collect()]
 
     assert table.wrong(read) == []
+
+
+@pytest.mark.thorough("none: it tests Spark alone, of which docs/reference/reading.md warns")
+def test_spark_finds_no_date_that_the_gregorian_calendar_skipped_unless_set_up_for_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first case fails once Spark has repaired this: take the paragraph out of the page then."""
+    uri = str(tmp_path / "t")
+    write_deltalake(uri, pa.table({"d": pa.array([date(1582, 10, 10), date(1582, 10, 20)])}))
+    for settings, found in (
+        ({}, 0),
+        ({"spark.sql.datetime.java8API.enabled": "true"}, 1),
+        ({"spark.sql.parquet.filterPushdown": "false"}, 1),
+    ):
+        session = spark.newSession()
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        table = session.read.format("delta").load(uri)
+        assert table.count() == 2, settings
+        assert table.where("d = date'1582-10-10'").count() == found, settings
+        assert table.where("d = date'1582-10-20'").count() == 1, settings
 
 
 def is_chosen(column: str, operator: str, text: str) -> bool:

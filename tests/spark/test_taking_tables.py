@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 from tests.support.sessions import close_sessions
 
+COMMAND = re.compile(r"pgrepl (snapshot) FILE\.json --tables '([^']+)'")
 LEAST_SESSIONS = 7
 """What a snapshot needs, docs/reference/source-statements.md."""
 
@@ -98,6 +100,31 @@ def traffic(dsn: str, *tables: str) -> Iterator[None]:
         for writer in writers:
             writer.join()
     assert not failed, failed
+
+
+def test_either_hint_for_tables_that_swapped_names_makes_both_equal_again(replicated):
+    execute(replicated.dsn, "alter table a add secret int", "alter table b add secret int")
+    replicated.configure(exclude_columns=("public.a.secret",), per_table={"public.a": {"truncate": "ignore"}})
+    replicated.snapshot()
+    with replicated.replicating() as running:
+        swap = ("alter table a rename to x", "alter table b rename to a", "alter table x rename to b")
+        execute(replicated.dsn, "; ".join(swap), "insert into a values (100, 'that was b')")
+        running.wait_for(replicated.source_lsn())
+        wait_until(lambda: set(states(replicated).values()) == {"errored"}, what="both tables to stop")
+        commands = [COMMAND.search(record.hint).groups() for record in replicated.states().values()]
+        assert {tables for _, tables in commands} == {"public.a,public.b", "public.b,public.a"}
+        app, tables = commands[0]
+        replicated.configure(
+            exclude_columns=("public.a.secret", "public.b.secret"),
+            per_table={"public.b": {"truncate": "ignore"}, "public.a": {}},
+        )
+        assert replicated.run(app, "--tables", tables) == 0, replicated.log_tail()
+        execute(replicated.dsn, "update a set v = 'x' where id = 100", "delete from b where id = 1")
+        running.wait_for(replicated.source_lsn())
+        wait_until(lambda: set(states(replicated).values()) == {"streaming"}, what="both tables to stream")
+    replicated.assert_equal("public.a", "public.b")
+    for name in ("public.a", "public.b"):
+        assert "secret" not in replicated.lake_rows(name).column_names
 
 
 @pytest.mark.thorough("test_handover: under traffic; the other tests of this file")

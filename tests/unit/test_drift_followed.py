@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import DriftResult, compare_catalog, judge
 from airflow_provider_pgrepl.replication.drift.kind import DriftKind
@@ -413,9 +414,8 @@ def test_a_renamed_table_is_taken_under_its_new_name() -> None:
         'change public.goods to sales."Orders" in every setting of the pipeline file that names it or a'
         " column of it (exclude_columns, per_table and so on), remove public.goods from the pipeline,"
         """ then add sales."Orders": pgrepl snapshot FILE.json --add"""
-        """ 'sales."Orders"', or PgAddTablesOperator; but if the two changed places, resnapshot both:"""
-        """ --tables 'public.goods,sales."Orders"'"""
-    )
+        """ 'sales."Orders"', or PgAddTablesOperator; but if the two swapped names, """
+    ) + errors.swapped(BEFORE.table, moved.table)
     verdict = compare_catalog(BEFORE, moved, PIPELINE.options(BEFORE.table))
     assert verdict.hint == f"name it back, then retry the table; or {added}"
     assert judged(moved).hint == added

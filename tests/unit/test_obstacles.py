@@ -101,7 +101,7 @@ def lake(tmp_path: Path) -> Lake:
         (
             Settings({NO_SECRET: "v <> 'secret'"}, writer=3),
             "CHECK constraint no_secret",
-            "DROP CONSTRAINT no_secret",
+            "DROP CONSTRAINT `no_secret`",
         ),
         (
             Settings(writer=4, of_columns={"v": {"delta.generationExpression": "cast(id as string)"}}),

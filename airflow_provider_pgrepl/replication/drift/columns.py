@@ -34,6 +34,11 @@ _WORDS = {
     Remedy.LOGGED: "make it an ordinary, logged table, then {resnapshot}",
     Remedy.CHOICE: "correct that at the source or in the pipeline, then retry the table; or {resnapshot}",
 }
+_REPLACED = (
+    "if the pipeline has {moved_to}, {swapped}. If it does not, {resnapshot}; to replicate {moved_to}, too,"
+    " {add}"
+)
+"""The remedy for a table that was renamed, and whose name another table has now."""
 # Once rows of another shape are in the changelog, undoing the change at the source does not help those rows.
 _ONCE_SENT = {Remedy.UNDO: Remedy.RESNAPSHOT, Remedy.MOVED: Remedy.ADDED}
 _INTEGERS = {oids.INT2: 0, oids.INT4: 1, oids.INT8: 2}
@@ -66,12 +71,21 @@ class DriftFinding:
 
     def hint(self, table: TableName, *, was_sent: bool) -> str:
         """Return the remedy as an instruction for the user."""
-        resnapshot = errors.resnapshot(table)
         renamed = errors.rename_settings(table, self.moved_to)
-        added = f"{renamed}, remove {table} from the pipeline, then {errors.add(self.moved_to)}"
-        added += f"; but if the two changed places, resnapshot both: --tables '{table},{self.moved_to}'"
+        add, swapped = errors.add(self.moved_to), errors.swapped(table, self.moved_to)
+        added = f"{renamed}, remove {table} from the pipeline, then {add}"
+        added += f"; but if the two swapped names, {swapped}"
         words = _WORDS[self.way_out(was_sent=was_sent)]
-        return words.format(resnapshot=resnapshot, added=added, remove=errors.remove(table))
+        if self.remedy is Remedy.RESNAPSHOT and self.moved_to is not None:
+            words = _REPLACED
+        return words.format(
+            resnapshot=errors.resnapshot(table),
+            added=added,
+            remove=errors.remove(table),
+            moved_to=self.moved_to,
+            swapped=swapped,
+            add=add,
+        )
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def publication_status_findings(recorded: Relation, status: PublicationStatus) -
         yield DriftFinding(MADE_AGAIN)
     elif status.moved_to not in (None, recorded.table):
         text = f"the table was renamed or moved to {status.moved_to}, and another one has its name"
-        yield DriftFinding(text)
+        yield DriftFinding(text, moved_to=status.moved_to)
     else:
         yield from _publication_findings(recorded, status)
 

@@ -72,6 +72,9 @@ PINNED_SETTINGS: dict[str, str] = {
     # Override settings of the role or database that are meant for its other sessions.
     "default_transaction_read_only": "off",
     "default_transaction_isolation": "read committed",
+    # In kB. With less, sorting the catalog of many tables writes temporary files, which a temp_file_limit of
+    # the role may forbid, and only a superuser may change.
+    "work_mem": "16384",
     # If this pipeline's walsender is a synchronous standby, commits would wait for it, even before it runs.
     "synchronous_commit": "local",
     # Leave the few parallel workers to the application.

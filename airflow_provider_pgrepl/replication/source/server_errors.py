@@ -61,7 +61,7 @@ def translate(error: Any, doing: str) -> PgReplError:
     if code == "42501":
         return PrivilegeError(text, "grant the right, or use another role")
     if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
-        return ServerSettingError(text, hint)
+        return ServerSettingError(text, hint or "raise the setting that the server names")
     if code[:2] == ROLLED_BACK:
         return BusyError(
             text,

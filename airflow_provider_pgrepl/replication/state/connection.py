@@ -10,19 +10,25 @@ from typing import Self
 import psycopg2.errors
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.errors import ServerSettingError, StateError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state.actor import actor_fields
 from airflow_provider_pgrepl.replication.state.schema import check_ownership
+
+_ENFORCE = """
+SELECT pg_catalog.set_config('session_replication_role', 'origin', false)
+WHERE pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
+"""
 
 
 class StateConnection:
     """A connection to the state database, the base class of each part of the store.
 
     Raises SourceConnectionError if the database cannot be reached, StateError if the schema in it belongs to,
-    or holds objects of, other roles.
+    or holds objects of, other roles, ServerSettingError if its foreign keys are not enforced.
     """
 
     def __init__(self, dsn: str, role: str, started_by: str = "") -> None:
@@ -35,6 +41,7 @@ class StateConnection:
         self._connection = connect(dsn, role)
         try:
             check_ownership(self._connection)
+            _enforce_foreign_keys(self._connection)
         except BaseException:
             self._connection.close()
             raise
@@ -50,6 +57,24 @@ class StateConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _enforce_foreign_keys(connection: Connection) -> None:
+    """Set `session_replication_role` to `origin` if it is `replica`, which disables foreign keys.
+
+    Records of a forgotten pipeline would stay. Raises ServerSettingError if the role may not set it.
+    """
+    with source_errors("state: setting up a connection"):
+        try:
+            rows(connection, _ENFORCE)
+        except psycopg2.errors.InsufficientPrivilege:
+            role, database = row(connection, "SELECT session_user::text, pg_catalog.current_database()::text")
+            raise ServerSettingError(
+                f"role {role} has session_replication_role = replica in database {database}, which disables"
+                " the foreign keys of schema _pgrepl",
+                f"as a superuser, run ALTER ROLE {quote_identifier(role)} RESET session_replication_role; or"
+                f" ALTER DATABASE {quote_identifier(database)} RESET session_replication_role",
+            ) from None
 
 
 @contextmanager

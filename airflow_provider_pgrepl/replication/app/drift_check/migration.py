@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -71,7 +71,8 @@ def _try(dsn: str, pipeline: Pipeline, sql: str, wait_s: float, timeout_s: float
         problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
         refused = _refused(connection, pipeline, filter(None, current.values()))
         problems += tuple(str(why) for oid, why in refused.items() if oid not in refused_before)
-    tables = tuple(_drift(table, finding, attached.get(table)) for table, finding in findings.items())
+    names = {relation.table for relation in before}
+    tables = tuple(_drift(table, finding, attached.get(table), names) for table, finding in findings.items())
     return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
 
 
@@ -84,20 +85,24 @@ def _refused(
     return refused_tables(connection, pipeline, [*known, *others_published(connection, pipeline, known)])
 
 
-def _drift(table: TableName, finding: TableFinding, became: Relation | None) -> TableDrift:
+def _drift(
+    table: TableName, finding: TableFinding, became: Relation | None, names: Collection[TableName]
+) -> TableDrift:
     if finding.error is None:
         return TableDrift(str(table), DriftKind.SAFE.value, finding.reason)
-    return TableDrift(str(table), DriftKind.UNSAFE.value, finding.reason, _hint(table, became))
+    return TableDrift(str(table), DriftKind.UNSAFE.value, finding.reason, _hint(table, became, names))
 
 
-def _hint(table: TableName, became: Relation | None) -> str:
+def _hint(table: TableName, became: Relation | None, names: Collection[TableName]) -> str:
     """Return the remedy for a migration that has not been run at the source: nothing there has to be
-    reverted."""
+    reverted. `names`: the pipeline's tables before the migration."""
     change = "change the migration into one that the lake follows, or run it and then"
     if became is None:
         return f"{change} {_remove(table)}"
     if became.persistence == "u":
         return f"PostgreSQL refuses this while the table is published: before it, {_remove(table)}"
+    if became.table != table and became.table in names:
+        return f"{change} {errors.swapped(table, became.table)}"
     if became.table != table:
         renamed = errors.rename_settings(table, became.table)
         return f"{change} {renamed}; {_remove(table)}; then {errors.add(became.table)}"

@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import (
     declaration,
     declared_columns,
 )
-from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT
+from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, spark_identifier, spark_path
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog.relations import Comments
 from airflow_provider_pgrepl.replication.storage import durable, is_storage_error, storage_error
@@ -82,7 +82,7 @@ def find_obstacle(table: DeltaTable, *, at_rows: bool) -> BlockingSetting | None
     `at_rows`: the commit failed while rows were written, so look for constraints that reject rows. Otherwise
     look for settings that reject every commit.
     """
-    alter = f"ALTER TABLE delta.`{table.table_uri}`"
+    alter = f"ALTER TABLE delta.{spark_path(table.table_uri)}"
     if at_rows:
         found = list(_of_rows(table, alter)) or list(_mapped_columns(table))
     else:
@@ -141,7 +141,9 @@ def _of_rows(table: DeltaTable, alter: str) -> Iterator[BlockingSetting]:
     for key in sorted(table.metadata().configuration):
         if key.startswith(_CONSTRAINT):
             name = key.removeprefix(_CONSTRAINT)
-            yield BlockingSetting(f"the CHECK constraint {name}", f"{alter} DROP CONSTRAINT {name}")
+            yield BlockingSetting(
+                f"the CHECK constraint {name}", f"{alter} DROP CONSTRAINT {spark_identifier(name)}"
+            )
     for field in _fields(table):
         about, name = field["metadata"], field["name"]
         if "delta.generationExpression" in about:
@@ -150,7 +152,7 @@ def _of_rows(table: DeltaTable, alter: str) -> Iterator[BlockingSetting]:
             what = f"the invariant of column {name}"
         elif not field["nullable"]:
             yield BlockingSetting(
-                f"NOT NULL of column {name}", f"{alter} ALTER COLUMN `{name}` DROP NOT NULL"
+                f"NOT NULL of column {name}", f"{alter} ALTER COLUMN {spark_identifier(name)} DROP NOT NULL"
             )
             continue
         else:

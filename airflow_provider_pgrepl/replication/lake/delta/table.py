@@ -30,12 +30,14 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     table_marks,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.settings.lake import hadoop_uri
 from airflow_provider_pgrepl.replication.storage import (
     has_commit,
     open_storage,
     raise_if_store_unavailable,
     requests_at_once,
 )
+from airflow_provider_pgrepl.replication.storage.durable import local_path
 
 CLOSED = 2**63 - 1
 """The version of the app ID of an epoch that a later epoch has ended."""
@@ -62,6 +64,17 @@ _handles: dict[str, tuple[DeltaTable, str]] = {}
 def app_id(pipeline_name: str, epoch: Epoch) -> str:
     """Return the Delta app ID under which a pipeline commits in an epoch."""
     return f"{pipeline_name}:{epoch}"
+
+
+def spark_path(uri: str) -> str:
+    """Return the location of a Delta table as Spark SQL expects it after `delta.`: not percent-encoded."""
+    local = local_path(uri)
+    return spark_identifier(hadoop_uri(uri.rstrip("/")) if local is None else str(local))
+
+
+def spark_identifier(name: str) -> str:
+    """Return a name quoted for Spark SQL."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def open_table(uri: str) -> DeltaTable:
@@ -99,7 +112,7 @@ def no_position(table: DeltaTable) -> str:
         return "its lake table was not made in this epoch"
     return (
         "its lake table was not made in this epoch, or its position has expired, because another program has"
-        f" set {TRANSACTION_RETENTION} on it. Remove that: ALTER TABLE delta.`{table.table_uri}`"
+        f" set {TRANSACTION_RETENTION} on it. Remove that: ALTER TABLE delta.{spark_path(table.table_uri)}"
         f" UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')"
     )
 

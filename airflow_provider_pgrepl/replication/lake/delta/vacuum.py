@@ -43,6 +43,7 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
     foreign_commit,
     is_snapshot,
 )
+from airflow_provider_pgrepl.replication.lake.delta.table import spark_path
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
@@ -240,8 +241,8 @@ class TableFiles:
                 if "txn" in action and action["txn"]["appId"] not in held:
                     log.warning(
                         "%s: its log is not cleaned, because %s lets the positions in it expire. Remove the"
-                        " property: ALTER TABLE delta.`%s` UNSET TBLPROPERTIES ('%s')",
-                        *(self._uri, TRANSACTION_RETENTION, self._uri, TRANSACTION_RETENTION),
+                        " property: ALTER TABLE delta.%s UNSET TBLPROPERTIES ('%s')",
+                        *(self._uri, TRANSACTION_RETENTION, spark_path(self._uri), TRANSACTION_RETENTION),
                     )
                     return 0
         return base
