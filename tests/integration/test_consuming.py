@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -411,6 +412,35 @@ def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_a
 
 
 def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
+    consumer = start_waiting(copied)
+    try:
+        with publishing_in_thread(copied):
+            wait_until(lambda: has_again(copied), 150)
+    finally:
+        kill(consumer)
+
+
+@pytest.mark.thorough(
+    "test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died; test_it_goes_on_when_nats_comes_back"
+)
+def test_a_snapshot_is_asked_for_again_when_nats_comes_back(copied, monkeypatch):
+    """The request that the server had accepted is lost, as is the connection by which its rows would come."""
+    with running_nats() as server:
+        monkeypatch.setenv(TARGET_VARIABLE, server.uri)
+        copied.stream = CreekStream(server.uri, copied.pipeline.name)
+        consumer = start_waiting(copied)
+        try:
+            server.kill()
+            server.start()
+            with publishing_in_thread(copied):
+                wait_until(lambda: has_again(copied), 150)
+            assert consumer.poll() is None
+        finally:
+            kill(consumer)
+
+
+def start_waiting(copied: Copied) -> subprocess.Popen[bytes]:
+    """Start a consumer, and return once it waits for the rows of a snapshot that no publisher will send."""
     name = copied.pipeline.name
     begun(copied, "insert into other values (1, 'a')")
     copied.configure_copy({f"{name}.public.other": "copied.again"})
@@ -419,14 +449,11 @@ def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
     with answering(wire.request("snap"), lost) as has_answered:
         consumer = copied.start_consumer()
         assert has_answered.wait(150)
+        wait_until(lambda: copied.stream.is_read(wire.stream("snap"), lost), 150, "the wait for rows")
+    return consumer
 
-    def has_come() -> bool:
-        with suppress(UndefinedTable):
-            return rows(copied.copy_dsn, "copied.again") == [("(1,a)",)]
-        return False
 
-    try:
-        with publishing_in_thread(copied):
-            wait_until(has_come, 150)
-    finally:
-        kill(consumer)
+def has_again(copied: Copied) -> bool:
+    with suppress(UndefinedTable):
+        return rows(copied.copy_dsn, "copied.again") == [("(1,a)",)]
+    return False

@@ -18,6 +18,7 @@ import pytest
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -37,7 +38,7 @@ TABLE = "public.t"
 
 
 class Places:
-    """The operations that write to the lake, each of which can be repeated; all of them also read it."""
+    """The operations on the lake, each of which can be repeated. Only `reader` does not write."""
 
     def __init__(self, handed: Handed, relation: Relation) -> None:
         self.handed, self.relation = handed, relation
@@ -45,6 +46,7 @@ class Places:
         self.record = self.log.take(PublisherRecord(EventPosition(Epoch(1), LSN(1), 0)), "test")
         self.points = ConsistentPoints(handed.pipeline.lake_root)
         self.lsn = 100
+        self.changes = ChangeReader(handed.pipeline)
 
     def receiver(self) -> None:
         self.handed.receive()
@@ -59,6 +61,11 @@ class Places:
         self.lsn += 1
         self.points.append(ConsistentPoint(Epoch(1), LSN(self.lsn), None, {TABLE: 0}))
 
+    def reader(self) -> None:
+        """Read what a publisher reads, which keeps its reader while it runs."""
+        found = [change.data for changes in self.changes.read() for change in changes]
+        assert found == [{"id": 1, "v": "c"}]
+
     def publisher(self) -> None:
         self.log.save(self.record)
 
@@ -69,7 +76,7 @@ class Places:
 
     @property
     def all(self) -> tuple[Callable[[], None], ...]:
-        return self.receiver, self.merge, self.point, self.publisher, self.maintenance
+        return self.receiver, self.reader, self.merge, self.point, self.publisher, self.maintenance
 
 
 @pytest.fixture(params=["s3", "google", "azure"])

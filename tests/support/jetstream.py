@@ -103,6 +103,15 @@ class CreekStream:
         """The messages of a stream as they are."""
         return self._run(_all(self._uri, stream))
 
+    def is_read(self, stream: str, subject: str) -> bool:
+        """Return True if the server has a consumer of this subject alone."""
+
+        async def look(client: Any) -> bool:
+            found = await client.jetstream().consumers_info(stream)
+            return any(one.config.filter_subject == subject for one in found)
+
+        return bool(self._run(_with_client(self._uri, look)))
+
     def newest(self, stream: str, subject: str) -> CreekMessage | None:
         """The newest message of a subject; None if there is none."""
 

@@ -10,6 +10,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import bring_forward
+from airflow_provider_pgrepl.replication.lake.apply.table_position import read_table_position
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint
 from airflow_provider_pgrepl.replication.lake.delta import live_files as followed
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
@@ -44,6 +46,15 @@ def checkpoint(lake: Lake) -> None:
     followed._followed.clear()
 
 
+@pytest.mark.parametrize(
+    "point", [None, ConsistentPoint(Epoch(1), LSN(25), None, {"public.t": 3}, {"public.t": 20})]
+)
+def test_position_that_status_shows_is_that_of_the_commits(lake: Lake, point: ConsistentPoint | None) -> None:
+    found = read_table_position(open_table(lake.uri), APP, "public.t", point)
+    assert found is not None
+    assert (found.own, found.whole) == (20, 20 if point is None else 25)
+
+
 def test_position_is_read_and_moved_behind_a_checkpoint_without_it(lake: Lake) -> None:
     assert open_table(lake.uri).transaction_version(APP) is None
     assert (lake.position, app_version(open_table(lake.uri), RELATION_APP)) == (20, 1)
@@ -60,6 +71,15 @@ def test_table_whose_commits_are_gone_too_names_the_property(lake: Lake) -> None
     result = bring_forward(work, [], LSN(30))
     assert result.error_kind == "DriftError"
     assert "UNSET TBLPROPERTIES ('delta.setTransactionRetentionDuration')" in str(result.error)
+
+
+def test_point_does_not_replace_the_position_of_a_table_whose_commits_are_gone(lake: Lake) -> None:
+    """A folder that was restored from a copy can have the version that the point names, too."""
+    clean_log(lake.uri)
+    table = open_table(lake.uri)
+    key, version = "public.t", int(table.version())
+    point = ConsistentPoint(Epoch(1), LSN(25), None, {key: version}, {key: 20})
+    assert read_table_position(table, APP, key, point) is None
 
 
 def test_writer_of_an_earlier_epoch_stays_fenced(lake: Lake) -> None:

@@ -69,7 +69,10 @@ def test_running_pipeline_without_lag_has_no_problems() -> None:
     [
         ({"set_up": False}, ("failure", "not_set_up")),
         ({"slot": None}, ("failure", "slot_missing")),
-        ({"slot": replace(SLOT, invalidation="wal_removed")}, ("failure", "slot_lost")),
+        (
+            {"slot": replace(SLOT, invalidation="wal_removed", why_invalidated="invalidated")},
+            ("failure", "slot_lost"),
+        ),
         ({"slot": replace(SLOT, held_bytes=50 * MIB)}, ("warning", "wal_retained")),
         ({"slot": replace(SLOT, held_bytes=80 * MIB)}, ("failure", "wal_retained")),
         ({"slot": replace(SLOT, wal_status="unreserved")}, ("failure", "wal_retained")),

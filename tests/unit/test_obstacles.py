@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import Field
 from deltalake.exceptions import CommitFailedError
@@ -16,6 +19,11 @@ from airflow_provider_pgrepl.errors import (
     OvertakenError,
     Scope,
 )
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
+from airflow_provider_pgrepl.replication.lake.apply import merge_task
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, run_share
+from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext, TableResult
 from airflow_provider_pgrepl.replication.lake.delta import snapshot_commit
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
     commit_nothing,
@@ -27,8 +35,11 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commi
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.merge.merge import apply_changes
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.support.changelogs import epoch_record
 from tests.support.changes import column, relation, table_of
 from tests.support.foreign_settings import Settings, commit_by_another, set_by_another
 from tests.support.model import Change
@@ -124,6 +135,32 @@ def test_rejected_commit_names_the_setting_and_the_statement_that_removes_it(
     assert ("then retry the table" in raised.value.hint) != ("then resnapshot the table" in raised.value.hint)
     assert "secret" not in str(raised.value).replace("no_secret", "")
     assert lake.position == 10
+
+
+def test_table_with_the_property_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables that the same Spark task merges before and after it continue."""
+    monkeypatch.setattr(merge_task, "SHARE_S", float("inf"))
+    root, changelog = str(tmp_path), changelog_uri(str(tmp_path))
+    create_changelog(changelog, epoch_record())
+    relations = [replace(OF, oid=oid, table=TableName("public", f"t{oid}")) for oid in (7, 8, 9)]
+    works = [TableContext(of, TableOptions(), APP, root, 1 << 20) for of in relations]
+    for work in works:
+        commit_snapshot(work.uri, lake_schema(work.relation, work.options), [], LSN(10), "p", Epoch(1))
+
+    def merge(change: Change) -> list[TableResult]:
+        """Apply this change to each table, and return the results."""
+        (row,) = table_of([change]).select(ROW_SCHEMA.names).to_pylist()
+        rows = [row | {"relation_id": of.oid, "relation_version": of.version} for of in relations]
+        path = f"{change.commit_lsn}-1.parquet"
+        pq.write_table(pa.Table.from_pylist(rows, ROW_SCHEMA), f"{changelog}/{path}")
+        return run_share([MergeJob(work, LSN(10), 1, (path,), 1) for work in works])
+
+    merge(Change("I", new=("1", "old"), commit_lsn=20))
+    set_by_another(works[1].uri, Settings({"delta.appendOnly": "true"}))
+    results = merge(Change("U", new=("1", "new"), commit_lsn=30))
+    assert [read_position(open_table(work.uri), APP) for work in works] == [30, 20, 30]
+    assert [result.error_kind for result in results] == ["", "LakeTableError", ""]
+    assert not any(result.stops_pipeline for result in results)
 
 
 def test_column_that_another_program_made_not_null_gets_no_null(lake: Lake) -> None:

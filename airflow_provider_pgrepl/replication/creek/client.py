@@ -317,7 +317,8 @@ class CreekClient:
         """Request a new snapshot from the publisher and return it.
 
         The request is repeated until the header arrives: a publisher or a server that was restarted has lost
-        earlier requests.
+        earlier requests. If no publisher answers, that is an error at once, unless the connection was lost
+        since the first request.
 
         :param schema: the table's schema
         :param table: the table's name
@@ -328,13 +329,14 @@ class CreekClient:
             asyncio.get_running_loop(),
             dict[str, tuple[AsyncGenerator[bytes], asyncio.Task[bytes]]](),
         )
-        end = loop.time() + timeout_s
+        end, reconnects = loop.time() + timeout_s, self._client.stats["reconnects"]
         try:
             while (left := end - loop.time()) > 0:
                 try:
                     topic = await self._snapshot_topic(schema, table, min(left, _ANSWER_S))
                 except TargetUnavailableError:
-                    if not waiting:
+                    # After a restart of the server the publisher may reconnect later than this client.
+                    if not waiting and not self._was_cut_off(reconnects):
                         raise
                 else:
                     if topic not in waiting:
@@ -342,11 +344,13 @@ class CreekClient:
                             self._snap, topic, min(timeout_s, _NEXT_S), first_s=timeout_s
                         )
                         waiting[topic] = payloads, asyncio.ensure_future(anext(payloads))
-                tasks = [task for _, task in waiting.values()]
-                await asyncio.wait(tasks, timeout=_ASK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                await self._wait_for_any([task for _, task in waiting.values()])
                 for topic, (payloads, task) in waiting.items():
                     if task.done():
                         del waiting[topic]
+                        if self._has_to_ask_again(task, reconnects):
+                            await asyncio.sleep(_ASK_AGAIN_S)
+                            break
                         return Snapshot(SnapshotHeader.parse(topic, task.result()), payloads)
             raise _unavailable(f"has no snapshot of {schema}.{table} after {timeout_s:g} s")
         finally:
@@ -354,6 +358,21 @@ class CreekClient:
                 task.cancel()
                 await asyncio.wait([task])
                 await payloads.aclose()
+
+    async def _wait_for_any(self, tasks: list[asyncio.Task[bytes]]) -> None:
+        """Wait until a task ends, or until it is time to ask again."""
+        if tasks:
+            await asyncio.wait(tasks, timeout=_ASK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    def _has_to_ask_again(self, task: asyncio.Task[bytes], reconnects: int) -> bool:
+        """Return True if a task has failed because the server was away."""
+        return isinstance(task.exception(), TargetUnavailableError) and self._was_cut_off(reconnects)
+
+    def _was_cut_off(self, reconnects: int) -> bool:
+        """Return True if the connection was lost since it had been renewed `reconnects` times."""
+        return not self._client.is_connected or self._client.stats["reconnects"] > reconnects
 
     async def _snapshot_topic(self, schema: str, table: str, timeout_s: float) -> str:
         request = {"database": self._database, "namespace": schema, "table": table}

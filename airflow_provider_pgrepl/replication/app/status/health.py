@@ -186,8 +186,8 @@ def _of_slot(status: PipelineStatus, limits: HealthLimits, now: datetime) -> Ite
         yield HealthProblem(Severity.FAILURE, ProblemKind.SLOT_MISSING, status.pipeline, reason, hint)
         return
     if slot.invalidation:
-        reason = f"slot {slot.name} was invalidated by the server ({slot.invalidation}): it lost changes"
-        yield HealthProblem(Severity.FAILURE, ProblemKind.SLOT_LOST, slot.name, reason, errors.NEW_EPOCH)
+        why = slot.why_invalidated
+        yield HealthProblem(Severity.FAILURE, ProblemKind.SLOT_LOST, slot.name, why, errors.NEW_EPOCH)
         return
     if limits.is_continuous and not slot.active and not _starts(status.app, limits, now):
         reason = f"slot {slot.name} is not read by any process"

@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, read_slot_limits, wal_lsn
-from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot, why_invalidated
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
@@ -166,7 +166,10 @@ class SourceStatus:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """The state of the slot. `held_bytes`: bytes of WAL that the server keeps for it."""
+    """The state of the slot. `held_bytes`: bytes of WAL that the server keeps for it.
+
+    `why_invalidated`: the reason why the server invalidated it, and the setting, as a sentence.
+    """
 
     name: str
     active: bool
@@ -174,6 +177,7 @@ class SlotStatus:
     held_bytes: int | None
     wal_status: str | None
     invalidation: str | None
+    why_invalidated: str = ""
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
         limit = read_slot_limits(connection).wal_keep_bytes
         source = SourceStatus(address(dsn), read_server(connection).version_num, end, limit)
         slot = read_slot(connection, pipeline.slot)
+        slot_status = _slot(connection, slot, end) if slot else None
         state = _read_state(access)
         recorded, progress, tables, problems = state.recorded, state.progress, state.tables, state.problems
         contradictions = _contradictions(access, connection)
@@ -318,7 +323,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
         set_up=recorded or lake.epoch is not None,
         recorded=recorded,
         epoch=lake.epoch.epoch if lake.epoch else None,
-        slot=_slot(slot, end) if slot else None,
+        slot=slot_status,
         app=_app(state),
         steps={
             "received": _step(progress.received_lsn if progress else None, end),
@@ -520,9 +525,10 @@ def _table_position(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> Tab
         return None
 
 
-def _slot(slot: Slot, end: LSN) -> SlotStatus:
+def _slot(source: Connection, slot: Slot, end: LSN) -> SlotStatus:
     held = slot.held_bytes(end)
-    return SlotStatus(slot.name, slot.active, slot.active_pid, held, slot.wal_status, slot.invalidation)
+    why = why_invalidated(source, slot) if slot.invalidation else ""
+    return SlotStatus(slot.name, slot.active, slot.active_pid, held, slot.wal_status, slot.invalidation, why)
 
 
 def _step(lsn: LSN | None, end: LSN) -> Step:

@@ -116,7 +116,7 @@ def _slot(status: PipelineStatus) -> list[str]:
     if slot is None:
         return [_line("slot", "is gone, or this server is a copy of the source: check the connection first")]
     held = "holds no WAL" if slot.invalidation else f"holds {show_bytes(slot.held_bytes)} of WAL"
-    lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, {held}")]
+    lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, {held}"), *_wrapped(slot.why_invalidated)]
     if slot.active and not _is_recent(status):
         sender = f"select pg_terminate_backend({slot.active_pid})"
         lines += _wrapped(f"hint: if no app of this pipeline runs any more, free the slot: {sender}")
