@@ -38,6 +38,8 @@ with DAG(
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
+    # One copy at a time: a run that is triggered meanwhile is queued until this one has ended.
+    max_active_runs=1,
     # A run that is triggered while the DAG is paused would wait without a word.
     is_paused_upon_creation=False,
     render_template_as_native_obj=True,

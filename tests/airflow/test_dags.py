@@ -67,8 +67,10 @@ def test_continuous_dag_gives_up_after_three_failed_runs(bag: Any, name: str) ->
     assert dag.get_task(name).retries > 0
 
 
-def test_tables_are_copied_by_one_run_at_a_time(bag: Any) -> None:
-    assert {bag.dags[name].max_active_runs for name in ("pgrepl_snapshot", "pgrepl_resnapshot")} == {1}
+@pytest.mark.parametrize("name", ["snapshot", "resnapshot", "tables"])
+def test_tables_are_copied_by_one_run_at_a_time(bag: Any, name: str) -> None:
+    """`pgrepl_tables` adds tables, which copies them."""
+    assert bag.dags[f"pgrepl_{name}"].max_active_runs == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
