@@ -204,6 +204,7 @@ def _end_remains(group: int) -> None:
     """
     deadline = time.monotonic() + _REMAINS_S
     while time.monotonic() < deadline:
+        _reap(group)
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -211,6 +212,16 @@ def _end_remains(group: int) -> None:
         time.sleep(_POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _reap(group: int) -> None:
+    """Remove the ended processes of a group that this process inherited, as PID 1 of a container does.
+
+    Until then they count as members of the group.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _end_with_parent() -> None:
