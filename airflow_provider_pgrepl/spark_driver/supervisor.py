@@ -138,7 +138,7 @@ class Supervisor:
             # Check this less often: while a task follows, each check updates the modification time of a file.
             if time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + _CHECK_S
-                return _is_unfollowed(folder / FOLLOWER)
+                return _is_unfollowed(folder)
         return False
 
     def _ask_to_stop(self, *_: object) -> None:
@@ -169,11 +169,12 @@ def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
         log.write(chunk)
 
 
-def _is_unfollowed(follower: Path) -> bool:
+def _is_unfollowed(folder: Path) -> bool:
     """Return True if the follower lock was free for more than UNFOLLOWED_S seconds.
 
     The file's modification time is the last time at which the lock was found held. Raises OSError.
     """
+    follower = folder / FOLLOWER
     fd = os.open(follower, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -182,7 +183,9 @@ def _is_unfollowed(follower: Path) -> bool:
         return False
     finally:
         os.close(fd)
-    return time.time() - follower.stat().st_mtime > UNFOLLOWED_S
+    # A network file system dates files by its server's clock, which may differ from this host's.
+    os.utime(folder / PID)
+    return (folder / PID).stat().st_mtime - follower.stat().st_mtime > UNFOLLOWED_S
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -76,3 +77,17 @@ def test_supervisor_reaps_orphans_that_it_inherits(tmp_path: Path) -> None:
             assert parent.wait(120) == 5
         finally:
             parent.kill()
+
+
+@pytest.mark.parametrize(("age_s", "stops"), [(0, False), (supervisor.UNFOLLOWED_S + 60, True)])
+def test_age_of_last_follower_is_by_the_clock_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, stops: bool
+) -> None:
+    """The clock of a server of files may differ from this host's: the app would be stopped at a hand-over."""
+    for name in (supervisor.PID, supervisor.FOLLOWER):
+        (tmp_path / name).touch()
+    at = (tmp_path / supervisor.FOLLOWER).stat().st_mtime - age_s
+    os.utime(tmp_path / supervisor.FOLLOWER, (at, at))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    assert supervisor.Supervisor(["app"], "app.py", tmp_path, 1)._is_to_stop(tmp_path) is stops
