@@ -7,7 +7,7 @@ the copy. Everyone who may trigger this DAG runs SQL there.
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, Param
@@ -34,4 +34,7 @@ with DAG(
         pipeline=PIPELINE_FILE,
         sql="{{ params.sql }}",
         database_conn_id=os.environ.get("PGREPL_MIGRATION_CONN_ID"),
+        # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+        retries=10,
+        retry_delay=timedelta(seconds=30),
     )

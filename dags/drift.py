@@ -29,6 +29,7 @@ with DAG(
         task_id="drift",
         pipeline=PIPELINE_FILE,
         fail_on="unsafe",
-        retries=2,
+        # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+        retries=10,
         retry_delay=timedelta(seconds=30),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, task
@@ -29,8 +30,8 @@ with DAG(
     tags=["pgrepl"],
     doc_md=__doc__,
 ) as dag:
-
-    @task(inlets=[ORDERS])  # type: ignore[untyped-decorator]
+    # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+    @task(inlets=[ORDERS], retries=10, retry_delay=timedelta(seconds=30))  # type: ignore[untyped-decorator]
     def read(triggering_asset_events: Any = None) -> None:
         """Log the consistent point of each event that started this run."""
         log = logging.getLogger(__name__)

@@ -42,6 +42,7 @@ with DAG(
         tables=PICKED_TABLES,
         reason="{{ params.reason }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
-        retries=2,
+        # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+        retries=10,
         retry_delay=timedelta(seconds=30),
     )

@@ -7,7 +7,7 @@ transaction may have changed become errored, and need a resnapshot.
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, Param
@@ -45,4 +45,7 @@ with DAG(
         pipeline=PIPELINE_FILE,
         lsn="{{ params.lsn }}",
         unchanged_tables="{{ params.unchanged_tables or [] }}",
+        # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+        retries=10,
+        retry_delay=timedelta(seconds=30),
     )

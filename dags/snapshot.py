@@ -57,6 +57,7 @@ with DAG(
         new_epoch="{{ params.new_epoch }}",
         resync="{{ params.resync }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
-        retries=5,
+        # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+        retries=10,
         retry_delay=timedelta(seconds=30),
     )

@@ -6,7 +6,7 @@ Trigger it and fill in the form; by API: `{"conf": {"action": "pause", "tables":
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, Param, task
@@ -38,9 +38,13 @@ with DAG(
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
+    # One copy at a time: a run that is triggered meanwhile is queued until this one has ended.
+    max_active_runs=1,
     # A run that is triggered while the DAG is paused would wait without a word.
     is_paused_upon_creation=False,
     render_template_as_native_obj=True,
+    # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
+    default_args={"retries": 10, "retry_delay": timedelta(seconds=30)},
     params={
         "action": Param(
             "pause", type="string", enum=list(ACTIONS), values_display=ACTIONS, title="What to do"

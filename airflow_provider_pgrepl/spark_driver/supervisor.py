@@ -138,7 +138,7 @@ class Supervisor:
             # Check this less often: while a task follows, each check updates the modification time of a file.
             if time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + _CHECK_S
-                return _is_unfollowed(folder / FOLLOWER)
+                return _is_unfollowed(folder)
         return False
 
     def _ask_to_stop(self, *_: object) -> None:
@@ -169,11 +169,12 @@ def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
         log.write(chunk)
 
 
-def _is_unfollowed(follower: Path) -> bool:
+def _is_unfollowed(folder: Path) -> bool:
     """Return True if the follower lock was free for more than UNFOLLOWED_S seconds.
 
     The file's modification time is the last time at which the lock was found held. Raises OSError.
     """
+    follower = folder / FOLLOWER
     fd = os.open(follower, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -182,7 +183,9 @@ def _is_unfollowed(follower: Path) -> bool:
         return False
     finally:
         os.close(fd)
-    return time.time() - follower.stat().st_mtime > UNFOLLOWED_S
+    # A network file system dates files by its server's clock, which may differ from this host's.
+    os.utime(folder / PID)
+    return (folder / PID).stat().st_mtime - follower.stat().st_mtime > UNFOLLOWED_S
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
@@ -204,6 +207,7 @@ def _end_remains(group: int) -> None:
     """
     deadline = time.monotonic() + _REMAINS_S
     while time.monotonic() < deadline:
+        _reap(group)
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -211,6 +215,16 @@ def _end_remains(group: int) -> None:
         time.sleep(_POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _reap(group: int) -> None:
+    """Remove the ended processes of a group that this process inherited, as PID 1 of a container does.
+
+    Until then they count as members of the group.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _end_with_parent() -> None:

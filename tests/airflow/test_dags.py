@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.pages import blocks
 
@@ -66,8 +67,22 @@ def test_continuous_dag_gives_up_after_three_failed_runs(bag: Any, name: str) ->
     assert dag.get_task(name).retries > 0
 
 
-def test_tables_are_copied_by_one_run_at_a_time(bag: Any) -> None:
-    assert {bag.dags[name].max_active_runs for name in ("pgrepl_snapshot", "pgrepl_resnapshot")} == {1}
+@pytest.mark.parametrize("name", ["snapshot", "resnapshot", "tables"])
+def test_tables_are_copied_by_one_run_at_a_time(bag: Any, name: str) -> None:
+    """`pgrepl_tables` adds tables, which copies them."""
+    assert bag.dags[f"pgrepl_{name}"].max_active_runs == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tasks_are_retried_for_as_long_as_airflow_may_take_to_start(bag: Any, name: str) -> None:
+    """`airflow standalone` runs tasks before its API answers, which they need."""
+    services = yaml.safe_load((ROOT / "docker-compose.yaml").read_text(encoding="utf-8"))["services"]
+    limit_s = int(services["airflow"]["healthcheck"]["start_period"].removesuffix("s"))
+    waits_s = {
+        task.task_id: task.retries * task.retry_delay.total_seconds()
+        for task in bag.dags[f"pgrepl_{name}"].tasks
+    }
+    assert {task_id for task_id, wait_s in waits_s.items() if wait_s < limit_s} == set()
 
 
 def test_the_example_pipeline_is_a_valid_one() -> None:

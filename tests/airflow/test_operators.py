@@ -272,15 +272,23 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
 
 @pytest.mark.thorough("the next try re-attaches; adoption in test_app_attachment")
 def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
-    behave: Any, journal: Journal, tmp_path: Path
+    behave: Any, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if it runs another version of a DAG bundle, which is another folder with a copy of the files."""
     behave()
+    version = tmp_path / "version 1"
+    version.mkdir()
+    fields = {"name": "shop", "tables": ["public.*"], "lake": LAKE}
+    (version / "pipeline.json").write_text(json.dumps(fields), encoding="utf-8")
+    monkeypatch.setenv("STAND_IN_PIPELINE", str(version / "pipeline.json"))
     first = Task("manual__last_try", "continuous", tmp_path / "first.log")
     second = None
     try:
         pid = journal.wait_for("started")
         eventually(lambda: "DSN of" in first.log(), "the first line of the app in the task's log")
         first.kill()
+        moved = version.rename(tmp_path / "version 2")
+        monkeypatch.setenv("STAND_IN_PIPELINE", str(moved / "pipeline.json"))
         second = Task("manual__next_run", "continuous", tmp_path / "second.log")
         eventually(lambda: "Adopting the app that runs" in second.log(), "adoption")
         assert is_alive(pid)

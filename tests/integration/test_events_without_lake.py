@@ -40,6 +40,8 @@ from tests.support.replicated import execute, kill, wait_until
 from tests.support.without_spark import BLOCKED
 
 IDLE_BYTES = 250 << 20
+CLIENTS = {"nats": "nats", "rabbitmq": "pika", "kafka": "confluent_kafka"}
+"""The module of a broker's client, by extra."""
 
 
 @pytest.fixture
@@ -82,17 +84,40 @@ def test_one_small_process_without_spark_publishes_what_comes(events):
 
 
 def test_extra_of_a_broker_is_all_that_needs_to_be_installed(events, tmp_path):
-    """Without pyspark, pandas, Airflow and Java, by the commands that the how-to names."""
-    python = environment(tmp_path / "venv", "nats")
-    env = {"PATH": str(python.parent), DSN_VARIABLE: events.dsn, TARGET_VARIABLE: events.uri}
+    run_with_extra(events, tmp_path, "nats", events.uri)
+    assert events.seen() == [("t", "c", 2), ("t", "d", 1)]
+
+
+@pytest.mark.thorough("the test above: NATS")
+def test_extra_of_rabbitmq_is_all_that_needs_to_be_installed(events, broker, tmp_path):
+    name = events.pipeline.name
+    queue = Queue(broker.uri, f"pgrepl.{name}", f"q-{name}")
+    events.configure(publishers={"events": {"target": "rabbitmq"}})
+    run_with_extra(events, tmp_path, "rabbitmq", broker.uri)
+    assert [message.event["op"] for message in queue.take()] == ["insert", "delete"]
+
+
+def test_extra_of_kafka_is_all_that_needs_to_be_installed(events, kafka, tmp_path):
+    topics = KafkaTopics(kafka.servers, events.pipeline.name)
+    events.configure(publishers={"events": {"target": "kafka"}})
+    run_with_extra(events, tmp_path, "kafka", kafka.uri)
+    found = [message.value["op"] for message in topics.messages() if message.value]
+    assert sorted(found) == ["delete", "insert"]
+
+
+def run_with_extra(events: EventsOnly, folder: Path, extra: str, uri: str) -> None:
+    """Publish an INSERT and a DELETE without pyspark, pandas, Airflow and Java, by the how-to's commands."""
+    python = environment(folder / "venv", extra)
+    env = {"PATH": str(python.parent), DSN_VARIABLE: events.dsn, TARGET_VARIABLE: uri}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         command = [str(python), "-P", *arguments]
         return subprocess.Popen(
-            command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path
+            command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
         )
 
-    missing = f"import importlib.util as u; print([n for n in {BLOCKED!r} if u.find_spec(n)])"
+    others = {*BLOCKED, *CLIENTS.values()} - {CLIENTS[extra]}
+    missing = f"import importlib.util as u; print([n for n in {sorted(others)!r} if u.find_spec(n)])"
     assert start("-c", missing).communicate()[0] == "[]\n"
     for command in (["snapshot"], ["replicate", "--publish", "events", "--until", "caught-up"], ["status"]):
         running = start("-m", "airflow_provider_pgrepl", command[0], str(events.file), *command[1:])
@@ -100,7 +125,6 @@ def test_extra_of_a_broker_is_all_that_needs_to_be_installed(events, tmp_path):
         assert running.returncode == process.DONE, said
         if command == ["snapshot"]:
             execute(events.dsn, "insert into t values (2, 'a')", "delete from t where id = 1")
-    assert events.seen() == [("t", "c", 2), ("t", "d", 1)]
     assert "2 streaming" in said
 
 

@@ -200,7 +200,8 @@ def test_a_shared_access_signature_opens_the_container(begin, other_lake, monkey
 
 def test_a_store_that_is_away(faulty, other_lake):
     faulty.close()
-    assert refused(other_lake, LakeUnavailableError) == "the store cannot be reached"
+    said = refused(other_lake, LakeUnavailableError)
+    assert said == f"cannot connect to the store (127.0.0.1:{faulty.port})"
 
 
 @ON_GOOGLE

@@ -133,7 +133,8 @@ def test_clock_of_the_store_is_asked_and_leaves_nothing(s3_lake):
 
 def test_a_store_that_is_away(faulty, s3_lake):
     faulty.close()
-    assert refused(s3_lake, LakeUnavailableError) == "the store cannot be reached"
+    said = refused(s3_lake, LakeUnavailableError)
+    assert said == f"cannot connect to the store (127.0.0.1:{faulty.port})"
 
 
 def test_a_store_that_takes_every_put(s3_lake, faulty):

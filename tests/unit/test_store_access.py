@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from obstore.exceptions import BaseError
 from pyarrow import fs
 from pyspark import cloudpickle  # type: ignore[attr-defined]
 
@@ -22,6 +24,7 @@ from airflow_provider_pgrepl.replication.settings.store_variables import (
     use_store,
 )
 from airflow_provider_pgrepl.replication.settings.stores import STORES, VARIABLES, StoreLocation
+from airflow_provider_pgrepl.replication.storage.errors import is_store_unavailable, storage_error
 from airflow_provider_pgrepl.replication.storage.stores import (
     access_to,
     amazon,
@@ -32,6 +35,8 @@ from airflow_provider_pgrepl.replication.storage.stores import (
 )
 
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGION": "eu-west-1"}
+UNRESOLVABLE = ".".join(["n" * 60] * 5)
+"""A name that the C library rejects without asking a DNS server, because of its length."""
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +100,54 @@ def test_a_store_is_asked_again_for_as_long_as_is_documented(verb, monkeypatch):
             else:
                 store.put("x", b"x", mode="create")
     assert asked[:51] == [verb] * 51
+
+
+@pytest.mark.parametrize("client", ["obstore", "deltalake", "arrow"])
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        (f"{UNRESOLVABLE}:9000", f"the name {UNRESOLVABLE[:100]}"),
+        ("127.0.0.1:9", "cannot connect to the store (127.0.0.1:9)"),
+    ],
+    ids=["unknown name", "refused"],
+)
+def test_store_without_connection_is_retried_and_named(client, host, said, monkeypatch):
+    """After the limit, the error still says that a retry may help."""
+    monkeypatch.setattr(base, "_FIRST_PAUSE", timedelta(milliseconds=1))
+    monkeypatch.setattr(base, "_LONGEST_PAUSE", timedelta(milliseconds=2))
+    monkeypatch.setattr(base, "RETRY_TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(amazon, "_ATTEMPTS", 3)
+    use_store({**KEYS, "AWS_ENDPOINT_URL_S3": f"http://{host}"})
+    access = access_to(StoreLocation("s3", "bucket", ""))
+    request: Callable[[], object] = {
+        "obstore": lambda: open_store(access).head("x"),
+        "deltalake": lambda: open_delta("s3://bucket/lake"),
+        "arrow": lambda: open_filesystem(access).get_file_info("bucket/x"),
+    }[client]
+    with pytest.raises((OSError, BaseError)) as caught:
+        request()
+    assert is_store_unavailable(caught.value)
+    assert said in storage_error("nothing was read", caught.value).message
+    assert client == "arrow" or re.search(r"after [1-9]\d* retries", str(caught.value))
+
+
+def test_region_is_asked_for_again_while_amazon_cannot_be_reached(monkeypatch):
+    """Arrow gives up after 6 s."""
+    monkeypatch.setattr(base, "_FIRST_PAUSE", timedelta(milliseconds=1))
+    left = [
+        OSError(
+            "When resolving region for bucket 'b': AWS Error NETWORK_CONNECTION during HeadBucket operation:"
+            " curlCode: 6, Could not resolve hostname; Details: Could not resolve host: b.s3.amazonaws.com"
+        )
+    ] * 3
+
+    def resolve(_: str) -> str:
+        if left:
+            raise left.pop()
+        return "eu-west-1"
+
+    monkeypatch.setattr(fs, "resolve_s3_region", resolve)
+    assert own_options("s3://bucket-without-region/lake") == {"aws_region": "eu-west-1"}
 
 
 def test_requests_at_once_do_not_use_up_each_others_tries():

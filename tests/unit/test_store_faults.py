@@ -82,7 +82,47 @@ def test_a_name_is_no_code(text):
         (
             "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork()"
             " - CURL error [52]=Server returned nothing (no headers, no data)",
-            "cannot connect to the store (of the store's host)",
+            "cannot connect to the store",
+        ),
+        (
+            "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork()"
+            " - CURL error [6]=Could not resolve hostname error_info={reason=, domain=, metadata={…",
+            "the name of the store's host cannot be resolved (DNS)",
+        ),
+        (
+            "Check for Hierarchical Namespace support on 'http://lake.invalid:9000/a/b' failed. Azure Error:"
+            " [] Fail to get a new connection for: http://lake.invalid:9000. Could not resolve hostname",
+            "the name lake.invalid:9000 cannot be resolved (DNS)",
+        ),
+        (
+            "Check for Hierarchical Namespace support on 'http://127.0.0.1:9/a/b' failed. Azure Error: []"
+            " Fail to get a new connection for: http://127.0.0.1:9. Could not connect to server",
+            "cannot connect to the store (127.0.0.1:9)",
+        ),
+        (
+            "AWS Error NETWORK_CONNECTION during PutObject operation: curlCode: 28, Timeout was reached;"
+            " Details: Resolving timed out after 1000 milliseconds",
+            "the store, or the DNS server that was asked for its address, does not answer",
+        ),
+        (
+            "Kernel error -> Generic S3 error ↳ Error performing GET http://lake:9000/b/x/_delta_log"
+            " in 5.1s, after 2 retries - HTTP error ↳ error sending request ↳ operation timed out",
+            "the store (lake:9000), or the DNS server that was asked for its address, does not answer",
+        ),
+        (
+            "Generic S3 error: Error performing HEAD http://lake:9000/b/x in 5.1s - HTTP error: error"
+            " sending request Debug source: kind: Timeout, source: reqwest::Error { source: TimedOut, }",
+            "the store (lake:9000), or the DNS server that was asked for its address, does not answer",
+        ),
+        (
+            "AWS Error NETWORK_CONNECTION during PutObject operation: curlCode: 56, Failure when receiving"
+            " data from the peer; Details: Recv failure: Connection reset by peer",
+            "cannot connect to the store",
+        ),
+        ("AWS Error THROTTLING during PutObject operation: Rate exceeded", SLOW.sentence),
+        (
+            "AWS Error INTERNAL_FAILURE during PutObject operation: We encountered an internal error.",
+            "the store answered with an internal error",
         ),
         (
             "Check for Hierarchical Namespace support on 'http://a/b' failed. Azure Error: [] Error while"
@@ -109,10 +149,18 @@ def test_an_answer_without_body_and_a_store_that_is_not_reached_are_explained(te
         ("External error: Object Store error: Generic MicrosoftAzure error: error sending request", True),
         ("b/x.json: GenericError <Code></Code> HTTP status 503", True),
         ("AWS Error SLOW_DOWN during PutObject operation", True),
+        ("AWS Error SERVICE_UNAVAILABLE during PutObject operation: Reduce your request rate", True),
+        ("AWS Error THROTTLING during PutObject operation: Rate exceeded", True),
+        ("AWS Error INTERNAL_FAILURE during PutObject operation: We encountered an internal error.", True),
+        ("AWS Error REQUEST_TIMEOUT during PutObject operation: Your socket connection …", True),
+        ("AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve …", True),
+        ("AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: The specified bucket …", False),
+        ("AWS Error ACCESS_DENIED during PutObject operation: Access Denied", False),
         ("google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of …", True),
         ("google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message …", False),
         ("GetFileInfo … Azure Error: [ServerBusy] 503 Service Unavailable", True),
         ("GetFileInfo … Azure Error: [] Error while sending request. Failure when …", True),
+        ("… Azure Error: [] Fail to get a new connection for: http://a:9. Could not resolve hostname", True),
         ("GetProperties failed for 'http://…'. Azure Error: [AuthorizationFailure] 403 …", False),
         ("AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: No response body.", True),
         (

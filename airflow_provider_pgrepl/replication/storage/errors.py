@@ -49,10 +49,13 @@ _MARKS = re.compile(
 )
 _AWAY = re.compile(
     r"error sending request|GenericError|Generic (?!DeltaTable|error|delta kernel|LocalFileSystem)\w+ error"
-    r"|HTTP status (?:429|5\d\d)|AWS Error SLOW_DOWN"
+    r"|HTTP status (?:429|5\d\d)"
+    # Arrow's client for S3. Codes that it does not know have the status.
+    r"|AWS Error (?:SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT)"
+    r"|AWS Error NETWORK_CONNECTION"
     # The clients of Google and Azure in Arrow, once they have given up.
     r"|google::cloud::Status\((?:UNAVAILABLE|RESOURCE_EXHAUSTED)"
-    r"|Azure Error: \[\w*\] (?:429|5\d\d|Error while sending request)"
+    r"|Azure Error: \[\w*\] (?:429|5\d\d|Error while sending request|Fail to get a new connection)"
 )
 
 
@@ -79,13 +82,19 @@ _CLOCK = StoreFault(
 SLOW = StoreFault("the store throttles requests", "increase flush_interval_s and merge_interval_s")
 
 _UNRESOLVED = StoreFault(
-    "the name {} cannot be resolved (DNS)",
+    "the name {host} cannot be resolved (DNS)",
     "check the endpoint of the store and this host's DNS resolver. The next run continues from here",
 )
 _UNREACHED = StoreFault(
-    "cannot connect to the store ({})",
+    "cannot connect to the store ({host})",
     "check the endpoint, the network, and that the store is running. The next run continues from here",
 )
+_SILENT = StoreFault(
+    "the store ({host}), or the DNS server that was asked for its address, does not answer",
+    "check the network, this host's DNS resolver, and that the store is running. The next run continues from"
+    " here",
+)
+_BROKEN = StoreFault("the store answered with an internal error", "the next run continues from here")
 
 NO_CONDITIONS = StoreFault(
     "the store does not support conditional puts (If-None-Match), which prevent two writers from committing"
@@ -127,6 +136,7 @@ FAULTS = {
     "AccessDenied": _DENIED,
     "SlowDown": SLOW,
     "ServiceUnavailable": SLOW,
+    "Throttling": SLOW,
     "NotImplemented": NO_CONDITIONS,
     "AuthenticationRequired": _UNKNOWN_CREDENTIALS,
     "InvalidSecurity": _UNKNOWN_CREDENTIALS,
@@ -162,10 +172,14 @@ _BY_WORDS = (
     (re.compile(r"dns error|lookup address|resolve host|Name or service not known", re.I), _UNRESOLVED),
     (
         re.compile(
-            r"tcp connect error|Connection refused|curlCode: 7\b|CURL error \[|while sending request", re.I
+            r"tcp connect error|Connection refused|NETWORK_CONNECTION.{0,60}curlCode: (?!28\b)|CURL error \["
+            r"|while sending request|Fail to get a new connection",
+            re.I,
         ),
         _UNREACHED,
     ),
+    (re.compile(r"operation timed out|source: TimedOut|curlCode: 28\b"), _SILENT),
+    (re.compile(r"AWS Error INTERNAL_FAILURE"), _BROKEN),
     (re.compile(r"google::cloud::Status\((?:UNAVAILABLE|RESOURCE_EXHAUSTED)"), SLOW),
 )
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
@@ -210,10 +224,16 @@ def explanation_of(error: BaseException) -> StoreFault | None:
     text = str(error)
     for words, fault in _BY_WORDS:
         if words.search(text):
-            host = _HOST.search(text)
-            name = "of the store's host" if host is None else next(filter(None, host.groups()))
-            return StoreFault(fault.sentence.format(name), fault.hint)
+            return StoreFault(_naming(fault.sentence, text), fault.hint)
     return None
+
+
+def _naming(sentence: str, text: str) -> str:
+    """Return a sentence with the host that the message names. Arrow's client for Google names none."""
+    host = _HOST.search(text)
+    if host is None:
+        return sentence.replace(" ({host})", "").replace("{host}", "of the store's host")
+    return sentence.format(host=next(filter(None, host.groups())))
 
 
 def is_store_unavailable(error: BaseException) -> bool:

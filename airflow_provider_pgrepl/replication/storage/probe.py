@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     NO_CONDITIONS,
     SLOW,
     StoreFault,
+    explanation_of,
     find_store_fault,
     storage_errors,
     store_error_code,
@@ -123,7 +124,8 @@ def _is_refused(store: ObjectStore, path: str) -> bool:
 def _unusable(lake_root: str, error: Exception) -> LakeError:
     fault = find_store_fault(error) or _refusal_in(error)
     if fault is None:
-        return LakeUnavailableError(f"{lake_root}: {_UNREACHED.sentence}", _UNREACHED.hint)
+        fault = explanation_of(error) or _UNREACHED
+        return LakeUnavailableError(f"{lake_root}: {fault.sentence}", _UNREACHED.hint)
     kind = LakeUnavailableError if fault == SLOW else LakeError
     return kind(f"{lake_root}: {fault.sentence}", fault.hint)
 

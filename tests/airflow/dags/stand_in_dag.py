@@ -15,8 +15,9 @@ from airflow_provider_pgrepl.operators.verify import PgVerifyOperator
 HERE = Path(__file__).parent.parent
 LAKE = f"{os.environ['AIRFLOW_HOME']}/no-lake"
 ARGS = os.environ.get("STAND_IN_ARGS", "--journal /dev/null --exit 0").split()
+FIELDS = {"name": "shop", "tables": ["public.*"], "lake": LAKE}
 COMMON = {
-    "pipeline": {"name": "shop", "tables": ["public.*"], "lake": LAKE},
+    "pipeline": os.environ.get("STAND_IN_PIPELINE", FIELDS),
     "application": str(HERE / "stand_in.py"),
     "application_args": ARGS,
     "spark_binary": os.environ.get("STAND_IN_SUBMIT", str(HERE / "spark-submit-stand-in")),

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.settings.stores import (
     AWS_TOKEN,
     StoreLocation,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, said
+from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, retried, said
 
 _DEFAULT_REGION = "us-east-1"
 _ATTEMPTS = 13
@@ -55,7 +55,7 @@ class AmazonAccess(StoreAccess):
         """Read endpoint, region and keys from the environment.
 
         If neither region nor endpoint is set, Amazon is asked for the bucket's region. Raises OSError if that
-        fails.
+        fails, after RETRY_TIMEOUT if Amazon cannot be reached.
         """
         url = store_variable(AWS_ENDPOINT)
         region = store_variable(AWS_REGION) or (_DEFAULT_REGION if url else _region_of(place.bucket))
@@ -106,7 +106,7 @@ class AmazonAccess(StoreAccess):
 @lru_cache(maxsize=8)
 def _region_of(bucket: str) -> str:
     try:
-        return str(fs.resolve_s3_region(bucket))
+        return str(retried(lambda: fs.resolve_s3_region(bucket)))
     except OSError as error:
         unknown = f"<Code>NoSuchBucket</Code> {bucket}" if "not found" in str(error) else str(error)
         raise OSError(unknown) from None
