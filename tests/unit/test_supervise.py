@@ -64,7 +64,7 @@ sys.exit(supervisor.main(["--application", "app.py", "--", *submit]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl")
 def test_supervisor_reaps_orphans_that_it_inherits(tmp_path: Path) -> None:
-    """As PID 1 of a container, it would take them for running processes, and wait until it may kill them."""
+    """Without that, it would wait for them as PID 1 of a container until it may kill them."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     command = [sys.executable, "-c", REMAINS, str(gate)]
