@@ -66,6 +66,7 @@ from airflow_provider_pgrepl.spark_driver.follow import (
     StoppedError,
 )
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
+from airflow_provider_pgrepl.spark_driver.supervisor import MIN_UNFOLLOWED_S, UNFOLLOWED_S
 
 LOCAL_CONN_ID = "pgrepl_local_spark"
 _CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
@@ -208,6 +209,17 @@ def run_folder() -> Path:
     named = str(conf.get("pgrepl", "run_folder", fallback="")).strip()
     home = os.environ.get("AIRFLOW_HOME") or "~/airflow"
     return Path(named or f"{home}/pgrepl").expanduser()
+
+
+def unfollowed_timeout_s() -> float:
+    """Return `[pgrepl] unfollowed_timeout_s`. Raises ConfigError if it is too short."""
+    found: float = conf.getfloat("pgrepl", "unfollowed_timeout_s", fallback=UNFOLLOWED_S)
+    if found >= MIN_UNFOLLOWED_S:
+        return found
+    raise ConfigError(
+        f"[pgrepl] unfollowed_timeout_s = {found:g} in Airflow's configuration is too short",
+        f"set {MIN_UNFOLLOWED_S:g} or more: no task follows the app until the next run of the DAG starts",
+    )
 
 
 def push(context: Any, key: str, value: Any) -> None:
@@ -360,6 +372,7 @@ class SparkAppOperator(SparkSubmitOperator):
             spark_submit.java()
             spark_submit.allow_open_files()
         refuse_of_no_use_on_worker(self)
+        self._unfollowed_s = unfollowed_timeout_s()
         secrets = self.secrets()
         order = LaunchSpec(
             self._resolved,
@@ -432,10 +445,7 @@ class SparkAppOperator(SparkSubmitOperator):
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
         if self.application == spark_submit.application(self.app):
             environment |= spark_jvm.small_jvm(environment) | spark_submit.readable_names(command)
-        environment[STARTED_BY_VARIABLE] = task_of(context)
-        app = claim.launch(command, self.application, environment, self.stop_timeout_s)
-        self.log.info("Started %s as process %s", self.application, app.pid)
-        return app
+        return self._start(claim, command, environment, context)
 
     def _launch_without_spark(
         self, claim: AppReservation, pipeline_file: Path, secrets: dict[str, str], context: Any
@@ -443,8 +453,14 @@ class SparkAppOperator(SparkSubmitOperator):
         own = [*self._own_args, *self._given_args]
         command = spark_submit.without_spark(self.application, str(pipeline_file), own)
         environment = driver_environment(None, self.env_vars or {}, secrets, claim.folder)
+        return self._start(claim, command, environment, context)
+
+    def _start(
+        self, claim: AppReservation, command: list[str], environment: dict[str, str], context: Any
+    ) -> LocalApp:
         environment[STARTED_BY_VARIABLE] = task_of(context)
-        app = claim.launch(command, self.application, environment, self.stop_timeout_s)
+        timeouts = self.stop_timeout_s, self._unfollowed_s
+        app = claim.launch(command, self.application, environment, *timeouts)
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app
 

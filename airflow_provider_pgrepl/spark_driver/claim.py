@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.spark_driver.process import (
     remove_private_folder,
     supervised_folders,
 )
-from airflow_provider_pgrepl.spark_driver.supervisor import write_whole
+from airflow_provider_pgrepl.spark_driver.supervisor import UNFOLLOWED_S, write_whole
 
 _TOKEN = re.compile(r"pgrepl-[0-9a-f]{32}")
 _LOCK = "lock"
@@ -60,10 +60,20 @@ class AppReservation:
     _lock: LockedFile
 
     def launch(
-        self, command: Sequence[str], application: str, env: Mapping[str, str], stop_timeout_s: float
+        self,
+        command: Sequence[str],
+        application: str,
+        env: Mapping[str, str],
+        stop_timeout_s: float,
+        unfollowed_s: float = UNFOLLOWED_S,
     ) -> LocalApp:
-        """Start the app. Its supervisor inherits the lock and holds it if this process ends."""
-        return LocalApp.launch(command, application, env, self.folder, stop_timeout_s, self._lock)
+        """Start the app. Its supervisor inherits the lock and holds it if this process ends.
+
+        `stop_timeout_s`: seconds after a stop request until the app is killed. `unfollowed_s`: seconds for
+        which it continues without a follower.
+        """
+        timeouts = stop_timeout_s, unfollowed_s
+        return LocalApp.launch(command, application, env, self.folder, self._lock, *timeouts)
 
 
 class RunDirectory:

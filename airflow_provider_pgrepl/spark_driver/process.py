@@ -230,8 +230,9 @@ class LocalApp:
         application: str,
         env: Mapping[str, str],
         folder: Path,
-        stop_timeout_s: float,
         lock: LockedFile,
+        stop_timeout_s: float,
+        unfollowed_s: float,
     ) -> LocalApp:
         """Start `command` under a supervisor, which has its own session and holds `lock` until it ends."""
         app = cls(folder)
@@ -240,6 +241,7 @@ class LocalApp:
             "--token": app.token,
             "--application": application,
             "--stop-timeout": str(stop_timeout_s),
+            "--unfollowed-timeout": str(unfollowed_s),
             "--lock-fd": str(lock.fd),
         }
         process = subprocess.Popen(
@@ -304,7 +306,7 @@ class LocalApp:
 
         Waits up to `timeout_s` seconds. Returns the lock, or None if another process still holds it. A
         follower whose parent has died releases it within one poll interval, so that waiting helps. The
-        supervisor stops an app whose follower lock was free for UNFOLLOWED_S seconds.
+        supervisor stops an app whose follower lock was free for too long.
         """
         deadline = time.monotonic() + timeout_s
         while (charge := LockedFile.take(self.folder / supervisor.FOLLOWER, who)) is None:

@@ -1,7 +1,7 @@
 """The parent process of a local app. It forwards a stop, and stores log and exit code.
 
-    python supervisor.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
-        -- spark-submit … APP.py …
+    python supervisor.py --folder F --token T --application APP.py --stop-timeout S --unfollowed-timeout S \\
+        --lock-fd N -- spark-submit … APP.py …
     python supervisor.py --application APP.py -- spark-submit … APP.py …
 
 The first form is detached: supervisor and app outlive the Airflow task that started them, and the
@@ -34,7 +34,9 @@ LOG_PATTERN = "log-{:08d}"
 SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
 UNFOLLOWED_S = 900.0
-"""Seconds for which an app continues without a follower, after a hand-over or a killed task."""
+"""Seconds for which an app continues without a follower, after a hand-over or a killed task; a default."""
+MIN_UNFOLLOWED_S = 60.0
+"""Less may pass until the next task follows the app."""
 
 _POLL_S = 0.2
 _CHECK_S = 5.0
@@ -83,13 +85,19 @@ class Supervisor:
     """The run of one command, from start to end, in its own process group."""
 
     def __init__(
-        self, command: list[str], application: str, folder: Path | None, stop_timeout_s: float
+        self,
+        command: list[str],
+        application: str,
+        folder: Path | None,
+        stop_timeout_s: float,
+        unfollowed_s: float = UNFOLLOWED_S,
     ) -> None:
         """:param folder: the folder of log, stop request and exit code; None in the foreground"""
         self._command = command
         self._application = application
         self._folder = folder
         self._stop_timeout_s = stop_timeout_s
+        self._unfollowed_s = unfollowed_s
         self._stop_at: float | None = None
         self._signaled: set[int] = set()
         self._next_check = 0.0
@@ -131,14 +139,14 @@ class Supervisor:
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _is_to_stop(self, folder: Path) -> bool:
-        """Return True if the app was asked to stop, or had no follower for UNFOLLOWED_S seconds."""
+        """Return True if the app was asked to stop, or had no follower for `unfollowed_s` seconds."""
         with contextlib.suppress(OSError):
             if (folder / STOPPING).exists():
                 return True
             # Check this less often: while a task follows, each check updates the modification time of a file.
             if time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + _CHECK_S
-                return _is_unfollowed(folder)
+                return _is_unfollowed(folder, self._unfollowed_s)
         return False
 
     def _ask_to_stop(self, *_: object) -> None:
@@ -169,8 +177,8 @@ def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
         log.write(chunk)
 
 
-def _is_unfollowed(folder: Path) -> bool:
-    """Return True if the follower lock was free for more than UNFOLLOWED_S seconds.
+def _is_unfollowed(folder: Path, limit_s: float) -> bool:
+    """Return True if the follower lock was free for more than `limit_s` seconds.
 
     The file's modification time is the last time at which the lock was found held. Raises OSError.
     """
@@ -185,7 +193,7 @@ def _is_unfollowed(folder: Path) -> bool:
         os.close(fd)
     # A network file system dates files by its server's clock, which may differ from this host's.
     os.utime(folder / PID)
-    return (folder / PID).stat().st_mtime - follower.stat().st_mtime > UNFOLLOWED_S
+    return (folder / PID).stat().st_mtime - follower.stat().st_mtime > limit_s
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
@@ -255,12 +263,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--token", help="identifies this process")
     parser.add_argument("--application", required=True)
     parser.add_argument("--stop-timeout", type=float, default=float("inf"))
+    parser.add_argument("--unfollowed-timeout", type=float, default=UNFOLLOWED_S)
     parser.add_argument("--lock-fd", type=int, help="kept open, and its lock held, to the end")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
     if options.folder is not None:
         write_whole(options.folder / PID, str(os.getpid()))
-    code = Supervisor(options.command, options.application, options.folder, options.stop_timeout).run()
+    timeouts = options.stop_timeout, options.unfollowed_timeout
+    code = Supervisor(options.command, options.application, options.folder, *timeouts).run()
     if options.folder is not None:
         write_whole(options.folder / EXIT_CODE, str(code))
     return code

@@ -19,17 +19,19 @@ SHOP = Pipeline(name="shop", lake=f"/lake-{os.getpid()}", tables=("public.*",))
 class Launcher:
     """Starts the stand-in with some arguments."""
 
-    def __init__(self, journal: Journal, *arguments: str, stop_timeout_s: float = 20) -> None:
+    def __init__(
+        self, journal: Journal, *arguments: str, stop_timeout_s: float = 20, unfollowed_s: float = 900
+    ) -> None:
         self._journal = journal
         self._arguments = arguments
-        self._stop_timeout_s = stop_timeout_s
+        self._timeouts = stop_timeout_s, unfollowed_s
 
     def __call__(self, claim: AppReservation) -> LocalApp:
         file = claim.folder / "pipeline.json"
         file.write_text('{"name": "shop"}', encoding="utf-8")
         command = [sys.executable, STAND_IN, "--pipeline", str(file), "--journal", str(self._journal.path)]
         environment = {**os.environ, "PGREPL_DSN": "host=nowhere"}
-        return claim.launch([*command, *self._arguments], STAND_IN, environment, self._stop_timeout_s)
+        return claim.launch([*command, *self._arguments], STAND_IN, environment, *self._timeouts)
 
 
 def launch(place: RunDirectory, journal: Journal, *arguments: str, stop_timeout_s: float = 20) -> LocalApp:

@@ -363,7 +363,7 @@ def test_new_task_logs_exit_code_and_last_lines_from_unfollowed_application(
 def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
     place: RunDirectory, journal: Journal
 ) -> None:
-    task = Task(place, Launcher(journal), hand_over_after_s=0.5)
+    task = Task(place, Launcher(journal, unfollowed_s=600), hand_over_after_s=0.5)
     end = task.following.follow(task.following.begin())
     assert end.handed_over
     [app] = place.apps()
@@ -373,7 +373,7 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
     second = Task(place, Launcher(journal)).take()
     assert second.app == app
     follower = app.folder / supervisor.FOLLOWER
-    long_ago = time.time() - supervisor.UNFOLLOWED_S - 60
+    long_ago = time.time() - 700  # less than the default
     os.utime(follower, (long_ago, long_ago))
     eventually(lambda: follower.stat().st_mtime > long_ago + 1, "the supervisor to see its follower")
     assert not app.is_stopping

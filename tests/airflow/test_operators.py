@@ -242,8 +242,9 @@ def existing_run(run_id: str) -> str:
 
 
 def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attaches(
-    behave: Any, journal: Journal, tmp_path: Path
+    behave: Any, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AIRFLOW__PGREPL__UNFOLLOWED_TIMEOUT_S", "601")
     behave("--exit", "0")
     run_id = existing_run("manual__killed")
     behave()
@@ -254,6 +255,7 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
         eventually(lambda: "DSN of" in first.log(), "the first line of the app in the task's log")
         arguments = [process.cmdline() for process in psutil.process_iter() if is_alive(process.pid)]
         assert SECRET not in json.dumps(arguments)
+        assert "--unfollowed-timeout 601.0 " in " ".join(psutil.Process(pid).parent().cmdline())
         first.kill()
 
         second = Task(run_id, "continuous", tmp_path / "second.log")

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+from airflow_provider_pgrepl.operators.spark_app import unfollowed_timeout_s
 from tests.airflow.conftest import LAKE
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
@@ -211,3 +212,9 @@ def test_settings_of_a_cluster_are_taken_there(
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(spark))
     submitted.run(spark_conn_id="cluster", durable=False, status_poll_interval=7)
     assert submitted.argv[-3] == "pipeline.json"
+
+
+def test_time_without_a_follower_that_ends_each_app_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__PGREPL__UNFOLLOWED_TIMEOUT_S", "5")
+    with pytest.raises(ConfigError, match="unfollowed_timeout_s = 5 in Airflow"):
+        unfollowed_timeout_s()
