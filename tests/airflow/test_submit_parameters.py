@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import locale
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,3 +220,21 @@ def test_time_without_a_follower_that_ends_each_app_is_refused(monkeypatch: pyte
     monkeypatch.setenv("AIRFLOW__PGREPL__UNFOLLOWED_TIMEOUT_S", "5")
     with pytest.raises(ConfigError, match="unfollowed_timeout_s = 5 in Airflow"):
         unfollowed_timeout_s()
+
+
+def test_jvm_may_open_enough_files_and_can_read_the_name_of_its_folder(
+    submitted: Submitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "caf\u00e9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.setattr(locale, "nl_langinfo", lambda _: "ANSI_X3.4-1968")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
+    try:
+        submitted.run()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "LC_ALL=C.UTF-8" in submitted.env
