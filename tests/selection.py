@@ -73,6 +73,8 @@ def mark_group(item: pytest.Item) -> None:
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of other tiers, and order the rest so that some wait while others compute."""
+    if not any("::" in argument for argument in config.args) and not config.getoption("keyword"):
+        _check_marks(items)
     tier = config.getoption("tier")
     kept = [item for item in items if _is_in(item, tier) and not _is_further_seed(item)]
     left_out = set(items) - set(kept)
@@ -91,7 +93,7 @@ def is_left_out(path: Path, tier: str) -> bool:
 
 
 def _is_in(item: pytest.Item, tier: str) -> bool:
-    thorough = _is_thorough(item)
+    thorough = is_thorough(item)
     if tier == "fast":
         return not thorough and _is_fast(item)
     if tier == "rest":
@@ -99,12 +101,39 @@ def _is_in(item: pytest.Item, tier: str) -> bool:
     return tier == "all" or not thorough
 
 
-def _is_thorough(item: pytest.Item) -> bool:
-    if any(item.iter_markers("thorough")) or _values(item).get("seed", 1) > 1:
+def is_thorough(item: pytest.Item) -> bool:
+    if any(_is_of(item, mark.args[1:]) for mark in item.iter_markers("thorough")):
+        return True
+    if _values(item).get("seed", 1) > 1:
         return True
     if "seed" in _values(item) and _major(item) != MAJORS[-1]:
         return True
     return _major(item) not in (MAJORS[0], MAJORS[-1]) or not FETCHED_BY_TEST_ALL.isdisjoint(_fixtures(item))
+
+
+def _is_of(item: pytest.Item, parameters: Sequence[str]) -> bool:
+    """Return True if the item has one of the parameters, or if none is given."""
+    return not parameters or _parameters(item) in parameters
+
+
+def _parameters(item: pytest.Item) -> str:
+    """Return the ID of a test's parameters, without that of its major."""
+    if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):
+        return ""
+    major = f"{_major(item)}-" if "major" in _values(item) else ""
+    return str(item.callspec.id).removeprefix(major)
+
+
+def _check_marks(items: list[pytest.Item]) -> None:
+    """Raise UsageError if a mark `thorough` names parameters that its test does not have."""
+    found, named = set(), {}
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        found.add((test, _parameters(item)))
+        for mark in item.iter_markers("thorough"):
+            named |= {(test, parameters): None for parameters in mark.args[1:]}
+    if wrong := [f"{test}[{parameters}]" for test, parameters in named if (test, parameters) not in found]:
+        raise pytest.UsageError(f"marked as thorough, and not there: {', '.join(wrong)}")
 
 
 def _is_fast(item: pytest.Item) -> bool:

@@ -99,7 +99,7 @@ def assert_copies_equal(received: Received, messages: list[CreekMessage]) -> Non
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("test_every_json_message_arrives_when_publisher_and_server_are_killed")
+@pytest.mark.thorough("test_every_change_arrives_when_connection_stalls; test_consuming: kills")
 def test_every_change_arrives_when_publisher_is_killed_again_and_again(received, jetstream):
     chance = random.Random(2)
     with changing(received) as made:
@@ -110,7 +110,7 @@ def test_every_change_arrives_when_publisher_is_killed_again_and_again(received,
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("test_publishing_faults: publisher and broker are killed")
+@pytest.mark.thorough("test_every_change_arrives_when_connection_stalls; test_consuming: kills")
 def test_every_json_message_arrives_when_publisher_and_server_are_killed(received, jetstream):
     given = {"target": "nats", "format": "json", "stream": "plain"}
     received.configure(publishers={"events": given})
@@ -133,7 +133,7 @@ def test_every_json_message_arrives_when_publisher_and_server_are_killed(receive
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("test_every_json_message_arrives_when_publisher_and_server_are_killed")
+@pytest.mark.thorough("test_every_change_arrives_when_connection_stalls; test_consuming: kills")
 def test_every_change_arrives_when_server_is_killed_and_away_for_a_while(received, jetstream):
     with changing(received), publishing(received):
         for failures in (0, 2):
@@ -196,7 +196,7 @@ def test_rejected_login_exits_78_and_does_not_log_password(received, monkeypatch
             assert "geheim" not in received.log_tail(), login
 
 
-@pytest.mark.thorough("test_every_change_arrives_when_broker_is_killed_and_away_for_a_while at RabbitMQ")
+@pytest.mark.thorough("test_every_change_arrives_when_connection_stalls; test_consuming: kills")
 def test_publisher_waits_for_server_that_is_not_there(received, monkeypatch):
     monkeypatch.setenv(TARGET_VARIABLE, "nats://127.0.0.1:1")
     with publishing(received):
@@ -204,7 +204,7 @@ def test_publisher_waits_for_server_that_is_not_there(received, monkeypatch):
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("test_every_json_message_arrives_when_publisher_and_server_are_killed")
+@pytest.mark.thorough("test_every_change_arrives_when_connection_stalls; test_consuming: kills")
 def test_publisher_finds_the_one_server_of_several_that_comes_back(received, jetstream, monkeypatch):
     monkeypatch.setenv(TARGET_VARIABLE, f"nats://127.0.0.1:1,{jetstream.uri}")
     with changing(received), publishing(received):

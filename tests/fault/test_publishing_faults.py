@@ -110,7 +110,7 @@ def test_every_change_arrives_when_publisher_is_killed_again_and_again(received,
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("test_nats_faults: a connection stalls; the publisher is killed")
+@pytest.mark.thorough("test_nats_faults: a connection stalls; the publisher is killed above")
 def test_every_change_arrives_when_broker_is_killed_and_away_for_a_while(received, broker):
     queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
     with changing(received), publishing(received):

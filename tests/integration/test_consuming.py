@@ -82,7 +82,9 @@ def statement(chance: random.Random) -> str:
 
 
 @pytest.mark.real_kill
-def test_a_copy_is_exact_whoever_is_killed(copied):
+@pytest.mark.parametrize("kills", [1, 3])
+@pytest.mark.thorough("the parameter 1: more kills, more points in time", "3")
+def test_a_copy_is_exact_whoever_is_killed(copied, kills):
     chance = random.Random(7)
     execute(copied.dsn, *(statement(chance) for _ in range(200)))
     copied.receive()
@@ -90,7 +92,7 @@ def test_a_copy_is_exact_whoever_is_killed(copied):
     with publishing_in_thread(copied):
         wait_until(lambda: copied.stream.schemas(), 150, "the publisher to be there")
         copied.consume()
-    for _ in range(3):
+    for _ in range(kills):
         since = copied.durable_lsn
         publisher = copied.start("publish", "--publisher", "events")
         consumer = copied.start_consumer()

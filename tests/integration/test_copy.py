@@ -201,6 +201,11 @@ def test_dates_that_arrow_cannot_read_are_copied_exactly(pg, copier):
         ("timestamp", "294276-12-31 23:59:59.999999", "after 294247"),
     ],
 )
+@pytest.mark.thorough(
+    "the same test, of other types; each in unit/test_values.py",
+    "timestamptz--infinity-infinity",
+    "numeric(10,2)-NaN-NaN or infinity",
+)
 def test_a_value_the_lake_cannot_hold_is_named_without_being_shown_and_leaves_no_file(
     pg, copier, type_sql, value, said
 ):

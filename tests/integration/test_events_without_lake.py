@@ -162,7 +162,9 @@ def kinds(events: EventsOnly, table: str | None = None) -> list[str]:
 
 
 @pytest.mark.real_kill
-def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rule(events):
+@pytest.mark.parametrize("kills", [1, 2])
+@pytest.mark.thorough("the parameter 1: more kills, more points in time", "2")
+def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rule(events, kills):
     events.take()
     over = threading.Event()
 
@@ -180,7 +182,7 @@ def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rul
     writing.start()
     chance = random.Random(7)
     try:
-        for _ in range(2):
+        for _ in range(kills):
             before = events.durable_lsn
             running = events.launch("replicate", "--publish", "events")
             try:

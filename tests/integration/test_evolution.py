@@ -172,6 +172,10 @@ class DiedError(BaseException):
     ("ddl", "history"),
     [("add column b int", False), ("add column b int default 7", True), ("alter n type bigint", True)],
 )
+@pytest.mark.thorough(
+    "the same test, of an added column; test_a_type_becomes_wider_in_the_middle_of_a_transaction",
+    "alter n type bigint-True",
+)
 def test_interrupted_evolution_is_completed_by_next_run(dsn, tmp_path, monkeypatch, ddl, history):
     execute(dsn, *TABLE)
     altered = Altered(dsn, tmp_path, history=history).take()
@@ -307,6 +311,7 @@ SOME_ROWS = "insert into t values (2, 'z'), (12, 'z')"
 
 
 @pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.thorough("the same test, at once; step by step in test_unlogged_tables", "False")
 def test_a_partitioned_table_that_is_truncated_goes_on(dsn, tmp_path, at_once):
     """Its partitions have other files then, which also a TRUNCATE of single ones makes."""
     execute(dsn, *PARTITIONED)
@@ -321,6 +326,7 @@ def test_a_partitioned_table_that_is_truncated_goes_on(dsn, tmp_path, at_once):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.thorough("the same test, at once", "False")
 def test_a_partition_that_is_truncated_by_itself_stops_the_table(dsn, tmp_path, at_once):
     befores = {"by itself": "select 1", "after the whole": "truncate t"}
     courses = Courses(dsn, tmp_path, befores, PARTITIONED).take()

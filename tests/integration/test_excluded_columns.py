@@ -76,6 +76,11 @@ class Guarded(Handed):
 
 @pytest.mark.parametrize("identity", ["default", "full"])
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
+@pytest.mark.thorough(
+    "the same test, of each identity with the other kind of table",
+    "dsn-plain-default",
+    "dsn-partitioned-full",
+)
 def test_no_value_of_an_excluded_column_is_written(
     source: str, tmp_path: Path, kind: str, identity: str
 ) -> None:

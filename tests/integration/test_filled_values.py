@@ -207,6 +207,9 @@ def _body(event: Any) -> bytes:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 20_000])
+@pytest.mark.thorough(
+    "the same test; a budget of 1 in test_lake_lookup_after_ddl_returns_no_outdated_value", "1-1"
+)
 def test_unchanged_values_beyond_memory_budget_are_read_from_lake(dsn, tmp_path, seed, budget):
     """The lake may be before the changes, in the middle of them, or beyond them."""
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
@@ -314,6 +317,7 @@ def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
         ["begin; update t set doc = upper(doc); alter table t add one_more int; commit"],
     ],
 )
+@pytest.mark.thorough("the same test, of other DDL of keys and types", "ddl5-True", "ddl8-True")
 def test_lake_lookup_after_ddl_returns_no_outdated_value(dsn, tmp_path, ddl, is_applied):
     execute(dsn, "alter table t rename more to others", "alter table t alter others type text")
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)

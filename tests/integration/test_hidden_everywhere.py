@@ -101,6 +101,7 @@ def received_late(dsn: str, folder: Path, statements: Sequence[str], **options: 
 
 
 @pytest.mark.parametrize("what", BEHIND)
+@pytest.mark.thorough("the same test, of a column with another of its name", "renamed")
 def test_no_byte_of_a_hidden_column_is_sent(dsn, tmp_path, what):
     received = received_late(dsn, tmp_path, BEHIND[what])
     for rule, (name, given) in itertools.product(RULES, FORMATS.items()):
@@ -110,6 +111,7 @@ def test_no_byte_of_a_hidden_column_is_sent(dsn, tmp_path, what):
 
 
 @pytest.mark.parametrize("what", BEHIND)
+@pytest.mark.thorough("the same test, of a column with another of its name", "renamed")
 def test_no_byte_of_an_excluded_column_is_kept(dsn, tmp_path, what):
     received = received_late(dsn, tmp_path, BEHIND[what], exclude_columns=("public.t.secret",))
     kept = [str(row) for row in received.changelog_rows()]
@@ -135,6 +137,7 @@ def known_then_altered(dsn: str, folder: Path, statements: Sequence[str], **opti
 
 
 @pytest.mark.parametrize("what", HARMLESS)
+@pytest.mark.thorough("the same test, of a column that was dropped and retyped", "retyped")
 def test_other_columns_are_sent_whatever_became_of_them(dsn, tmp_path, what):
     received = known_then_altered(dsn, tmp_path, HARMLESS[what])
     for rule, (name, given) in itertools.product(RULES, FORMATS.items()):
@@ -145,6 +148,7 @@ def test_other_columns_are_sent_whatever_became_of_them(dsn, tmp_path, what):
 
 
 @pytest.mark.parametrize("what", HARMLESS)
+@pytest.mark.thorough("the same test, of a column that was dropped and retyped", "retyped")
 def test_other_columns_are_kept_whatever_became_of_them(dsn, tmp_path, what):
     received = known_then_altered(dsn, tmp_path, HARMLESS[what], exclude_columns=("public.t.secret",))
     rows = received.changelog_rows("I")

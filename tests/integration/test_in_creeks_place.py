@@ -134,7 +134,7 @@ def children(word: str) -> list[int]:
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
+@pytest.mark.thorough("test_a_first_start_makes_the_publication_and_a_later_one_goes_on")
 def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, monkeypatch):
     creeks.with_lake_tables()
     execute(
@@ -221,7 +221,7 @@ def test_other_database_than_the_lakes_gets_no_functions_and_no_publication(
         assert cursor.fetchall() == []
 
 
-@pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
+@pytest.mark.thorough("test_a_first_start_makes_the_publication_and_a_later_one_goes_on")
 def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatch):
     execute(creeks.dsn, "create table heap (id int)", "create table good (id int primary key)")
 

@@ -117,6 +117,11 @@ def test_a_type_that_is_its_own_part_has_no_end():
 
 @pytest.mark.parametrize("event_trigger", [False, True])
 @pytest.mark.parametrize("change", ["alter table t add d odd", "alter type small add attribute b odd"])
+@pytest.mark.thorough(
+    "the same test, of each statement the other way around",
+    "alter type small add attribute b odd-True",
+    "alter table t add d odd-False",
+)
 def test_one_that_comes_while_it_is_replicated_stops_its_table_alone(
     dsn, tmp_path, steps, change, event_trigger
 ):

@@ -80,6 +80,12 @@ STATEMENTS = (
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
+@pytest.mark.thorough(
+    "the same test, of VACUUM, which takes the same lock",
+    "analyze t",
+    "create statistics s on id, v from t",
+    "alter table t alter v set statistics 10",
+)
 def test_statement_goes_first_and_the_copy_goes_on(pg, dsn, run, owner, statement):
     run(MANY_ROWS)
     with copying(dsn, pg) as (held, whole):

@@ -194,6 +194,12 @@ def test_a_table_that_is_renamed_and_back_between_two_looks_goes_on(source, tmp_
 )
 @pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
 @pytest.mark.parametrize(("kind", "moves"), MOVES.values(), ids=MOVES)
+@pytest.mark.thorough(
+    "the same test, of each alteration at the other time",
+    "members-running",
+    "all tables-away",
+    "fewer kinds, and back-away",
+)
 def test_a_table_whose_publication_was_altered_stops(
     source: str, tmp_path: Path, kind: str, moves: dict[str, Move], *, running: bool
 ) -> None:
@@ -202,6 +208,11 @@ def test_a_table_whose_publication_was_altered_stops(
 
 @pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
 @pytest.mark.parametrize(("kind", "moves"), MOVES_SINCE_15.values(), ids=MOVES_SINCE_15)
+@pytest.mark.thorough(
+    "the same test, of each alteration at the other time",
+    "row filter, and back-away",
+    "moved out of a published schema, and back-running",
+)
 def test_a_table_stops_whose_row_filter_or_schema_was_altered(
     source: str, tmp_path: Path, kind: str, moves: dict[str, Move], *, running: bool
 ) -> None:
@@ -304,6 +315,7 @@ SINCE_COPIED = {
 
 
 @pytest.mark.parametrize("move", SINCE_COPIED)
+@pytest.mark.thorough("the same test, of an unlogged partition", "unlogged")
 def test_a_table_that_was_copied_since_is_looked_at_before_its_first_change(
     source: str, tmp_path: Path, move: str
 ) -> None:

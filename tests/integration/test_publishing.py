@@ -146,6 +146,9 @@ def test_unroutable_events_are_dropped_where_that_is_asked_for(published, dsn, b
 
 
 @pytest.mark.parametrize("limit", [50_000, 16 << 20])
+@pytest.mark.thorough(
+    "our limit in test_oversized_event_is_skipped_and_recorded_with_skip_and_record", "50000"
+)
 def test_an_event_that_is_too_large_stops_its_table_whoever_says_so(published, dsn, limit):
     """Ours is below the broker's own limit of 100,000 bytes, or far above it."""
     published.publisher(max_event_bytes=limit)

@@ -309,6 +309,7 @@ def test_a_uri_that_cannot_be_read_is_not_shown(published, monkeypatch, caplog):
         assert "geheim" not in caplog.text, uri
 
 
+@pytest.mark.thorough("test_consuming: a copy is exact; test_snapshots_to_nats")
 def test_random_changes_rebuild_the_tables(published, dsn):
     """The oracle is PostgreSQL: who applies what arrives has the source's rows."""
     chance = random.Random(7)

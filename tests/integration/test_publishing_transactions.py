@@ -79,6 +79,7 @@ def test_several_events_of_one_transaction_have_ids_of_their_own(published):
     assert second == f"{first}.1"
 
 
+@pytest.mark.thorough("test_a_function_is_given_each_transaction_whole_and_in_order")
 def test_any_transactions_read_in_any_runs_are_given_once_each(published):
     """Large ones are written ahead, in files between which others' stand."""
     published.publisher(tables=["public.t", "public.other"], transform_transaction=f"{HERE}:counted")

@@ -95,6 +95,7 @@ def test_moments_far_out_are_streamed_merged_compacted_and_found(
 
 
 @pytest.mark.parametrize("odd", [FAR, JUST_BEYOND])
+@pytest.mark.thorough("the same test, of other values", "odd0")
 def test_a_copy_with_moments_far_out_can_be_merged_into(
     dsn: str, tmp_path: Path, odd: tuple[str, ...]
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_copy_with_moments_far_out_can_be_merged_into(
 
 
 @pytest.mark.parametrize("odd", [FAR, EARLY])
+@pytest.mark.thorough("the same test, of other values", "odd0")
 def test_a_key_may_be_of_moments_far_out(dsn: str, tmp_path: Path, odd: tuple[str, ...]) -> None:
     lake = lake_of(dsn, tmp_path)
     keyed = DATED.replace("id int primary key", "id int").replace(")", ", primary key (c_date, c_ntz, c_tz))")

@@ -111,6 +111,7 @@ def assert_each_moment_shows_the_source(landed: Landed, watched: Watched) -> Non
     [("default", {}), ("full", {}), ("default", {"deletes": "soft"})],
     ids=["keyed", "keyless", "soft"],
 )
+@pytest.mark.thorough("the same test, keyed; soft deletes in test_reading_as_of", "soft")
 def test_each_moment_across_safe_ddl_shows_what_the_source_was_then(
     dsn: str, pg: Connection, tmp_path: Path, identity: str, policy: dict[str, str]
 ) -> None:

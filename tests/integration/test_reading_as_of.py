@@ -269,6 +269,7 @@ def test_changes_that_are_not_kept_any_more_are_not_passed_over(landed: Landed) 
     [{"deletes": "soft"}, {"truncate": "ignore"}, {"deletes": "soft", "truncate": "ignore"}],
     ids=str,
 )
+@pytest.mark.thorough("the same test, of each policy", "{'deletes': 'soft', 'truncate': 'ignore'}")
 def test_policies_read_back_as_the_applier_has_them(
     dsn: str, pg: Connection, tmp_path: Path, policy: dict[str, str]
 ) -> None:

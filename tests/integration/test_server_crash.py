@@ -56,6 +56,7 @@ def fill(received: Received, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "prepared"])
+@pytest.mark.thorough("the same test, of an open transaction", "prepared")
 def test_changes_that_retention_dropped_come_again_and_are_not_missed(
     own_server: Server, received: Received, kind: str
 ) -> None:

@@ -65,6 +65,7 @@ def keys(kept: Kept) -> list[int]:
 
 
 @pytest.mark.parametrize("kept", NOT_UTF8, indirect=True)
+@pytest.mark.thorough("the same test in SQL_ASCII; WIN1252 in test_unsendable", "WIN1252")
 def test_one_transaction_is_left_out_and_what_it_may_have_changed_stops_there(kept: Kept) -> None:
     execute(kept.dsn, "insert into t values (1, 'before')", "insert into u values (1, 'before')")
     poison(kept)

@@ -246,6 +246,16 @@ def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, mo
         "StateDatabase.forget_pipeline",
     ],
 )
+@pytest.mark.thorough(
+    "the same test, with the lake; without: test_repeated_teardown_keeps_a_slot_that_was_created_since",
+    "check_none_lingers-False",
+    "writer.mark_torn_down-False",
+    "forget_tokens-False",
+    "drop_publication-False",
+    "StateDatabase.record_slot-False",
+    "drop_slot-False",
+    "StateDatabase.forget_pipeline-False",
+)
 def test_teardown_that_ended_at_any_step_can_be_repeated(kept, monkeypatch, step, drop_lake):
     kept.receive()
     with monkeypatch.context() as patched, pytest.raises(EndedError):

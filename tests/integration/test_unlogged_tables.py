@@ -91,6 +91,11 @@ def taken(
 
 @publications
 @with_and_without_event_trigger
+@pytest.mark.thorough(
+    "the same test: of all tables without an event trigger, of schemas with one",
+    "-of schemas",
+    "event trigger-of all tables",
+)
 def test_a_table_that_is_or_was_unlogged_stops(
     dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool
 ) -> None:
@@ -119,6 +124,11 @@ def test_a_table_that_is_or_was_unlogged_stops(
 
 @publications
 @with_and_without_event_trigger
+@pytest.mark.thorough(
+    "the same test: of all tables without an event trigger, of schemas with one",
+    "-of schemas",
+    "event trigger-of all tables",
+)
 def test_only_an_event_trigger_tells_another_rewrite_from_that(
     dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool
 ) -> None:
@@ -147,6 +157,10 @@ def test_only_an_event_trigger_tells_another_rewrite_from_that(
     ],
 )
 @with_and_without_event_trigger
+@pytest.mark.thorough(
+    "the same test: step by step without an event trigger, at once with one",
+    "event trigger-of schemas, step by step",
+)
 def test_truncate_new_column_and_reindex_do_not_stop_table(
     dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool, at_once: bool
 ) -> None:

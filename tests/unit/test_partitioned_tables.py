@@ -248,6 +248,7 @@ def test_rows_without_key_are_looked_for_in_their_partitions(
 
 @pytest.mark.parametrize("of", [OF, KEYED])
 @pytest.mark.parametrize("policy", [{}, {"deletes": "soft"}])
+@pytest.mark.thorough("the same test, of each policy with the other partitions", "policy0-of0", "policy1-of1")
 def test_partitioned_table_merged_by_deltalake_has_correct_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Relation, policy: dict[str, str]
 ) -> None:

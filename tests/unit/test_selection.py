@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.selection import majors_of
+from tests.selection import is_thorough, majors_of
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +43,9 @@ def test_test_runs_on_both_sides_of_each_major_with_another_behavior(
     marks = [differs("", **({} if one is None else {"since": one})).mark for one in since]
     assert " ".join(majors_of(marks, MAJORS)) == majors
     assert majors_of(marks, ("14", "18")) == ["14", "18"]
+
+
+@pytest.mark.parametrize("letter", ["a", "b"])
+@pytest.mark.thorough("the parameter a", "b")
+def test_mark_with_parameters_holds_for_these_alone(letter: str, request: pytest.FixtureRequest) -> None:
+    assert is_thorough(request.node) is (letter == "b")
