@@ -266,6 +266,9 @@ def test_an_event_becomes_the_end_of_the_task(shop: Recorded) -> None:
         ("drift_soft_deferrable", "success", "skipped"),
     ],
 )
+@pytest.mark.thorough(
+    "the same test, deferrable; drift_poke", "drift_soft-success-skipped", "drift_waiting-failed-failed"
+)
 def test_a_run_ends_as_it_is_to(
     shop: Recorded, execute: Any, airflow_db: None, dag_id: str, before: str, after: str
 ) -> None:

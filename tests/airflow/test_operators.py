@@ -101,6 +101,7 @@ def test_a_choice_that_a_template_fills_in_wrongly_fails_without_retries(
     assert "infinity: 'nil' must be one of" in "".join(capfd.readouterr())
 
 
+@pytest.mark.thorough("the parameter 75", "1-2")
 @pytest.mark.parametrize(("code", "tries"), [(75, 2), (1, 2), (78, 1)])
 def test_only_a_failure_that_a_retry_may_mend_is_retried(
     behave: Any, journal: Journal, code: int, tries: int
@@ -304,6 +305,7 @@ def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
             second.kill()
 
 
+@pytest.mark.thorough("the task that re-attaches, above, is stopped by SIGTERM and stops its application")
 def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal, tmp_path: Path) -> None:
     behave()
     task = Task("manual__interrupted", "continuous", tmp_path / "log")

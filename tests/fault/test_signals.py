@@ -32,6 +32,9 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
 
 
 @pytest.mark.real_kill
+@pytest.mark.thorough(
+    "integration/test_receiver: all that was received is told; integration/test_stop_signal.py"
+)
 def test_app_that_is_asked_to_end_confirms_all_that_is_durable(replicated, dsn):
     with traffic(dsn, 1):
         process = replicated.start("replicate")
@@ -51,7 +54,7 @@ def test_app_that_is_asked_to_end_confirms_all_that_is_durable(replicated, dsn):
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("integration/test_stop_signal.py, and the test above")
+@pytest.mark.thorough("integration/test_stop_signal.py and test_receiver.py")
 def test_app_that_is_asked_to_end_ends_when_source_is_silent(replicated, dsn):
     with silent_proxy(dsn) as (proxy, through), traffic(dsn, 1):
         replicated.dsn = through

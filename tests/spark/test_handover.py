@@ -23,6 +23,9 @@ FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
 
 
+@pytest.mark.thorough(
+    "a table that joins later under traffic, below; test_kill: a first snapshot under traffic"
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_under_traffic_nothing_is_lost_doubled_or_torn(spark, dsn, tmp_path, seed):
     execute(dsn, *SETUP)

@@ -127,7 +127,7 @@ def test_either_hint_for_tables_that_swapped_names_makes_both_equal_again(replic
         assert "secret" not in replicated.lake_rows(name).column_names
 
 
-@pytest.mark.thorough("test_handover: under traffic; the other tests of this file")
+@pytest.mark.thorough("test_handover: a table that joins later under traffic; the other tests of this file")
 def test_tables_that_are_added_and_taken_anew_under_traffic_equal_the_source(replicated):
     replicated.configure(lock_timeout_s=10.0)
     execute(replicated.dsn, *table("c", 2000), *table('"D ""x"'))
