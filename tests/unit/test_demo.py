@@ -52,7 +52,8 @@ from demo import processes
 processes._GRACE_S = 0.1
 processes.adopt_orphans(Path(sys.argv[1]))
 subprocess.run([sys.executable, "-c", {ORPHAN!r}], check=True)
-while not (orphans := processes._living(None)):
+# A process that has just been started has no environment yet.
+while not (orphans := processes._marked(Path(sys.argv[1]))):
     time.sleep(0.05)
 print(*orphans, flush=True)
 if sys.argv[2] == "end":
