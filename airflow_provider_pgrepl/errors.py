@@ -501,7 +501,8 @@ def swapped(table: object, other: object) -> str:
     """Return the hint for two tables of a pipeline that swapped their names."""
     return (
         f"exchange {table} and {other} in every setting of the pipeline file that names one of them or a"
-        " column of it (exclude_columns, per_table and so on), and name both there; then resnapshot both:"
+        " column of it (exclude_columns, per_table and so on). The settings must name both: an empty"
+        " entry of per_table names one without special settings. Then resnapshot both:"
         f" pgrepl snapshot FILE.json --tables '{table},{other}', or PgResnapshotOperator"
     )
 

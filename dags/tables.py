@@ -38,8 +38,6 @@ with DAG(
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
-    # One copy at a time: a run that is triggered meanwhile is queued until this one has ended.
-    max_active_runs=1,
     # A run that is triggered while the DAG is paused would wait without a word.
     is_paused_upon_creation=False,
     render_template_as_native_obj=True,
@@ -65,7 +63,13 @@ with DAG(
         return params["action"]
 
     choose() >> [
-        PgAddTablesOperator(task_id="add", spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"), **COMMON),
+        PgAddTablesOperator(
+            task_id="add",
+            spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
+            # One copy at a time. Other actions do not wait for it.
+            max_active_tis_per_dag=1,
+            **COMMON,
+        ),
         PgPauseTablesOperator(task_id="pause", **COMMON),
         PgResumeTablesOperator(task_id="resume", **COMMON),
         PgRetryTablesOperator(task_id="retry", **COMMON),

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -212,13 +213,15 @@ def run_folder() -> Path:
 
 
 def unfollowed_timeout_s() -> float:
-    """Return `[pgrepl] unfollowed_timeout_s`. Raises ConfigError if it is too short."""
-    found: float = conf.getfloat("pgrepl", "unfollowed_timeout_s", fallback=UNFOLLOWED_S)
-    if found >= MIN_UNFOLLOWED_S:
-        return found
+    """Return `[pgrepl] unfollowed_timeout_s`. Raises ConfigError if it is no number or too short."""
+    given = str(conf.get("pgrepl", "unfollowed_timeout_s", fallback=UNFOLLOWED_S)).strip()
+    with suppress(ValueError):
+        if (found := float(given)) >= MIN_UNFOLLOWED_S:
+            return found
     raise ConfigError(
-        f"[pgrepl] unfollowed_timeout_s = {found:g} in Airflow's configuration is too short",
-        f"set {MIN_UNFOLLOWED_S:g} or more: no task follows the app until the next run of the DAG starts",
+        f"[pgrepl] unfollowed_timeout_s in Airflow's configuration is {given}: it is a number of seconds,"
+        f" {MIN_UNFOLLOWED_S:g} or more",
+        "set a longer time than the retry_delay of the task: until its next try, no task follows the app",
     )
 
 

@@ -67,10 +67,18 @@ def test_continuous_dag_gives_up_after_three_failed_runs(bag: Any, name: str) ->
     assert dag.get_task(name).retries > 0
 
 
-@pytest.mark.parametrize("name", ["snapshot", "resnapshot", "tables"])
+@pytest.mark.parametrize("name", ["snapshot", "resnapshot"])
 def test_tables_are_copied_by_one_run_at_a_time(bag: Any, name: str) -> None:
-    """`pgrepl_tables` adds tables, which copies them."""
     assert bag.dags[f"pgrepl_{name}"].max_active_runs == 1
+
+
+def test_tables_are_added_by_one_task_at_a_time_and_others_do_not_wait(bag: Any) -> None:
+    """Adding tables copies them, which may take hours."""
+    dag = bag.dags["pgrepl_tables"]
+    assert dag.max_active_runs > 1
+    limits = {task.task_id: task.max_active_tis_per_dag for task in dag.tasks}
+    assert {name for name, limit in limits.items() if limit is not None} == {"add"}
+    assert limits["add"] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -216,9 +216,12 @@ def test_settings_of_a_cluster_are_taken_there(
     assert submitted.argv[-3] == "pipeline.json"
 
 
-def test_time_without_a_follower_that_ends_each_app_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW__PGREPL__UNFOLLOWED_TIMEOUT_S", "5")
-    with pytest.raises(ConfigError, match="unfollowed_timeout_s = 5 in Airflow"):
+@pytest.mark.parametrize("given", ["5", "15m", "nan"])
+def test_time_without_a_follower_that_ends_each_app_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW__PGREPL__UNFOLLOWED_TIMEOUT_S", given)
+    with pytest.raises(ConfigError, match=f"unfollowed_timeout_s in Airflow's configuration is {given}:"):
         unfollowed_timeout_s()
 
 

@@ -139,6 +139,15 @@ def test_hint_for_a_migration_that_swaps_names_resnapshots_both(copy):
     assert not any("pgrepl remove" in hint for hint in tables.values())
 
 
+def test_table_that_replaces_another_by_its_name_is_no_swap(copy):
+    replaced = "alter table a rename to z; alter table b rename to a"
+    hints = {table.table: table.hint for table in check(copy, replaced).tables}
+    assert hints.keys() == {"public.a", "public.b"}
+    assert "--add 'public.z'" in hints["public.a"]
+    assert "--tables 'public.a,public.b'" not in "".join(hints.values())
+    assert "pgrepl remove" in hints["public.b"]
+
+
 def test_table_that_becomes_unlogged_is_to_be_removed_first(copy, run):
     [table] = check(copy, "alter table a set unlogged").tables
     assert table.hint.startswith("PostgreSQL refuses this while the table is published: before it, remove")

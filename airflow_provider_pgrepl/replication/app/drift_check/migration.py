@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -71,8 +71,7 @@ def _try(dsn: str, pipeline: Pipeline, sql: str, wait_s: float, timeout_s: float
         problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
         refused = _refused(connection, pipeline, filter(None, current.values()))
         problems += tuple(str(why) for oid, why in refused.items() if oid not in refused_before)
-    names = {relation.table for relation in before}
-    tables = tuple(_drift(table, finding, attached.get(table), names) for table, finding in findings.items())
+    tables = tuple(_drift(table, finding, attached) for table, finding in findings.items())
     return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
 
 
@@ -86,22 +85,24 @@ def _refused(
 
 
 def _drift(
-    table: TableName, finding: TableFinding, became: Relation | None, names: Collection[TableName]
+    table: TableName, finding: TableFinding, became: Mapping[TableName, Relation | None]
 ) -> TableDrift:
     if finding.error is None:
         return TableDrift(str(table), DriftKind.SAFE.value, finding.reason)
-    return TableDrift(str(table), DriftKind.UNSAFE.value, finding.reason, _hint(table, became, names))
+    return TableDrift(str(table), DriftKind.UNSAFE.value, finding.reason, _hint(table, became))
 
 
-def _hint(table: TableName, became: Relation | None, names: Collection[TableName]) -> str:
+def _hint(table: TableName, tables: Mapping[TableName, Relation | None]) -> str:
     """Return the remedy for a migration that has not been run at the source: nothing there has to be
-    reverted. `names`: the pipeline's tables before the migration."""
+    reverted. `tables`: what became of each table of the pipeline, by its name before the migration."""
+    became = tables.get(table)
     change = "change the migration into one that the lake follows, or run it and then"
     if became is None:
         return f"{change} {_remove(table)}"
     if became.persistence == "u":
         return f"PostgreSQL refuses this while the table is published: before it, {_remove(table)}"
-    if became.table != table and became.table in names:
+    other = tables.get(became.table)
+    if became.table != table and other is not None and other.table == table:
         return f"{change} {errors.swapped(table, became.table)}"
     if became.table != table:
         renamed = errors.rename_settings(table, became.table)
