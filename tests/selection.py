@@ -126,13 +126,12 @@ def _parameters(item: pytest.Item) -> str:
 
 def _check_marks(items: list[pytest.Item]) -> None:
     """Raise UsageError if a mark `thorough` names parameters that its test does not have."""
-    found, named = set(), {}
+    found, named = set[str](), set[str]()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        found.add((test, _parameters(item)))
-        for mark in item.iter_markers("thorough"):
-            named |= {(test, parameters): None for parameters in mark.args[1:]}
-    if wrong := [f"{test}[{parameters}]" for test, parameters in named if (test, parameters) not in found]:
+        found.add(f"{test}[{_parameters(item)}]")
+        named |= {f"{test}[{one}]" for mark in item.iter_markers("thorough") for one in mark.args[1:]}
+    if wrong := sorted(named - found):
         raise pytest.UsageError(f"marked as thorough, and not there: {', '.join(wrong)}")
 
 

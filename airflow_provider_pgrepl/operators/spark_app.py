@@ -67,9 +67,11 @@ from airflow_provider_pgrepl.spark_driver.follow import (
     StoppedError,
 )
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
-from airflow_provider_pgrepl.spark_driver.supervisor import MIN_UNFOLLOWED_S, UNFOLLOWED_S
+from airflow_provider_pgrepl.spark_driver.supervisor import UNFOLLOWED_S
 
 LOCAL_CONN_ID = "pgrepl_local_spark"
+_MIN_UNFOLLOWED_S = 60.0
+"""Less time may not be enough for the next task to follow an app."""
 _CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
 _OF_NO_USE = {
     "java_class": "the apps are in Python",
@@ -216,11 +218,11 @@ def unfollowed_timeout_s() -> float:
     """Return `[pgrepl] unfollowed_timeout_s`. Raises ConfigError if it is no number or too short."""
     given = str(conf.get("pgrepl", "unfollowed_timeout_s", fallback=UNFOLLOWED_S)).strip()
     with suppress(ValueError):
-        if (found := float(given)) >= MIN_UNFOLLOWED_S:
+        if (found := float(given)) >= _MIN_UNFOLLOWED_S:
             return found
     raise ConfigError(
         f"[pgrepl] unfollowed_timeout_s in Airflow's configuration is {given}: it is a number of seconds,"
-        f" {MIN_UNFOLLOWED_S:g} or more",
+        f" {_MIN_UNFOLLOWED_S:g} or more",
         "set a longer time than the retry_delay of the task: until its next try, no task follows the app",
     )
 

@@ -35,8 +35,6 @@ SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
 UNFOLLOWED_S = 900.0
 """Seconds for which an app continues without a follower, after a hand-over or a killed task; a default."""
-MIN_UNFOLLOWED_S = 60.0
-"""Less may pass until the next task follows the app."""
 
 _POLL_S = 0.2
 _CHECK_S = 5.0
