@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from demo import kafka, nats, processes, rabbitmq
+from demo import nats, processes
 from demo.postgres import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-IS_THERE = {"rabbitmq": rabbitmq.programs, "nats": nats.program, "kafka": kafka.is_there}
 
 
-@pytest.mark.thorough("test_first_steps.py, and unit/test_demo.py")
-@pytest.mark.parametrize("broker", list(IS_THERE))
-def test_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
+@pytest.mark.thorough(
+    "test_first_steps.py, unit/test_demo.py, and for each broker integration/test_demo_events.py"
+)
+def test_demo_ends_with_every_row_equal_and_leaves_nothing_running():
     # Not pytest's folder: PostgreSQL's own user must be able to enter it.
     with tempfile.TemporaryDirectory(prefix="pgrepl-demo-") as folder:
         Path(folder).chmod(0o755)
         options = ["--exit", "--scale", "1", "--duration", "5", "--rate", "100", "--folder", f"{folder}/demo"]
-        events = ["--events", broker] if IS_THERE[broker]() else []
+        events = ["--events", "nats"] if nats.program() else []
         ports = ["--pg-port", str(free_port()), "--airflow-port", str(free_port())]
         command = [sys.executable, "-m", "demo", *options, *events, *ports]
         # Other tests of this process have an Airflow of their own.
