@@ -81,6 +81,13 @@ function ago(text, none = "–") {
   return el("time", { datetime: text, title: new Date(text).toLocaleString() }, `${duration(age)} ago`);
 }
 
+// Samples are some ten minutes apart, and kept for a day here: a table's newest changes are in none yet.
+function lastChange({ moved_at: moved, snapshot_at: copied }) {
+  if (moved) return ago(moved);
+  if (!copied) return "–";
+  return Date.now() - Date.parse(copied) > 24 * 3_600_000 ? "over 24 h ago" : "none sampled";
+}
+
 function sparkline(values, title) {
   const known = values.filter((value) => value != null);
   if (!known.length) return el("span", { class: "quiet" }, "no samples in 24 h");
@@ -297,7 +304,7 @@ function tableRow(database, pipeline, row, picked, changed) {
     cell("", badge(row.state), "state"), cell("since", ago(row.since)), cell("rows", whole(row.rows_copied), "right"),
     cell("lag", duration(row.lag_seconds), "right"),
     cell("live / kept", `${bytes(row.live_bytes)} / ${bytes(row.kept_bytes)}`, "right"),
-    cell("changed", ago(row.moved_at, row.snapshot_at ? "over 24 h" : "–")), cell("snapshot", ago(row.snapshot_at)),
+    cell("changed", lastChange(row)), cell("snapshot", ago(row.snapshot_at)),
     row.copying ? el("div", { class: "detail", role: "cell" }, copying(row.copying)) : null,
     row.reason || row.error ? el("div", { class: "detail", role: "cell" },
       el("div", { class: "wrap bad" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason),
@@ -344,7 +351,7 @@ function tableFacts(pipeline, row, lags) {
     row.error || row.reason ? el("div", { class: "notice" }, el("div", { class: "wrap" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason), el("div", { class: "quiet wrap" }, row.hint)) : "",
     row.copying ? copying(row.copying) : "",
     el("div", { class: "facts" }, fact("Since", ago(row.since)), fact("Rows of the last snapshot", whole(row.rows_copied)),
-      fact("Last snapshot", ago(row.snapshot_at)), fact("Last change", ago(row.moved_at, row.snapshot_at ? "over 24 h ago" : "–")),
+      fact("Last snapshot", ago(row.snapshot_at)), fact("Last change", lastChange(row)),
       fact("Live", bytes(row.live_bytes)), fact("Kept", bytes(row.kept_bytes)), fact("Lag", duration(row.lag_seconds)),
       fact("Selected by", row.membership === "configured" ? "pipeline file" : row.membership), row.lsn ? fact("LSN of the error", row.lsn) : "",
       el("div", {}, el("span", { class: "label" }, "Lag in 24 h"), sparkline(lags, "Lag")))];
@@ -434,7 +441,8 @@ async function ask(action, pipeline, tables) {
   const dialog = document.getElementById("dialog");
   const start = el("button", { type: "submit", class: action.danger ? "main danger" : "main", disabled: true }, action.title.replace("…", ""));
   const problem = el("p", { class: "bad wrap", role: "alert" });
-  const select = el("select", { required: true }, el("option", { value: "" }, "Choose the DAG of this pipeline"));
+  const prompt = el("option", { value: "" }, "Loading DAGs…");
+  const select = el("select", { required: true }, prompt);
   const names = action.asks ? el("textarea", { rows: 4, required: true, placeholder: "public.orders" }) : null;
   const fields = (action.fields ?? []).map((field) => ({ ...field, input: field.rows > 1 ? el("textarea", { rows: field.rows, required: !field.isList }) : el("input", { type: "text", required: true }) }));
   const what = action.fields ? "" : action.asks ? "tables" : tables.length === 1 ? "1 table" : `${tables.length} tables`;
@@ -450,6 +458,8 @@ async function ask(action, pipeline, tables) {
   dialog.replaceChildren(form);
   dialog.showModal();
   let dags = [];
+  const allow = () => { start.disabled = !dags.length || (sure != null && !sure.checked); };
+  sure?.addEventListener("change", allow);
   const chosen = () => dags.find((dag) => dag.dag_id === select.value);
   select.addEventListener("change", () => { problem.textContent = chosen()?.is_paused ? "This DAG is paused: unpause it first, or the run waits." : ""; });
   form.addEventListener("submit", async (event) => {
@@ -465,13 +475,14 @@ async function ask(action, pipeline, tables) {
       dialog.close();
     } catch (error) {
       problem.textContent = error.message;
-      start.disabled = false;
+      allow();
     }
   });
   try {
     const [found] = await Promise.all([dagsFor(action), answers.size || askDatabases(() => {})]);
     const own = found.filter((dag) => dag.tags.some((tag) => tag.name === `pipeline:${pipeline.pipeline}`));
     dags = own.length ? own : found.filter((dag) => !dag.tags.some((tag) => tag.name.startsWith("pipeline:")));
+    prompt.textContent = "Choose the DAG of this pipeline";
     select.append(...dags.map((dag) => el("option", { value: dag.dag_id }, dag.dag_id)));
     // Never guess among several pipelines: the run would change the tables of another one.
     // Its name is not enough: a copy of the state database has a pipeline of the same name.
@@ -480,8 +491,9 @@ async function ask(action, pipeline, tables) {
     const sole = isOwn || (dags.length === 1 && known.length === 1) ? dags[0] : null;
     if (sole) { select.value = sole.dag_id; select.dispatchEvent(new Event("change")); }
     if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action for this pipeline, or you may not see it. Copy the examples: pgrepl dags --copy-to DIR`;
-    start.disabled = !dags.length;
+    allow();
   } catch (error) {
+    prompt.textContent = "The DAGs could not be loaded";
     problem.textContent = error.message;
   }
 }
