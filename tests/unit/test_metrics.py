@@ -143,6 +143,7 @@ def test_errors_are_counted_by_class_from_log_lines():
     assert found[series("pgrepl_errors_total", **{"class": "LakeUnavailableError"})] == 1
     assert found[series("pgrepl_errors_total", **{"class": OTHER})] == 1
     assert found[series("pgrepl_errors_total", **{"class": "DriftError"})] == 0
+    assert not [one for one in (dict(labels).get("class", "") for _, labels in found) if one.startswith("_")]
 
 
 def test_address_is_local_unless_a_host_is_given(monkeypatch):

@@ -41,7 +41,8 @@ class ErrorCounts(logging.Handler):
 
 
 def _classes(kind: type[PgReplError]) -> list[str]:
-    found = [kind.__name__]
+    """Return the names of the class and of those derived from it. A private one never leaves its module."""
+    found = [] if kind.__name__.startswith("_") else [kind.__name__]
     for one in kind.__subclasses__():
         found += _classes(one)
     return found
