@@ -160,7 +160,10 @@ def copy_dags(folder: Path) -> list[Path]:
     """
     examples = spark_submit.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
-        raise ToolError("the example DAGs are missing", "reinstall the wheel of airflow-provider-pgrepl")
+        raise ToolError(
+            "the installed package lacks its example DAGs",
+            "uninstall airflow-provider-pgrepl with pip, and install it again",
+        )
     sources = [*sorted(examples.glob("*.py")), examples / "pipeline.json"]
     return copy_files(sources, folder, "dags/pgrepl")
 

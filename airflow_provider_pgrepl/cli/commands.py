@@ -28,9 +28,16 @@ if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 
 JSON = Option("--json", {"action": "store_true", "help": "for programs"})
-YES = Option("--yes", {"action": "store_true", "help": "do it; without, it is only said"})
+YES = Option(
+    "--yes",
+    {"action": "store_true", "help": "make the change; without it, the command only prints what it would do"},
+)
 YES_TO_DROP = Option(
-    "--yes", {"action": "store_true", "help": "needed with --drop-lake-tables; without, it is only said"}
+    "--yes",
+    {
+        "action": "store_true",
+        "help": "needed with --drop-lake-tables; without it, the command only prints what it would do",
+    },
 )
 TABLES = Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
 ANY_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all errored ones, if none"})
@@ -213,7 +220,7 @@ def _remove(pipeline: Pipeline, arguments: Arguments) -> int:
     access = Access.from_environment(pipeline)
     if arguments.drop_lake_tables and not arguments.yes:
         check_removable(access, arguments.tables, drop_lake_tables=True)
-        return _ask(
+        return _refuse_without_yes(
             access,
             f"this would drop the lake tables of {', '.join(arguments.tables)}, with their histories, in"
             f" {pipeline.lake_root}",
@@ -237,7 +244,7 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     )
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
-    return _ask(access, f"with --yes it would end with this:\n{done.to_text()}")
+    return _refuse_without_yes(access, f"with --yes it would end with this:\n{done.to_text()}")
 
 
 def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -258,7 +265,7 @@ def _accept_missing(pipeline: Pipeline, arguments: Arguments) -> int:
         return _say("nothing is missing")
     if arguments.yes:
         return _say(*(f"given up: {reason}" for reason in lost))
-    return _ask(access, "\n".join(("with --yes the lake goes on without:", *lost)))
+    return _refuse_without_yes(access, "\n".join(("with --yes the lake goes on without:", *lost)))
 
 
 def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -286,10 +293,11 @@ def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
     if arguments.yes:
         return _say(skipped.to_text())
     done = "nothing was skipped; the changelog has all transactions before this one now"
-    return _ask(access, f"with --yes:\n{skipped.to_text()}", done)
+    return _refuse_without_yes(access, f"with --yes:\n{skipped.to_text()}", done)
 
 
-def _ask(access: Access, what: str, done: str = "nothing was changed") -> int:
+def _refuse_without_yes(access: Access, what: str, done: str = "nothing was changed") -> int:
+    """Print what the command would do with `--yes`, and return the exit code."""
     sys.stderr.write(f"{access.describe()}\n{what}\n{done}: run the same with --yes to do it\n")
     return process.WILL_NOT_HELP
 
@@ -348,7 +356,7 @@ def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
 def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.events.stream import json_lines
 
-    after = _place(arguments.after, "--after", "id of a change, no LSN and no moment", "1:0/16B3748:4, ")
+    after = _place(arguments.after, "--after", "ID of a change, LSN, timestamp", "1:0/16B3748:4, ")
     with _until_reader_ends(by_interrupt=True):
         for lines in json_lines(pipeline, arguments.tables or None, after, follow=arguments.follow):
             # Write JSON as UTF-8, independent of the terminal's encoding.
@@ -364,7 +372,7 @@ def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
 
     refuse_without_lake(pipeline, "sql", "there is nothing to read")
     write = writer_of(arguments.format)
-    place = _place(arguments.as_of, "--as-of", "LSN and no moment", "")
+    place = _place(arguments.as_of, "--as-of", "LSN, timestamp", "")
     lake = open_lake(pipeline)
     if place is not None:
         lake = lake.at(place)
@@ -377,7 +385,8 @@ def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
 def _place(given: str | None, option: str, kinds: str, example: str) -> str | datetime | None:
     """Return the value of an option as text if it is an ID or an LSN, else as a timestamp.
 
-    `kinds`, `example`: what else the option accepts, for the ConfigError that other text raises.
+    Any text with a slash is an ID or an LSN; who uses it checks it. `kinds`: what the option accepts, and
+    `example`: an example of the first kind, for the ConfigError that other text raises.
     """
     if given is None or "/" in given:
         return given
@@ -385,7 +394,8 @@ def _place(given: str | None, option: str, kinds: str, example: str) -> str | da
         return datetime.fromisoformat(given)
     except ValueError:
         raise ConfigError(
-            f"{option}: {given!r} is no {kinds}", f"give it as {example}0/16B3748 or 2026-01-31T12:00:00Z"
+            f"{option}: {given!r} is not one of: {kinds}",
+            f"give it as {example}0/16B3748 or 2026-01-31T12:00:00Z",
         ) from None
 
 
@@ -460,7 +470,7 @@ COMMANDS: tuple[Command, ...] = (
         _doctor,
         (SCRIPT, JSON),
     ),
-    Command("pause", "let tables stand still; their changes are kept", _pause, (TABLES,)),
+    Command("pause", "stop merging into tables; their changes are kept", _pause, (TABLES,)),
     Command("resume", "have paused tables catch up", _resume, (TABLES,)),
     Command("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),
     Command(
@@ -527,7 +537,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "event-trigger-sql",
-        "print what a superuser runs once",
+        "print the statements with which a superuser installs or removes the event trigger",
         _event_trigger_sql,
         (REMOVE,),
     ),

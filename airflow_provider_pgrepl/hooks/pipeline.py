@@ -101,5 +101,5 @@ def _literal(text: str) -> list[Any]:
     try:
         found = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
-        raise ConfigError(f"tables: {text!r} is not a list") from None
+        raise ConfigError(f"tables: {text!r} is not a list", 'give it as ["public.orders"]') from None
     return list(found)

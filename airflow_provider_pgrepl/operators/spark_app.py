@@ -73,7 +73,7 @@ LOCAL_CONN_ID = "pgrepl_local_spark"
 _MIN_UNFOLLOWED_S = 60.0
 """Less time may not be enough for the next task to follow an app."""
 _CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
-_OF_NO_USE = {
+_WITHOUT_EFFECT = {
     "java_class": "the apps are in Python",
     "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
     "track_driver_via_k8s_api": _CLUSTER,
@@ -126,18 +126,21 @@ def has_driver_on_cluster(connection: Mapping[str, Any]) -> bool:
 def refuse_connection_id(parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError if `parameters` has `conn_id`: here, the Spark connection is `spark_conn_id`."""
     if "conn_id" in parameters:
-        raise ConfigError("conn_id: is called spark_conn_id here; that of the source stands in the pipeline")
+        raise ConfigError(
+            "conn_id: this operator takes the Spark connection as spark_conn_id",
+            "rename the argument; the connection of the source is conn_id in the pipeline file",
+        )
 
 
-def refuse_of_no_use_on_worker(operator: Any) -> None:
+def refuse_options_without_effect(operator: Any) -> None:
     """Raise ConfigError for parameters that have no effect if the driver runs on this worker."""
     given = [
         f"{name}: {why}"
-        for name, why in _OF_NO_USE.items()
+        for name, why in _WITHOUT_EFFECT.items()
         if getattr(operator, f"_{name}") not in (None, False, _DEFAULTS.get(name))
     ]
     if given:
-        raise ConfigError("; ".join(given), "leave it out")
+        raise ConfigError("; ".join(given), "leave out these arguments")
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:
@@ -376,7 +379,7 @@ class SparkAppOperator(SparkSubmitOperator):
         if self._resolved.has_lake_tables:
             spark_submit.java()
             spark_submit.allow_open_files()
-        refuse_of_no_use_on_worker(self)
+        refuse_options_without_effect(self)
         self._unfollowed_s = unfollowed_timeout_s()
         secrets = self.secrets()
         order = LaunchSpec(

@@ -103,7 +103,10 @@ class PgAppliedSensor(BaseSensorOperator):
         """Return pipeline, table names and time as they were given or rendered. Raises ConfigError."""
         pipeline, tables = read_pipeline(self.pipeline), read_tables(self.tables)
         if not pipeline.has_lake_tables:
-            raise ConfigError(f"pipeline {pipeline.name} has no lake tables, for which the sensor could wait")
+            raise ConfigError(
+                f"pipeline {pipeline.name} has no lake tables, for which this sensor waits",
+                "name a pipeline with lake tables, or remove the task",
+            )
         if not tables:
             raise ConfigError("tables: is empty", "name the tables to wait for, as public.orders")
         parse_tables(tables)

@@ -140,7 +140,7 @@ def test_the_command_prints_them_from_any_place_on(file, capsys):
     assert said("--after", found[1]["id"]) == said("--after", found[1]["commit_lsn"]) == found[2:]
     assert said("--after", "2001-01-01T00:00:00Z") == found
     assert main(["changes", str(path), "--after", "yesterday"]) == 78
-    assert "no id of a change, no LSN and no moment" in capsys.readouterr().err
+    assert "not one of: ID of a change, LSN, timestamp" in capsys.readouterr().err
 
 
 def test_it_follows_until_it_is_interrupted_or_nobody_reads(file, dsn):

@@ -226,7 +226,7 @@ def test_command_reads_as_of_an_lsn_and_a_moment(landed: Landed, pgrepl: Command
     assert total() == "-0.50"
     assert total("--as-of", str(landed.durable_lsn)) == "7.00"
     assert b"may not all be received yet" in pgrepl("select 1", "--as-of", "2999-01-01T00:00:00Z", code=78)
-    assert b"no LSN and no moment" in pgrepl("select 1", "--as-of", "now", code=78)
+    assert b"not one of: LSN, timestamp" in pgrepl("select 1", "--as-of", "now", code=78)
     assert b"says no time zone" in pgrepl("select 1", "--as-of", "2024-01-01", code=78)
 
 

@@ -51,7 +51,9 @@ class Schema:
             moment = datetime.fromisoformat(found["created_at"])
             return cls(str(found["fingerprint"]), str(found["schema"]), str(found["source"]), moment)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise MessageError("a message of the schema stream is no schema of creek's") from None
+            raise MessageError(
+                "a message in the stream of schemas is not a schema in creek's format"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class SnapshotHeader:
 def fingerprint_of(payload: bytes) -> str:
     """Return the fingerprint of a change's schema. Raises MessageError."""
     if payload[:2] != MAGIC or len(payload) < _HEAD_BYTES:
-        raise MessageError("a message of the stream of changes is none of creek's")
+        raise MessageError("a message in the stream of changes is not in creek's format")
     return fingerprint_text(payload[2:_HEAD_BYTES])
 
 
@@ -206,7 +208,9 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
             sequence,
         )
     except (KeyError, TypeError, ValueError, ConfigError):
-        raise MessageError("a message of the stream of changes has another schema, or id") from None
+        raise MessageError(
+            "a message in the stream of changes does not match its schema, or has an unknown ID"
+        ) from None
 
 
 def row_of(data: bytes, schema: Any) -> Row:
@@ -214,7 +218,9 @@ def row_of(data: bytes, schema: Any) -> Row:
     try:
         found = fastavro.schemaless_reader(io.BytesIO(data), schema, return_named_type=True)
     except Exception as error:  # noqa: BLE001 - bytes may be anything
-        raise traced(MessageError(f"a message cannot be read: {type(error).__name__}"), error) from None
+        raise traced(
+            MessageError(f"a row does not match the schema of its message: {type(error).__name__}"), error
+        ) from None
     plain: Row = _plain(found)
     return plain
 

@@ -201,7 +201,10 @@ class _Helper:
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         except OSError as error:
-            raise TargetError(f"the snapshot process cannot be started: {error.strerror}") from None
+            raise TargetError(
+                f"the process that answers snapshot requests cannot be started: {error.strerror}",
+                "check that this host has memory and process IDs left",
+            ) from None
 
     def make(self, table: TableName, subject: str, is_over: threading.Event) -> int | None:
         """Return the exit code of the snapshot, or None if it was not made, because the process had exited or

@@ -44,7 +44,7 @@ class TableShape:
                 record = after[0]["type"][1]
             return cls(tuple(_column(field) for field in record["fields"]))
         except (ValueError, KeyError, TypeError, IndexError):
-            raise MessageError("the schema of a message is not one of creek's") from None
+            raise MessageError("the schema of a message is not in creek's format") from None
 
     @cached_property
     def keys(self) -> list[ShapeColumn]:

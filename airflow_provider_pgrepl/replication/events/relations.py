@@ -49,7 +49,10 @@ class TableSelection:
         if tables is None:
             return cls(prefixes=frozenset(prefixes))
         if not tables and not prefixes:
-            raise ConfigError("tables: none is named", "name some, or give None for all")
+            raise ConfigError(
+                "tables: none is named",
+                'name some, as "public.orders" or "public.*", or leave the setting out for all',
+            )
         patterns = [text for text in tables if text.endswith(_ALL_OF_SCHEMA)]
         try:
             names = frozenset(TableName.parse(text) for text in tables if text not in patterns)

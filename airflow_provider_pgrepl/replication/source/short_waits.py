@@ -34,7 +34,7 @@ def with_short_waits(
     timeout_s: float,
     refusal: type[PgReplError] = SnapshotError,
 ) -> T:
-    """Call `attempt` for up to `timeout_s` seconds, until it returns, and return its result.
+    """Call `attempt` until it returns, for about `timeout_s` seconds, and return its result.
 
     `attempt` receives the seconds that it may wait for a lock. Between two attempts, the statements that
     queued behind it run. The last wait is longer, unless `timeout_s` is short, so that an autovacuum does not

@@ -122,7 +122,7 @@ def unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
 
 
 def refusal(result: pq.abc.PGresult) -> PgReplError:
-    """Return the error for a rejected command, by SQLSTATE: object in use, undefined object, wrong state."""
+    """Return the error for a command that the server rejects, or for a stream that it ended, by SQLSTATE."""
     state = _sqlstate(result)
     text = _message(result) or "no message"
     if state == "55006":
@@ -210,7 +210,8 @@ class ReplicationStream:
         return self._connection.backend_pid
 
     def read(self, timeout_s: float, max_bytes: int) -> Chunk:
-        """Return what has arrived, or arrives within `timeout_s` seconds; the chunk may be empty.
+        """Return what has arrived, or arrives within `timeout_s` seconds. The chunk may be empty, and
+        its last message may exceed `max_bytes`.
 
         After the stream has ended and everything received before has been returned, raises BusyError,
         SlotError, PublicationError, UnsendableError or SourceConnectionError.
@@ -247,9 +248,9 @@ class ReplicationStream:
         return Chunk(messages, size, keepalive, has_heard or bool(messages or keepalive))
 
     def _more(self, timeout_s: float, *, has_some: bool) -> bool:
-        """Return True if more data has arrived.
+        """Return True if more data has arrived, or if the connection is lost meanwhile.
 
-        If the connection was lost, raises the error only after everything received before has been read: the
+        If it was lost before, raises the error only after everything received before has been read: the
         server's last message may be in it.
         """
         if self._lost is None:
@@ -263,12 +264,13 @@ class ReplicationStream:
         raise self._lost
 
     def _kept(self, data: memoryview) -> bytes | memoryview:
+        """Return a message, without the content of a logical message of more than `message_bytes`."""
         if len(data) > self._message_bytes:
             data = without_content(data, HEADER, self._message_bytes)
         return bytes(data) if len(data) <= _COPIED_BYTES else data
 
     def send_status(self, received: LSN, confirmed: LSN, *, wants_reply: bool = False) -> None:
-        """Send a standby status update. `told`: the LSN to confirm to the slot."""
+        """Send a standby status update. `confirmed`: the LSN to confirm to the slot."""
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
         try:
             self._connection.put_copy_data(
@@ -281,8 +283,8 @@ class ReplicationStream:
     def end(self, timeout_s: float = 5.0) -> None:
         """End the stream in order, so that the server processes the last status and releases the slot.
 
-        Only closing the connection may discard that status: unread data makes the operating system reset the
-        connection. Does not raise if the connection is lost, or the server takes longer than `timeout_s`.
+        Merely closing the connection may discard that status: unread data makes the operating system reset
+        the connection. Does not raise if the connection is lost, or the server takes longer than `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         try:

@@ -39,8 +39,8 @@ class AppliedTable:
 class Applied:
     """The progress of a pipeline, also while none of its apps runs.
 
-    `lsn`: the newest consistent point, 0 while an app has started and written
-    none, and `commit_time` that of its last transaction, if known. `complete_at`: every
+    `lsn`: the newest consistent point, 0 if no app has recorded one, and `commit_time` that of its last
+    transaction, if known. `complete_at`: every
     transaction whose commit record was in the WAL of the source at that time, by the clock of the source, is
     in each streaming table. `tables`: without removed ones.
     """

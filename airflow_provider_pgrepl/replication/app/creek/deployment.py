@@ -200,8 +200,8 @@ def _options(variable: str, given: Mapping[str, str], what: str, by_creek: Colle
 class SourceTables:
     """A connection to the source that is notified when a table is added to or removed from the publication.
 
-    A connection that was lost is opened again. Methods raise SourceConnectionError, and PrivilegeError if a
-    right is missing.
+    A connection that was lost is opened again. `prepare` raises SourceConnectionError, and PrivilegeError if
+    the role may not create the publication. Without the functions it goes on, with a warning.
     """
 
     def __init__(self, deployment: Deployment) -> None:
