@@ -1,4 +1,4 @@
-"""The commands of `pgrepl` that inspect or change a pipeline, with their options.
+"""The commands of `pgrepl` other than those that start apps, with their options.
 
 The parser of all commands is built at every start. Therefore each command imports the modules of its
 operation only when it runs.

@@ -33,7 +33,7 @@ class OrphanedTaskError(Exception):
 class AppEnd:
     """The end of an app, or its hand-over to the next task run while it continues.
 
-    :param why: the last error in its log, or its last lines if there is no error
+    :param why: the last error in its log, or its last lines if there is no error; empty after a hand-over
     :param result: the last content of its result file
     """
 
@@ -45,7 +45,7 @@ class AppEnd:
 
 
 class ApplicationFollower:
-    """The app of a pipeline on this host, as one try of a task follows it.
+    """Follows the app of a pipeline on this host for one try of a task.
 
     :param poll_interval_s: seconds between two readings of its state, log and result
     :param hand_over_after_s: seconds until the app is handed over; None follows it to its end

@@ -36,7 +36,7 @@ class Access:
         return cls(pipeline, process.source_dsn(), process.state_dsn())
 
     def describe(self) -> str:
-        """Return the names of pipeline, source and lake, for a prompt that asks the user to confirm them."""
+        """Return the names of pipeline, source and lake, for the message that asks for `--yes`."""
         source = address(self.dsn)
         return f"pipeline {self.pipeline.name}, source {source}, lake {self.pipeline.lake_root}"
 
@@ -53,7 +53,7 @@ class Access:
     def state_db(self, role: str) -> Iterator[StateDatabase]:
         """Open the state of a pipeline for the block, and migrate its schema to this version.
 
-        Creates nothing: raises StateError if the state is not set up, as in a database that was named by
+        Creates no schema: raises StateError if the state is not set up, as in a database that was named by
         mistake. Raises SourceConnectionError.
         """
         with StateDatabase(self.state_dsn, f"{role} {self.pipeline.name}", self.started_by) as state_db:

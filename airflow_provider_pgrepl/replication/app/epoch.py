@@ -56,7 +56,10 @@ def check_owner(pipeline: Pipeline, record: EpochRecord) -> None:
 
 
 def has_tables(record: EpochRecord | None, records: Records) -> bool:
-    """Return True if any table of this epoch is in the lake. Until then, the epoch can be begun again."""
+    """Return True if the state records a table that was copied in this epoch.
+
+    Until then, the epoch can be begun again.
+    """
     return record is not None and any(
         table.position_lsn is not None and table.position_lsn >= record.consistent_point - 1
         for table in records.values()
@@ -115,7 +118,7 @@ def lost_lake(pipeline: Pipeline) -> LakeError:
 
 
 def begun_epoch(state_db: StateDatabase, pipeline: Pipeline) -> EpochRecord:
-    """Return the present epoch.
+    """Return the present epoch. If the lake has none, migrates the schema of the state first.
 
     Raises LakeError if the lake is another pipeline's or is missing, NoChangelogError before the first
     snapshot.
@@ -152,7 +155,7 @@ def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
     )
 
 
-def taken_otherwise(pipeline: Pipeline, record: TableRecord) -> bool:
+def is_copied_differently(pipeline: Pipeline, record: TableRecord) -> bool:
     """Return True if a table has a lake table and `lake_tables` is now `none`, or the reverse.
 
     Tables that were copied by older versions have a lake table.
@@ -163,14 +166,14 @@ def taken_otherwise(pipeline: Pipeline, record: TableRecord) -> bool:
     return bool(known.get("lake_tables", "all") != pipeline.lake_tables)
 
 
-def otherwise_taken(pipeline: Pipeline, records: Records) -> list[TableName]:
+def copied_differently(pipeline: Pipeline, records: Records) -> list[TableName]:
     """Return the tables that must be copied again because `lake_tables` has changed, sorted."""
-    return sorted(table for table, record in records.items() if taken_otherwise(pipeline, record))
+    return sorted(table for table, record in records.items() if is_copied_differently(pipeline, record))
 
 
 def check_lake_tables_setting(pipeline: Pipeline, records: Records) -> None:
     """Raise ConfigError, naming the tables, if tables were copied with another value of `lake_tables`."""
-    found = otherwise_taken(pipeline, records)
+    found = copied_differently(pipeline, records)
     if not found:
         return
     names = ", ".join(map(str, found[:_NAMED])) + (", …" if len(found) > _NAMED else "")

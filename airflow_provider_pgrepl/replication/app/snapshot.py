@@ -31,12 +31,12 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import (
     check_lake,
     check_may_change,
+    copied_differently,
     find_epoch,
     has_tables,
+    is_copied_differently,
     known_tables,
-    otherwise_taken,
     refuse_without_lake,
-    taken_otherwise,
 )
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import (
@@ -149,7 +149,7 @@ class SnapshotRun:
         """Return True if a table must be copied, or must be marked errored because it can no longer be
         replicated."""
         record = self.records.get(table)
-        if record is None or taken_otherwise(self.snapshotter.pipeline, record):
+        if record is None or is_copied_differently(self.snapshotter.pipeline, record):
             return True
         if self._stays_errored(record):
             return False
@@ -211,7 +211,7 @@ class SnapshotRun:
                 )
             return SnapshotResult()
         assert self.epoch is not None
-        changing = otherwise_taken(self.snapshotter.pipeline, self.records)
+        changing = copied_differently(self.snapshotter.pipeline, self.records)
         check_may_change(self.snapshotter.state_db, self.snapshotter.pipeline, changing)
         # Bind the settings to the tables as they are now: executors may take long to start.
         wanted = [relation for relation in selected.relations if relation.table in tables]

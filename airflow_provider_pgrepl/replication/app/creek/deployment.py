@@ -334,7 +334,7 @@ def _execute(connection: Connection, command: str) -> None:
 
 
 class ChildProcess:
-    """A child process that runs an app. It is not started yet.
+    """A child process that runs an app. The constructor does not start it.
 
     It has the environment variables of this process, and those in `environment`.
     """
@@ -367,7 +367,7 @@ class ChildProcess:
 
     @property
     def is_due(self) -> bool:
-        """Return True if the process does not run, and has not ended within the last 5 s."""
+        """Return True if the process does not run, and `ended` has reported no end within the last 5 s."""
         return self._process is None and time.monotonic() >= self._due
 
     def ask_to_end(self) -> None:

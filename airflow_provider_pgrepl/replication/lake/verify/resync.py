@@ -147,8 +147,11 @@ class Resync(SnapshotCopy):
             return _Compared(table, comparison, missing, pick(lake, shape, comparison.listed.extra))
 
     def _open(self, relation: Relation) -> DeltaTable:
-        """Open the lake table. Raises LakeError unless it is this pipeline's, whole, and has the columns and
-        partitions that a copy would have."""
+        """Open the lake table.
+
+        Raises LakeError unless it is whole, only this pipeline has written it, and it has the columns and
+        partitions that a copy would have.
+        """
         uri, name, epoch = self._uri(relation.table), self._pipeline.name, self._record.epoch
         settle_log(uri, name)
         table = open_table(uri)

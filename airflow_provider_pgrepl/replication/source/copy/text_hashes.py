@@ -124,7 +124,7 @@ class TextHashes:
 
     def _of_column(self, seed: str, name: str) -> str:
         # A cast to text may differ from the output function, as for boolean. IS NULL is true of a row of
-        # NULLs.
+        # NULLs, therefore num_nulls.
         column = self._sql(name)
         text = f"pg_catalog.concat({column})"
         if self.as_hex:

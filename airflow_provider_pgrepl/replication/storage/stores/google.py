@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.storage.stores.base import RETRY_TIMEOU
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _HADOOP = "spark.hadoop.fs.gs.auth"
 _METADATA_HOST = "metadata.google.internal"
-_environment = Lock()
+_environment_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def _anonymous_key(url: str) -> str:
 
     deltalake ignores google_skip_signature, and would request a token from the host.
     """
-    nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-    return json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
+    empty = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    return json.dumps({"gcs_base_url": url, "disable_oauth": True, **empty})
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _key_in_memory(key: str) -> Iterator[None]:
             f"{GOOGLE_KEY} is supported only on Linux: set {_CREDENTIALS} to the path of a key file"
         )
     file = os.memfd_create("key")
-    with _environment:
+    with _environment_lock:
         before = os.environ.get(_CREDENTIALS)
         try:
             os.write(file, key.encode())
