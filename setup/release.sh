@@ -1,0 +1,19 @@
+#!/bin/sh
+# Build what a release consists of into dist/: wheel, source, list of components (CycloneDX) and SHA-256 sums.
+set -eu
+cd "$(dirname "$0")/.."
+. setup/uv.sh
+if [ -n "$(git status --porcelain)" ]; then
+    echo "commit your changes first: a release is built from a commit" >&2
+    exit 1
+fi
+rm -rf dist
+# All files in the archives have the time of the commit, so that anyone can build the same bytes and compare.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+"$uv" build --quiet --out-dir dist
+"$uv" export --quiet --preview-features sbom-export --format cyclonedx1.5 --frozen --no-dev --all-extras \
+    --output-file dist/airflow_provider_pgrepl.cdx.json >/dev/null
+rm -f dist/.gitignore
+(cd dist && sha256sum -- * >SHA256SUMS)
+cat dist/SHA256SUMS
