@@ -83,11 +83,18 @@ def test_each_fault_is_problem_with_hint_and_exit_code_1(patient: Patient, tmp_p
     assert ("ok", "source") in found, out
 
 
-def test_missing_delta_jars_which_no_app_needs_are_a_warning(patient: Patient, tmp_path: Path) -> None:
+def test_delta_jars_missing_in_the_named_folder_are_a_warning(patient: Patient, tmp_path: Path) -> None:
     patient.patch.setenv(JARS_VARIABLE, str(tmp_path))
     code, found, out = patient.findings()
     assert code == 0, out
     assert {("warning", "jars"), ("ok", "spark")} <= found
+
+
+def test_delta_jars_which_no_app_needs_may_be_missing(patient: Patient, tmp_path: Path) -> None:
+    patient.patch.delenv(JARS_VARIABLE, raising=False)
+    patient.patch.chdir(tmp_path)
+    _, found, out = patient.findings()
+    assert ("ok", "jars") in found, out
 
 
 def test_unreachable_source_is_problem_and_host_is_checked_all_the_same(patient: Patient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ from airflow_provider_pgrepl.replication.source.preflight.tables import table_wa
 from airflow_provider_pgrepl.replication.source.server import read_server, read_slot_limits
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot import read_slot
-from airflow_provider_pgrepl.replication.spark.connectors import delta_jars
+from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE, delta_jars
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.storage.probe import (
     UNKNOWN_MARGIN,
@@ -168,7 +169,10 @@ def _spark() -> Iterator[Finding]:
         jars = [jar.name for jar in delta_jars()]
     except ToolError as error:
         text = f"{error.message}. Only readers with Spark need them"
-        yield Finding(CheckStatus.WARNING, "jars", text, error.hint)
+        if os.environ.get(JARS_VARIABLE):
+            yield Finding(CheckStatus.WARNING, "jars", text, error.hint)
+        else:
+            yield _ok("jars", f"{text}: {error.hint}")
         return
     yield _ok("jars", ", ".join(jars) if jars else "Delta's jars are in pyspark's own folder")
 
