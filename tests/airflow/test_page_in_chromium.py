@@ -186,10 +186,14 @@ def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:
         "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Remove').click()"
     )
     browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
-    assert browser.evaluate("document.querySelector('dialog [type=submit]').disabled") is True
+    browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+    shown = "getComputedStyle(document.querySelector('dialog [type=submit]')).opacity"
+    assert browser.evaluate(shown) == "0.5"
+    browser.evaluate("document.querySelector('dialog [type=submit]').click()")
     assert browser.evaluate("document.querySelector('dialog form').checkValidity()") is False
+    assert browser.evaluate("document.querySelector('dialog').open") is True
     browser.evaluate("document.querySelector('dialog .tick input').click()")
-    assert browser.evaluate("document.querySelector('dialog [type=submit]').disabled") is False
+    assert browser.evaluate(shown) == "1"
     assert browser.evaluate("document.querySelector('dialog form').checkValidity()") is True
 
 

@@ -458,8 +458,6 @@ async function ask(action, pipeline, tables) {
   dialog.replaceChildren(form);
   dialog.showModal();
   let dags = [];
-  const allow = () => { start.disabled = !dags.length || (sure != null && !sure.checked); };
-  sure?.addEventListener("change", allow);
   const chosen = () => dags.find((dag) => dag.dag_id === select.value);
   select.addEventListener("change", () => { problem.textContent = chosen()?.is_paused ? "This DAG is paused: unpause it first, or the run waits." : ""; });
   form.addEventListener("submit", async (event) => {
@@ -475,7 +473,7 @@ async function ask(action, pipeline, tables) {
       dialog.close();
     } catch (error) {
       problem.textContent = error.message;
-      allow();
+      start.disabled = false;
     }
   });
   try {
@@ -491,7 +489,7 @@ async function ask(action, pipeline, tables) {
     const sole = isOwn || (dags.length === 1 && known.length === 1) ? dags[0] : null;
     if (sole) { select.value = sole.dag_id; select.dispatchEvent(new Event("change")); }
     if (!dags.length) problem.textContent = `No DAG with the tag pgrepl offers this action for this pipeline, or you may not see it. Copy the examples: pgrepl dags --copy-to DIR`;
-    allow();
+    start.disabled = !dags.length;
   } catch (error) {
     prompt.textContent = "The DAGs could not be loaded";
     problem.textContent = error.message;
