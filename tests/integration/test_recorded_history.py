@@ -380,6 +380,6 @@ def test_history_prints_events_and_samples(shop, tmp_path, capsys):
     assert main(["history", file, "--since", "2999-01-01"]) == 0
     assert capsys.readouterr().out == "nothing is recorded\n"
     assert main(["history", file, "public.nosuch"]) == 78
-    assert "nothing is recorded of table public.nosuch" in capsys.readouterr().err
+    assert "not among the tables of pipeline shop: public.nosuch" in capsys.readouterr().err
     assert main(["history", file, "--since", "yesterday"]) == 78
     assert "--since" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ConfigError, one_line
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import not_recorded
+from airflow_provider_pgrepl.replication.app.operations.selection import choose
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -34,9 +35,9 @@ def read_history(
 ) -> Rows:
     """Return the newest recorded events or samples of a pipeline, or of one of its tables, oldest first.
 
-    Writes nothing, and needs neither source nor lake. Raises ConfigError for an invalid argument, or a
-    table of which nothing was ever recorded. Raises StateError if the state is not set up or of an older
-    version.
+    Writes nothing, and needs neither source nor lake. Raises ConfigError for an invalid argument, and if
+    there are no rows of a table that the pipeline does not have. Raises StateError if the state is not set up
+    or of an older version.
 
     :param since: a timestamp in ISO 8601, in UTC unless it has an offset; or `30m`, `24h`, `7d`
     """
@@ -46,22 +47,16 @@ def read_history(
     with StateDatabase(process.state_dsn(), f"history {pipeline.name}") as state_db:
         if not state_db.is_set_up():
             raise not_recorded(pipeline.name)
-        if name is not None:
-            _check_recorded(state_db, pipeline.name, name)
+        found: Rows
         if not samples:
-            return state_db.read_events(pipeline.name, name, begin, limit)
-        if name is None:
-            return state_db.read_samples(pipeline.name, begin, limit)
-        return state_db.read_table_samples(pipeline.name, name, begin, limit)
-
-
-def _check_recorded(state_db: StateDatabase, pipeline: str, table: TableName) -> None:
-    """Raise ConfigError if the table is not one of the pipeline's, and no event of it is recorded."""
-    if table not in state_db.read_tables(pipeline) and not state_db.read_events(pipeline, table, None, 1):
-        raise ConfigError(
-            f"nothing is recorded of table {table} in pipeline {pipeline}",
-            "check the name: `pgrepl status FILE.json` lists the tables",
-        )
+            found = state_db.read_events(pipeline.name, name, begin, limit)
+        elif name is None:
+            found = state_db.read_samples(pipeline.name, begin, limit)
+        else:
+            found = state_db.read_table_samples(pipeline.name, name, begin, limit)
+        if name is not None and not found:
+            choose(state_db, pipeline.name, [name])
+        return found
 
 
 def _parse(table: str) -> TableName:
