@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_provider_pgrepl.cli.apps import DASHBOARDS, GRAFANA, RULES, copy_dashboards
 from airflow_provider_pgrepl.cli.commands import COMMANDS
-from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, ToolError
+from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, PgReplError, ToolError
 from airflow_provider_pgrepl.replication.app.metrics.collector import MAX_TABLES, ReplicationCollector
 from airflow_provider_pgrepl.replication.app.metrics.error_counts import OTHER, ErrorCounts
 from airflow_provider_pgrepl.replication.app.metrics.observer import Observed
@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import check_client, metrics_address
+from airflow_provider_pgrepl.replication.state import source_tokens
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 from airflow_provider_pgrepl.replication.state.tables import TableCondition, TableState
 from tests.support.metrics import queried, queries
@@ -144,6 +145,15 @@ def test_errors_are_counted_by_class_from_log_lines():
     assert found[series("pgrepl_errors_total", **{"class": OTHER})] == 1
     assert found[series("pgrepl_errors_total", **{"class": "DriftError"})] == 0
     assert not [one for one in (dict(labels).get("class", "") for _, labels in found) if one.startswith("_")]
+
+
+def test_private_error_class_counts_as_its_base():
+    private = source_tokens._CannotWriteError
+    assert private.__base__ is PgReplError
+    errors = ErrorCounts()
+    errors.add(private.__name__)
+    assert errors.read()["PgReplError"] == 1
+    assert private.__name__ not in errors.read()
 
 
 def test_address_is_local_unless_a_host_is_given(monkeypatch):

@@ -18,7 +18,8 @@ class ErrorCounts(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts = dict.fromkeys([*_classes(PgReplError), OTHER], 0)
+        self._labels = _labels(PgReplError, OTHER)
+        self._counts = dict.fromkeys([*self._labels.values(), OTHER], 0)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count the errors among the arguments of a log line."""
@@ -31,7 +32,7 @@ class ErrorCounts(logging.Handler):
         """Count an error of the class `name`."""
         self.acquire()
         try:
-            self._counts[name if name in self._counts else OTHER] += 1
+            self._counts[self._labels.get(name, OTHER)] += 1
         finally:
             self.release()
 
@@ -40,9 +41,10 @@ class ErrorCounts(logging.Handler):
         return self._counts.copy()
 
 
-def _classes(kind: type[PgReplError]) -> list[str]:
-    """Return the names of the class and of those derived from it. A private one never leaves its module."""
-    found = [] if kind.__name__.startswith("_") else [kind.__name__]
+def _labels(kind: type[PgReplError], base: str) -> dict[str, str]:
+    """Return the labels of the class and of those derived from it, by name. A private one has its base's."""
+    label = base if kind.__name__.startswith("_") else kind.__name__
+    found = {kind.__name__: label}
     for one in kind.__subclasses__():
-        found += _classes(one)
+        found |= _labels(one, label)
     return found
