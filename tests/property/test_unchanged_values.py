@@ -215,7 +215,7 @@ def check_true(source: Source, found: list[dict], begin: int = 0) -> None:
         assert row["new"] == [None if place in left else one for place, one in enumerate(truth)]
 
 
-@examples(1000)
+@examples(2000)
 @given(sources(), st.data())
 def test_filling_restores_every_sent_value_and_only_correct_values(source: Source, data: st.DataObject):
     rows = source.table()
