@@ -188,7 +188,7 @@ docs: venv ## Build the site of the documents into .docs/site; a warning, such a
 
 .PHONY: audit
 audit: venv ## Look for known vulnerabilities in the locked dependencies, at osv.dev
-	@sh setup/audit.sh
+	@. setup/uv.sh; "$$uv" audit --preview-features audit-command --frozen --no-dev
 
 .PHONY: release
 release: venv audit ## Build wheel, source, SBOM and checksums of this commit into dist

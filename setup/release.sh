@@ -7,7 +7,10 @@ if [ -n "$(git status --porcelain)" ]; then
     echo "commit your changes first: a release is built from a commit" >&2
     exit 1
 fi
-rm -rf dist
+if [ -e dist ]; then
+    echo "dist/ has files of an earlier build: move or remove them first" >&2
+    exit 1
+fi
 # All files in the archives have the time of the commit, so that anyone can build the same bytes and compare.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH

@@ -1,3 +1,2 @@
-# Sourced by scripts that are in the root of the project: sets `uv` to the program with which setup/venv.sh
-# made .venv.
-if command -v uv >/dev/null; then uv=uv; else uv="$(pwd)/.uv/bin/uv"; fi
+# Sourced in the root of the project: sets `uv` to the one on PATH, or else to the one that setup/venv.sh fetches.
+if uv --version >/dev/null 2>&1; then uv=uv; else uv="$(pwd)/.uv/bin/uv"; fi

@@ -5,19 +5,15 @@ cd "$(dirname "$0")/.."
 . setup/apt.sh
 UV_VERSION=0.13.8 # as in the Dockerfile
 unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
+. setup/uv.sh
 
-if uv --version >/dev/null 2>&1; then
-    uv=uv
-else
-    uv=.uv/bin/uv
-    if ! "$uv" --version >/dev/null 2>&1; then
-        command -v python3 >/dev/null 2>&1 || install_packages "Python 3.11 or newer is missing" python3 python3-venv
-        # Debian ships venv without the part that installs pip unless this package is there.
-        python3 -c 'import ensurepip' 2>/dev/null || install_packages "Python's venv module is missing" python3-venv
-        rm -rf .uv
-        python3 -m venv .uv
-        .uv/bin/pip install --quiet "uv==$UV_VERSION"
-    fi
+if ! "$uv" --version >/dev/null 2>&1; then
+    command -v python3 >/dev/null 2>&1 || install_packages "Python 3.11 or newer is missing" python3 python3-venv
+    # Debian ships venv without the part that installs pip unless this package is there.
+    python3 -c 'import ensurepip' 2>/dev/null || install_packages "Python's venv module is missing" python3-venv
+    rm -rf .uv
+    python3 -m venv .uv
+    .uv/bin/pip install --quiet "uv==$UV_VERSION"
 fi
 # The machine's own certificates, where it has them: a company's proxy is known to these alone.
 if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
