@@ -443,7 +443,8 @@ class TargetError(PgReplError):
 
 class MessageError(TargetError):
     """A broker delivers a message to a [client of creek's wire](../how-to/publish-to-nats.md) that is not in
-    that format, or does not match its schema. The message names the subject or the stream.
+    that format, or does not match its schema. Most messages name the subject or the
+    stream.
     """
 
     advice = "check that only publishers of this format write to the subject"

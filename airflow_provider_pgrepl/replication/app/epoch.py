@@ -166,14 +166,14 @@ def is_copied_differently(pipeline: Pipeline, record: TableRecord) -> bool:
     return bool(known.get("lake_tables", "all") != pipeline.lake_tables)
 
 
-def copied_differently(pipeline: Pipeline, records: Records) -> list[TableName]:
+def tables_copied_differently(pipeline: Pipeline, records: Records) -> list[TableName]:
     """Return the tables that must be copied again because `lake_tables` has changed, sorted."""
     return sorted(table for table, record in records.items() if is_copied_differently(pipeline, record))
 
 
 def check_lake_tables_setting(pipeline: Pipeline, records: Records) -> None:
     """Raise ConfigError, naming the tables, if tables were copied with another value of `lake_tables`."""
-    found = copied_differently(pipeline, records)
+    found = tables_copied_differently(pipeline, records)
     if not found:
         return
     names = ", ".join(map(str, found[:_NAMED])) + (", …" if len(found) > _NAMED else "")

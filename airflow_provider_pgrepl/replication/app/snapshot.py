@@ -31,12 +31,12 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import (
     check_lake,
     check_may_change,
-    copied_differently,
     find_epoch,
     has_tables,
     is_copied_differently,
     known_tables,
     refuse_without_lake,
+    tables_copied_differently,
 )
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import (
@@ -211,7 +211,7 @@ class SnapshotRun:
                 )
             return SnapshotResult()
         assert self.epoch is not None
-        changing = copied_differently(self.snapshotter.pipeline, self.records)
+        changing = tables_copied_differently(self.snapshotter.pipeline, self.records)
         check_may_change(self.snapshotter.state_db, self.snapshotter.pipeline, changing)
         # Bind the settings to the tables as they are now: executors may take long to start.
         wanted = [relation for relation in selected.relations if relation.table in tables]

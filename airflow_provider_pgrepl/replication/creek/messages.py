@@ -209,7 +209,7 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
         )
     except (KeyError, TypeError, ValueError, ConfigError):
         raise MessageError(
-            "a message in the stream of changes does not match its schema, or has an unknown ID"
+            "a message in the stream of changes does not match its schema, or its ID cannot be read"
         ) from None
 
 

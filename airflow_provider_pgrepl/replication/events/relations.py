@@ -51,7 +51,7 @@ class TableSelection:
         if not tables and not prefixes:
             raise ConfigError(
                 "tables: none is named",
-                'name some, as "public.orders" or "public.*", or leave the setting out for all',
+                'name some, as "public.orders" or "public.*", or leave it out for all',
             )
         patterns = [text for text in tables if text.endswith(_ALL_OF_SCHEMA)]
         try:

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.app.creek.deployment import (
     Deployment,
     SourceTables,
 )
-from airflow_provider_pgrepl.replication.app.epoch import copied_differently, find_epoch
+from airflow_provider_pgrepl.replication.app.epoch import find_epoch, tables_copied_differently
 from airflow_provider_pgrepl.replication.app.evidence import check
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.process import StopSignal
@@ -173,7 +173,7 @@ def _as_it_began(deployment: Deployment, state_db: StateDatabase, pipeline: Pipe
     decide."""
     if "lake_tables" in deployment.options:
         return pipeline
-    if not copied_differently(pipeline, read_records(state_db, pipeline)):
+    if not tables_copied_differently(pipeline, read_records(state_db, pipeline)):
         return pipeline
     log.warning(
         "this deployment has lake tables, which it keeps. To go on without them, and without Spark, set %s to"

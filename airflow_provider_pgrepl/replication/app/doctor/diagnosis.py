@@ -169,10 +169,8 @@ def _spark() -> Iterator[Finding]:
         jars = [jar.name for jar in delta_jars()]
     except ToolError as error:
         text = f"{error.message}. Only readers with Spark need them"
-        if os.environ.get(JARS_VARIABLE):
-            yield Finding(CheckStatus.WARNING, "jars", text, error.hint)
-        else:
-            yield _ok("jars", f"{text}: {error.hint}")
+        status = CheckStatus.WARNING if os.environ.get(JARS_VARIABLE) else CheckStatus.OK
+        yield Finding(status, "jars", text, error.hint)
         return
     yield _ok("jars", ", ".join(jars) if jars else "Delta's jars are in pyspark's own folder")
 
