@@ -3,20 +3,22 @@
 set -eu
 cd "$(dirname "$0")/.."
 . setup/uv.sh
-if [ -n "$(git status --porcelain)" ]; then
+changes=$(git status --porcelain)
+if [ -n "$changes" ]; then
     echo "commit your changes first: a release is built from a commit" >&2
     exit 1
 fi
 if [ -e dist ]; then
-    echo "dist/ has files of an earlier build: move or remove them first" >&2
+    echo "dist/ is there, of an earlier build: move or remove it first" >&2
     exit 1
 fi
 # All files in the archives have the time of the commit, so that anyone can build the same bytes and compare.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
-"$uv" build --quiet --out-dir dist
+"$uv" build --quiet --python .venv/bin/python --no-build-isolation --out-dir dist # with the locked hatchling
 "$uv" export --quiet --preview-features sbom-export --format cyclonedx1.5 --frozen --no-dev --all-extras \
     --output-file dist/airflow_provider_pgrepl.cdx.json >/dev/null
+grep -q SHA-256 dist/airflow_provider_pgrepl.cdx.json || { echo "this uv writes no hashes: use 0.13.8" >&2; exit 1; }
 rm -f dist/.gitignore
 (cd dist && sha256sum -- * >SHA256SUMS)
 cat dist/SHA256SUMS

@@ -15,8 +15,4 @@ if ! "$uv" --version >/dev/null 2>&1; then
     python3 -m venv .uv
     .uv/bin/pip install --quiet "uv==$UV_VERSION"
 fi
-# The machine's own certificates, where it has them: a company's proxy is known to these alone.
-if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
-    export UV_SYSTEM_CERTS=true UV_NATIVE_TLS=true
-fi
 exec "$uv" sync --frozen --quiet
