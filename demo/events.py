@@ -35,6 +35,16 @@ class Service(threading.Thread, ABC):
         self.delay_s = 0.0
         self.stop_asked = threading.Event()
 
+    @abstractmethod
+    def read(self) -> None:
+        """Take events until `stop_asked` is set."""
+
+    def run(self) -> None:
+        try:
+            self.read()
+        except Exception as error:  # noqa: BLE001 - the main thread says it
+            self.error = str(error) or type(error).__name__
+
     def stop(self) -> None:
         self.stop_asked.set()
         if self.is_alive():
@@ -97,5 +107,5 @@ class Events(ABC):
     def _running(self) -> Service:
         assert self.service is not None
         if self.service.error:
-            raise DemoError(f"The service that reads events lost its broker: {self.service.error}")
+            raise DemoError(f"The service that reads events has failed: {self.service.error}")
         return self.service

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer
 
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from demo.airflow import connection
@@ -37,16 +37,13 @@ class KafkaService(Service):
         }
         self._places: dict[tuple[str, int], Place] = {}
 
-    def run(self) -> None:
-        try:
-            with closing(Consumer(self._properties)) as consumer:
-                consumer.subscribe([rf"^{_TOPICS}\..*"])
-                while not self.stop_asked.is_set():
-                    message = consumer.poll(0.5)
-                    if message is not None and message.error() is None:
-                        self._receive(message)
-        except KafkaException as error:
-            self.error = str(error)
+    def read(self) -> None:
+        with closing(Consumer(self._properties)) as consumer:
+            consumer.subscribe([rf"^{_TOPICS}\..*"])
+            while not self.stop_asked.is_set():
+                message = consumer.poll(0.5)
+                if message is not None and message.error() is None:
+                    self._receive(message)
 
     def _receive(self, message: Any) -> None:
         headers = {name: value.decode() for name, value in message.headers()}

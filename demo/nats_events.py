@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import ClassVar
 
-from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.creek.client import CreekClient
 from demo.airflow import connection
 from demo.errors import DemoError
@@ -28,11 +28,8 @@ class NatsService(Service):
         super().__init__()
         self._uri = uri
 
-    def run(self) -> None:
-        try:
-            asyncio.run(self._read())
-        except TargetError as error:
-            self.error = error.message
+    def read(self) -> None:
+        asyncio.run(self._read())
 
     async def _read(self) -> None:
         async with CreekClient(self._uri, _DATABASE) as creek:

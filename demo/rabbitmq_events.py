@@ -38,19 +38,16 @@ class RabbitMQService(Service):
             channel.queue_declare(_EXCHANGE, durable=True, arguments={"x-queue-type": "quorum"})
             channel.queue_bind(_EXCHANGE, _EXCHANGE, "#")
 
-    def run(self) -> None:
-        try:
-            with pika.BlockingConnection(self._parameters) as broker:
-                channel = broker.channel()
-                channel.basic_qos(prefetch_count=1_000)
-                for method, properties, body in channel.consume(_EXCHANGE, inactivity_timeout=0.5):
-                    if method is not None:
-                        self._receive(properties, json.loads(body))
-                        channel.basic_ack(method.delivery_tag)
-                    if self.stop_asked.is_set():
-                        return
-        except pika.exceptions.AMQPError as error:
-            self.error = str(error) or type(error).__name__
+    def read(self) -> None:
+        with pika.BlockingConnection(self._parameters) as broker:
+            channel = broker.channel()
+            channel.basic_qos(prefetch_count=1_000)
+            for method, properties, body in channel.consume(_EXCHANGE, inactivity_timeout=0.5):
+                if method is not None:
+                    self._receive(properties, json.loads(body))
+                    channel.basic_ack(method.delivery_tag)
+                if self.stop_asked.is_set():
+                    return
 
     def _receive(self, properties: pika.BasicProperties, event: dict[str, Any]) -> None:
         table, position = event["table"], EventPosition.parse(properties.message_id)
