@@ -383,3 +383,7 @@ def test_history_prints_events_and_samples(shop, tmp_path, capsys):
     assert "not among the tables of pipeline shop: public.nosuch" in capsys.readouterr().err
     assert main(["history", file, "--since", "yesterday"]) == 78
     assert "--since" in capsys.readouterr().err
+    with shop.access.state_db("test") as state_db:
+        state_db.forget_pipeline("shop")
+    assert main(["history", file, "public.a", "--since", "2999-01-01"]) == 0
+    assert capsys.readouterr().out == "nothing is recorded\n"

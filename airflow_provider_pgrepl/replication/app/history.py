@@ -54,7 +54,7 @@ def read_history(
             found = state_db.read_samples(pipeline.name, begin, limit)
         else:
             found = state_db.read_table_samples(pipeline.name, name, begin, limit)
-        if name is not None and not found:
+        if name is not None and not found and state_db.read_pipeline(pipeline.name) is not None:
             choose(state_db, pipeline.name, [name])
         return found
 
