@@ -443,8 +443,8 @@ class TargetError(PgReplError):
 
 class MessageError(TargetError):
     """A broker delivers a message to a [client of creek's wire](../how-to/publish-to-nats.md) that is not in
-    that format, or does not match its schema. Most messages name the subject or the
-    stream.
+    that format, or does not match its schema. Many messages name the
+    subject.
     """
 
     advice = "check that only publishers of this format write to the subject"

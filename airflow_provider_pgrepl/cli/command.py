@@ -31,7 +31,7 @@ class Command:
 
     :param name: one word, or two for a subcommand: `events try` is `try` below `events`
     :param work: called with the pipeline (only if `has_pipeline`) and the arguments. Returns the exit code.
-    :param add: adds the arguments that the module of the work declares
+    :param add: adds further arguments to the parser
     :param is_app: True if arguments after `--` are passed to spark-submit
     """
 

@@ -1,4 +1,4 @@
-"""The commands of `pgrepl` other than those that start apps, with their options.
+"""The commands of `pgrepl` other than those in `apps.py`, with their options.
 
 The parser of all commands is built at every start. Therefore each command imports the modules of its
 operation only when it runs.
@@ -37,6 +37,13 @@ YES_TO_DROP = Option(
     {
         "action": "store_true",
         "help": "needed with --drop-lake-tables; without it, the command only prints what it would do",
+    },
+)
+YES_TO_SKIP = Option(
+    "--yes",
+    {
+        "action": "store_true",
+        "help": "skip it; without this, all before it is received, and the command prints what it would do",
     },
 )
 TABLES = Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
@@ -495,7 +502,7 @@ COMMANDS: tuple[Command, ...] = (
         "skip",
         "go on without a transaction that the server cannot send",
         _skip,
-        (LSN, UNCHANGED_TABLES, YES),
+        (LSN, UNCHANGED_TABLES, YES_TO_SKIP),
     ),
     Command(
         "changes",

@@ -17,7 +17,7 @@ _DIFFERENT = 1
 
 
 class PgVerifyOperator(SparkAppOperator):
-    """Compare lake tables with the source at one LSN. Changes nothing, except lake tables with `repair`.
+    """Compare lake tables with the source at one LSN. Changes neither, except lake tables with `repair`.
 
     The replication app has to run, so that the changelog reaches the LSN at which the source is read.
     A table that differs fails the task without retries. A table that cannot be compared fails the try.

@@ -33,7 +33,8 @@ class OrphanedTaskError(Exception):
 class AppEnd:
     """The end of an app, or its hand-over to the next task run while it continues.
 
-    :param why: the last error in its log, or its last lines if there is no error; empty after a hand-over
+    :param why: the last error in its log, or its last lines if there is no error; empty after a
+        hand-over, and if the app is lost
     :param result: the last content of its result file
     """
 

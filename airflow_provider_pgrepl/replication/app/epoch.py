@@ -118,7 +118,7 @@ def lost_lake(pipeline: Pipeline) -> LakeError:
 
 
 def begun_epoch(state_db: StateDatabase, pipeline: Pipeline) -> EpochRecord:
-    """Return the present epoch. If the lake has none, migrates the schema of the state first.
+    """Return the present epoch. Migrates the schema of a state that is set up, if the lake has no epoch.
 
     Raises LakeError if the lake is another pipeline's or is missing, NoChangelogError before the first
     snapshot.

@@ -200,8 +200,9 @@ def _options(variable: str, given: Mapping[str, str], what: str, by_creek: Colle
 class SourceTables:
     """A connection to the source that is notified when a table is added to or removed from the publication.
 
-    A connection that was lost is opened again. `prepare` raises SourceConnectionError, and PrivilegeError if
-    the role may not create the publication. Without the functions it goes on, with a warning.
+    A connection that was lost is opened again. All methods but `has_news` raise SourceConnectionError.
+    `prepare` raises PrivilegeError if the role may not create the publication; without the functions it goes
+    on, with a warning.
     """
 
     def __init__(self, deployment: Deployment) -> None:
