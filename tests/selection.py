@@ -108,7 +108,9 @@ def is_thorough(item: pytest.Item) -> bool:
         return True
     if "seed" in _values(item) and _major(item) != MAJORS[-1]:
         return True
-    return _major(item) not in (MAJORS[0], MAJORS[-1]) or not FETCHED_BY_TEST_ALL.isdisjoint(_fixtures(item))
+    # Cheaper rings show what differs by major.
+    shown_on = (MAJORS[-1],) if ring(item) in STARTS_SPARK else (MAJORS[0], MAJORS[-1])
+    return _major(item) not in shown_on or not FETCHED_BY_TEST_ALL.isdisjoint(_fixtures(item))
 
 
 def _is_of(item: pytest.Item, parameters: Sequence[str]) -> bool:

@@ -83,12 +83,13 @@ def test_one_small_process_without_spark_publishes_what_comes(events):
     assert [path.name for path in Path(events.pipeline.lake_root).iterdir()] == ["_pgrepl"]
 
 
+@pytest.mark.thorough("the test above; unit/test_packaging: programs import without the client of any broker")
 def test_extra_of_a_broker_is_all_that_needs_to_be_installed(events, tmp_path):
     run_with_extra(events, tmp_path, "nats", events.uri)
     assert events.seen() == [("t", "c", 2), ("t", "d", 1)]
 
 
-@pytest.mark.thorough("the test above: NATS")
+@pytest.mark.thorough("the same as above")
 def test_extra_of_rabbitmq_is_all_that_needs_to_be_installed(events, broker, tmp_path):
     name = events.pipeline.name
     queue = Queue(broker.uri, f"pgrepl.{name}", f"q-{name}")
@@ -173,7 +174,7 @@ def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rul
         connection.autocommit = True
         with connection.cursor() as cursor:
             for number in range(100, 100_000):
-                if over.wait(0.002):
+                if over.wait(0.02):
                     break
                 cursor.execute("insert into t values (%s, 'x')", (number,))
         connection.close()

@@ -66,7 +66,7 @@ def traffic(dsn: str) -> Iterator[list[int]]:
         while not is_over.is_set():
             with contextlib.suppress(psycopg2.Error), contextlib.closing(psycopg2.connect(dsn)) as connection:
                 connection.autocommit = True
-                while not is_over.wait(0.005):
+                while not is_over.wait(0.02):
                     number += 2
                     with connection.cursor() as cursor:
                         cursor.execute("insert into t values (%s, 'x')", (number,))

@@ -88,9 +88,7 @@ def traffic(dsn: str, *tables: str) -> Iterator[None]:
         except BaseException as error:
             failed.append(error)
 
-    writers = [
-        threading.Thread(target=write, args=arguments) for arguments in ((10000, 0.002), (10001, 0.02))
-    ]
+    writers = [threading.Thread(target=write, args=arguments) for arguments in ((10000, 0.01), (10001, 0.02))]
     for writer in writers:
         writer.start()
     try:

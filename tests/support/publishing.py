@@ -49,7 +49,7 @@ def changing(received: Received) -> Iterator[Changes]:
     def change() -> None:
         with connected(received.dsn) as cursor:
             cursor.connection.autocommit = True
-            while not over.wait(0.005):
+            while not over.wait(0.02):
                 table, key = chance.choice(("t", "other")), chance.randrange(200)
                 cursor.execute(
                     f"insert into {table} values ({key}, {changes.made})"
