@@ -101,7 +101,6 @@ def pytest_collection() -> Iterator[object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     select(config, items)
     # Imported and collected objects stay to the end: each full garbage collection would visit them again.
-    gc.collect()
     gc.freeze()
 
 

@@ -197,6 +197,59 @@ def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:
     assert browser.evaluate("document.querySelector('dialog form').checkValidity()") is True
 
 
+def test_answer_to_a_cancelled_dialog_leaves_the_next_one_open(browser: Browser, airflow: str) -> None:
+    browser.open("about:blank")
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop/public/customers")
+    browser.wait_for("document.querySelectorAll('.events li').length")
+    browser.evaluate(
+        "window.answer = null; window.ask = window.fetch;"
+        "window.fetch = async (url, given) => { const answer = await window.ask(url, given);"
+        " if (given.method === 'POST') await new Promise((done) => { window.answer = done; });"
+        " return answer; }"
+    )
+    button = "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause')"
+    for _ in range(2):
+        browser.evaluate(f"{button}.click()")
+        browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
+        browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+        if not browser.evaluate("Boolean(window.answer)"):
+            browser.evaluate("document.querySelector('dialog [type=submit]').click()")
+            browser.wait_for("Boolean(window.answer)")
+            browser.evaluate("document.querySelector('dialog [type=button]').click()")
+    browser.evaluate("window.answer()")
+    browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
+    assert browser.evaluate("document.querySelector('dialog').open") is True
+
+
+def test_dags_are_offered_when_the_pipelines_cannot_be_read(browser: Browser, airflow: str) -> None:
+    browser.open("about:blank")
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop/public/customers")
+    browser.wait_for("document.querySelectorAll('.events li').length")
+    browser.evaluate(
+        "window.ask = window.fetch; window.fetch = async (url, given) => {"
+        " if (String(url).includes('api/databases')) throw new TypeError('refused');"
+        " return window.ask(url, given); }"
+    )
+    browser.evaluate(
+        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
+    )
+    browser.wait_for("document.querySelectorAll('dialog option').length === 2")
+    assert browser.evaluate("document.querySelector('dialog option').innerText").startswith("Choose")
+    assert browser.evaluate("document.querySelector('dialog [role=alert]').innerText") == ""
+
+
+def test_pipeline_without_samples_has_no_numbers(browser: Browser, airflow: str, pg: Connection) -> None:
+    rows(pg, "delete from _pgrepl.samples where pipeline = 'billing' returning 1")
+    browser.open("about:blank")
+    browser.open(f"{airflow}{PAGE_PREFIX}/")
+    browser.wait_for("document.querySelectorAll('.card').length === 2")
+    card = "[...document.querySelectorAll('.card')].find(one => one.innerText.includes('billing'))"
+    lag, throughput = (
+        browser.evaluate(f"{card}.children[{number}].innerText").split("\n") for number in (1, 2)
+    )
+    assert (lag, throughput) == (["Lag", "no samples in 24 h"], ["Throughput", "–"])
+
+
 def test_dag_of_another_pipeline_is_not_offered(browser: Browser, airflow: str) -> None:
     browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/billing/public/customers")
     browser.wait_for("document.querySelectorAll('.events li').length")

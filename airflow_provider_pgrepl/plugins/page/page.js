@@ -182,11 +182,11 @@ function pipelineCard(pipeline) {
       el("div", { class: "chips" }, badge(pipeline.state), ...states.map((state) =>
         el("a", { class: `badge ${state}`, href: hash(pipeline.database, pipeline.name) + `?state=${state}` },
           `${whole(pipeline.tables[state])} ${state.replaceAll("_", " ")}`)))),
-    el("div", { class: "lag" }, el("span", { class: "label" }, "Lag"),
-      el("span", { class: "big number" }, duration(sample?.lag_seconds)),
-      el("span", { class: "quiet number" }, ` ${bytes(sample?.lag_bytes)}`), sparkline(pipeline.lags, "Lag")),
-    label("Throughput", el("span", { class: "number" }, `${whole(pipeline.changes_per_s)} changes/s`), el("br"),
-      el("span", { class: "quiet number" }, `${bytes(sample?.bytes_per_s)}/s`)),
+    el("div", { class: "lag" }, el("span", { class: "label" }, "Lag"), sample ? [
+      el("span", { class: "big number" }, duration(sample.lag_seconds)),
+      el("span", { class: "quiet number" }, ` ${bytes(sample.lag_bytes)}`)] : null, sparkline(pipeline.lags, "Lag")),
+    label("Throughput", sample ? [el("span", { class: "number" }, `${whole(pipeline.changes_per_s)} changes/s`), el("br"),
+      el("span", { class: "quiet number" }, `${bytes(sample.bytes_per_s)}/s`)] : "–"),
     label("Retained WAL", wal(sample), el("span", { class: "quiet" }, "reported ", ago(pipeline.reported_at, "never"))),
     problems.length ? el("ul", { class: "whole" }, problems) : null,
     error ? el("div", { class: "whole" }, el("span", { class: "label" }, "Last error, ", ago(error.time)),
@@ -470,14 +470,15 @@ async function ask(action, pipeline, tables) {
     const on = action.fields ? `of ${pipeline.pipeline}` : listed.length === 1 ? listed[0] : `${listed.length} tables`;
     try {
       await trigger(select.value, conf, `${action.title.replace("…", "")} ${on}`);
-      dialog.close();
+      if (form.isConnected) dialog.close(); // after Cancel the dialog may have another form
     } catch (error) {
       problem.textContent = error.message;
       start.disabled = false;
     }
   });
   try {
-    const [found] = await Promise.all([dagsFor(action), answers.size || askDatabases(() => {})]);
+    // Without the pipelines no DAG is chosen, and the user can still choose one.
+    const [found] = await Promise.all([dagsFor(action), answers.size || askDatabases(() => {}).catch(() => {})]);
     const own = found.filter((dag) => dag.tags.some((tag) => tag.name === `pipeline:${pipeline.pipeline}`));
     dags = own.length ? own : found.filter((dag) => !dag.tags.some((tag) => tag.name.startsWith("pipeline:")));
     prompt.textContent = "Choose the DAG of this pipeline";
