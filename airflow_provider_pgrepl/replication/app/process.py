@@ -271,21 +271,21 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
         metavar="a.b,c.d",
         nargs="?",
         const="",
-        help="take tables that the pipeline file does not hold; without names: those that match a pattern",
+        help="add tables that the pipeline file does not list, or that were removed; without names: all new"
+        " tables that match a pattern",
     )
     ways.add_argument(
-        "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
-    )
-    ways.add_argument(
-        "--resync",
+        "--new-epoch",
         action="store_true",
-        help="begin a new epoch whose tables are compared, and repaired: as pgrepl resync",
+        help="begin a new epoch: drop the slot, create a new one, and copy all tables again",
     )
+    ways.add_argument("--resync", action="store_true", help="the same as pgrepl resync")
     of_resync(parser, "with --new-epoch or --resync: ")
     ways.add_argument(
         "--take-over",
         metavar="SLOT",
-        help="begin with the changes that the reader of that slot, of another program, has not confirmed",
+        help="begin at the position of another program's slot, so that no change is missed; stop that program"
+        " first",
     )
 
 
@@ -294,7 +294,8 @@ def of_resync(parser: argparse.ArgumentParser, condition: str = "") -> None:
     parser.add_argument(
         "--give-up",
         metavar="NAME,NAME",
-        help=f"{condition}the source or lake that is given up: another one than now, or a missing lake",
+        help=f"{condition}the names of the source or lake that the new epoch abandons; the error of a run"
+        " without this option prints them",
     )
 
 
@@ -328,7 +329,7 @@ def of_verify(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time limit for the changelog to reach the source's snapshot",
     )
-    parser.add_argument("--json", action="store_true", help="print the report for programs")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def of_replicate(parser: argparse.ArgumentParser) -> None:
@@ -342,13 +343,16 @@ def of_replicate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publish",
         metavar="NAME",
-        help="without lake tables: run this publisher in the same process, with its target's variables",
+        help="run this publisher in the same process (only without lake tables); set PGREPL_TARGET_URI as for"
+        " the publishing app",
     )
     parser.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus on this port"
     )
     parser.add_argument(
-        "--metrics-host", metavar="HOST", help="the address to listen on for it; by default 127.0.0.1"
+        "--metrics-host",
+        metavar="HOST",
+        help="the address on which --metrics-port listens; default: 127.0.0.1",
     )
 
 
@@ -366,7 +370,7 @@ def of_publish(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after",
         metavar="POSITION",
-        help="begin after a change's ID or an LSN, even if later events were published or had stopped",
+        help="begin after this change ID or LSN, even if this sends events again or leaves events out",
     )
 
 

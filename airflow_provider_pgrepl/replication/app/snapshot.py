@@ -426,8 +426,9 @@ def take_over(access: Access, slot: str) -> SnapshotResult:
     """
     if access.pipeline.publication_mode != "use":
         raise ConfigError(
-            "--take-over: what the slot holds can be read with a publication from then alone",
-            'name it as `publication`, and set `publication_mode` to "use"',
+            "--take-over: the slot's changes can be decoded only with a publication that existed when they"
+            " were written",
+            'set `publication` to the one that the other program uses, and `publication_mode` to "use"',
         )
     with opened(access) as run:
         if not run.has_begun:
