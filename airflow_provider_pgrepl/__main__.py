@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return process.exit_code(error)
     except Exception as error:  # noqa: BLE001 - its text may hold values of rows
-        sys.stderr.write(f"pgrepl ended by an error of its own: unexpected {trace_of(error)}\n")
+        sys.stderr.write(f"pgrepl failed, {process.BUG}: unexpected {trace_of(error)}\n")
         return _CRASHED
 
 

@@ -30,6 +30,9 @@ WILL_NOT_HELP = 78
 CRASHED = 70
 """The exit code for an unexpected error, which is a bug of this package. A retry may succeed."""
 
+BUG = "which is a bug: run it again, and report the lines below if it fails again"
+"""The clause after the name of a program that an unexpected exception has ended."""
+
 DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
 TARGET_VARIABLE = "PGREPL_TARGET_URI"
@@ -132,7 +135,7 @@ def run(
         log.error("%s: %s", error.__class__.__name__, error)
         return exit_code(error)
     except Exception as error:  # noqa: BLE001 - its text may hold values of rows
-        log_unexpected(log, f"{program} ended by an error of its own", error)
+        log_unexpected(log, f"{program} failed, {BUG}", error)
         return CRASHED
 
 
@@ -146,7 +149,7 @@ def traces_of_threads() -> Iterator[None]:
     def of_thread(ended: threading.ExceptHookArgs) -> None:
         name = "a thread" if ended.thread is None else f"the thread {ended.thread.name}"
         if ended.exc_value is not None:
-            log_unexpected(log, f"{name} ended by an error of its own", ended.exc_value)
+            log_unexpected(log, f"{name} ended", ended.exc_value)
 
     def of_object(failed: sys.UnraisableHookArgs) -> None:
         if failed.exc_value is not None:
@@ -250,7 +253,10 @@ class StopSignal:
                     if received[0] in _STOPPING:
                         self._asked.set()
         if not self._ended.wait(self._limit_s):
-            log.error("asked to end %g s ago, and still not done: ended as by a kill", self._limit_s)
+            log.error(
+                "shutdown did not finish within %g s: exiting at once with code %d, which loses no change",
+                *(self._limit_s, RETRY_MAY_HELP),
+            )
             end_at_once()
 
     def wait(self, seconds: float) -> bool:
