@@ -157,7 +157,10 @@ class SnapshotRun:
             return True
         if table in selected.unnamed:
             # Do not copy it now: the receiver identifies its columns by their attnums.
-            log.warning("%s; the table goes on, and cannot be copied until then", selected.problems[table])
+            log.warning(
+                "%s; changes are still applied, but the table cannot be copied until the setting is changed",
+                selected.problems[table],
+            )
             return False
         return table in selected.problems and record.state is not TableState.PAUSED
 
