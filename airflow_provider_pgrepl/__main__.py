@@ -3,7 +3,9 @@
 `python -m airflow_provider_pgrepl` is the same command.
 
 PGREPL_DSN is the DSN of the source, and PGREPL_STATE_DSN that of the state (default: the source).
-Exit codes: 0 done, 75 a retry may help, 78 a retry does not help (or `--yes` is missing), 1 unexpected error.
+Exit codes: 0 done; 1 `status --check`, `doctor` or `verify` found a problem, or an unexpected error ended the
+command; 2 `verify` could not compare a table; 70 an unexpected error ended an app; 75 a retry may help; 78 a
+retry does not help, or `--yes` is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     command: Command = arguments.command
     if spark and not command.is_app:
-        parser.error("nothing of this command is for spark-submit: leave -- out, and what follows it")
+        parser.error(
+            f"{command.name} takes no options of spark-submit\n  hint: remove -- and everything after it"
+        )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(process_io.SafeFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -51,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return process.exit_code(error)
     except Exception as error:  # noqa: BLE001 - its text may hold values of rows
-        sys.stderr.write(f"pgrepl ended by an error of its own: unexpected {trace_of(error)}\n")
+        sys.stderr.write(f"pgrepl failed, {process.BUG}: unexpected {trace_of(error)}\n")
         return _CRASHED
 
 
 _EPILOG = (
-    "The connection string of the source is taken from PGREPL_DSN, that of the state from PGREPL_STATE_DSN,"
-    " else the source. What follows `--` is for spark-submit: pgrepl snapshot FILE.json -- --master spark://…"
+    "PGREPL_DSN is the connection string of the source, PGREPL_STATE_DSN that of the state database (default:"
+    " PGREPL_DSN). Options after `--` are passed to spark-submit: pgrepl snapshot FILE.json -- --master spark://…"
 )
 
 

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.spark_driver import supervisor
 
 DASHBOARDS = Path(__file__).resolve().parents[1] / "dashboards"
 GRAFANA, RULES = "pgrepl_grafana.json", "pgrepl_rules.yaml"
-_EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://host:7077"
+_EPILOG = "Options after `--` are passed to spark-submit, as in: -- --master spark://host:7077"
 
 
 def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
@@ -106,8 +106,8 @@ def _run_without_spark(name: str, pipeline_file: str, own: Sequence[str], spark:
     """Replace this process with the app. Raises ConfigError if there are options for Spark."""
     if spark:
         raise ConfigError(
-            f"pgrepl {name}: nothing is for spark-submit: the pipeline has no lake tables",
-            "leave -- out, and what follows it",
+            f"pgrepl {name} takes no options of spark-submit for a pipeline without lake tables",
+            "remove -- and everything after it",
         )
     source_dsn()
     command = spark_submit.without_spark(spark_submit.application(name), pipeline_file, own)
@@ -214,12 +214,17 @@ APPS = (
     _app("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
     _app(
         "resync",
-        "begin a new epoch whose tables are compared with the source, and repaired, instead of copied",
+        "begin a new epoch: drop the slot, create a new one, compare each table with the source and replace"
+        " the rows that differ",
         of_resync,
         _resync,
     ),
     _app("replicate", "keep the lake current, until stopped or caught up", of_replicate),
-    _app("verify", "compare lake tables with the source at one LSN", of_verify),
+    _app(
+        "verify",
+        "compare lake tables with the source at one LSN, while the replication app runs",
+        of_verify,
+    ),
     _app("publish", "supply a broker with change events, until stopped or caught up", of_publish),
     Command(
         "dags",

@@ -25,6 +25,11 @@ class Option:
         parser.add_argument(self.name, **self.how)  # type: ignore[arg-type]
 
 
+def flag(name: str, text: str) -> Option:
+    """Return an option without a value. `text`: its help text."""
+    return Option(name, {"action": "store_true", "help": text})
+
+
 @dataclass(frozen=True)
 class Command:
     """A command of `pgrepl`.

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.cli.apps import APPS
-from airflow_provider_pgrepl.cli.command import Arguments, Command, Option
+from airflow_provider_pgrepl.cli.command import Arguments, Command, Option, flag
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 
-JSON = Option("--json", {"action": "store_true", "help": "for programs"})
-YES = Option(
-    "--yes",
-    {"action": "store_true", "help": "make the change; without it, the command only prints what it would do"},
-)
+JSON = flag("--json", "print the result as JSON")
+YES = flag("--yes", "make the change; without it, the command only prints what it would do")
 YES_TO_DROP = Option(
     "--yes",
     {
@@ -39,22 +36,22 @@ YES_TO_DROP = Option(
         "help": "needed with --drop-lake-tables; without it, the command only prints what it would do",
     },
 )
-YES_TO_SKIP = Option(
+YES_TO_SKIP = flag(
     "--yes",
-    {
-        "action": "store_true",
-        "help": "skip it; without this, all before it is received, and the command prints what it would do",
-    },
+    "skip the transaction; without it, the command receives all earlier transactions and prints what a skip"
+    " would cost",
 )
-TABLES = Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
-ANY_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all errored ones, if none"})
+TABLES = Option(
+    "tables", {"nargs": "+", "metavar": "TABLE", "help": """as public.orders or '"My Schema"."T"'"""}
+)
+ANY_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "default: all errored tables"})
 TIMEOUT = Option(
     "--timeout",
     {
         "type": float,
         "default": 60.0,
         "metavar": "SECONDS",
-        "help": "wait so long for an app that is still running",
+        "help": "seconds to wait for a running app; after that, the command ends with 75",
     },
 )
 TABLES_TO_COMPACT = Option(
@@ -66,10 +63,13 @@ LIMIT = Option(
         "type": float,
         "default": MAINTENANCE_LIMIT_S,
         "metavar": "SECONDS",
-        "help": "begin to join no more files after that",
+        "help": "start no further compaction after this many seconds; a running one is finished",
     },
 )
-LSN = Option("--lsn", {"required": True, "metavar": "X/X", "help": "as the error names it"})
+LSN = Option(
+    "--lsn",
+    {"required": True, "metavar": "X/X", "help": "the LSN of the transaction, as UnsendableError prints it"},
+)
 UNCHANGED_TABLES = Option(
     "--unchanged-tables",
     {
@@ -79,50 +79,60 @@ UNCHANGED_TABLES = Option(
         "help": "tables that the transaction did not change; they continue without a resnapshot",
     },
 )
-DROP_TABLES = Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
-DROP_LAKE = Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
+DROP_TABLES = flag("--drop-lake-tables", "also drop the lake tables and their histories")
+DROP_LAKE = flag("--drop-lake", "also drop the pipeline's lake tables and changelog")
 GIVE_UP = Option(
     "--give-up",
-    {"metavar": "NAME", "help": "the source, if it has another history than the lake; the error names it"},
+    {
+        "metavar": "NAME",
+        "help": "drop objects at a source that may be a copy of the pipeline's; the error without this option"
+        " prints NAME",
+    },
 )
-SOURCE_NAME = Option("name", {"metavar": "NAME", "help": "the source's; the error for another one says it"})
+SOURCE_NAME = Option(
+    "name",
+    {
+        "metavar": "NAME",
+        "help": "the name of the source; with any other name, the error prints the right one",
+    },
+)
 NO_MARK_ERRORED = Option("--no-mark-errored", {"action": "store_true", "help": "mark no table errored"})
 MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 
 ONE_TABLE = Option(
-    "table", {"nargs": "?", "metavar": "TABLE", "help": "only this table; without, pipeline and tables"}
+    "table", {"nargs": "?", "metavar": "TABLE", "help": "only this table; default: pipeline and tables"}
 )
 SINCE = Option(
     "--since",
-    {"metavar": "TIME", "help": "2026-01-31T12:00:00Z (UTC without an offset), or 30m, 24h, 7d ago"},
+    {
+        "metavar": "TIME",
+        "help": "an age (30m, 24h, 7d), or a timestamp such as 2026-01-31T12:00:00Z (UTC without an offset)",
+    },
 )
 LIMIT_ROWS = Option(
     "--limit", {"type": int, "default": 100, "metavar": "N", "help": "print the newest N rows at most"}
 )
-SAMPLES = Option(
-    "--samples", {"action": "store_true", "help": "samples of lag, WAL and throughput instead of events"}
-)
-SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all, if none"})
+SAMPLES = flag("--samples", "samples of lag, WAL and throughput instead of events")
+SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "default: all tables"})
 AFTER = Option(
     "--after",
     {
         "metavar": "POSITION",
-        "help": "a change's id, an LSN or a timestamp; else the oldest change that is kept",
+        "help": "begin after this change ID, LSN or timestamp; default: with the oldest retained change",
     },
 )
-FOLLOW = Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
+FOLLOW = flag("--follow", "keep printing new changes until Ctrl-C")
 QUERY = Option(
-    "query", {"metavar": "SQL", "help": "as 'select count(*) from public.orders', in DataFusion's SQL"}
+    "query", {"metavar": "SQL", "help": "in DataFusion's SQL, as 'select count(*) from public.orders'"}
 )
 AS_OF = Option(
-    "--as-of", {"metavar": "POSITION", "help": "an LSN or a timestamp; else the newest consistent point"}
+    "--as-of", {"metavar": "POSITION", "help": "an LSN or a timestamp; default: the newest consistent point"}
 )
 FORMAT = Option(
-    "--format", {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "of the rows"}
+    "--format",
+    {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "the output format"},
 )
-CHECK = Option(
-    "--check", {"action": "store_true", "help": "print only the problems, and exit with 1 for a failure"}
-)
+CHECK = flag("--check", "print only the problems, and exit with 1 for a failure")
 SCRIPT = Option(
     "--script",
     {
@@ -140,9 +150,9 @@ UNITY = Option(
     },
 )
 UNITY_CATALOG = Option(
-    "--unity-catalog", {"metavar": "NAME", "help": "the catalog of it, which must be there"}
+    "--unity-catalog", {"metavar": "NAME", "help": "an existing catalog of that Unity Catalog server"}
 )
-REMOVE = Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
+REMOVE = flag("--remove", "print the SQL that removes it")
 
 _PROBLEMS = 1
 """The exit code of a check that has found problems."""
@@ -202,8 +212,8 @@ def _resume(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
 
-    resume_tables(Access.from_environment(pipeline), arguments.tables)
-    return _say(*(f"{table}: catching up" for table in arguments.tables))
+    states = resume_tables(Access.from_environment(pipeline), arguments.tables)
+    return _say(*(f"{table}: {state}" for table, state in states.items()))
 
 
 def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -212,8 +222,10 @@ def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
 
     retried = retry_tables(Access.from_environment(pipeline), arguments.tables or None)
     if not retried:
-        return _say("no table is errored")
-    _say(*(f"{found.table}: catching up" for found in retried if found.refused is None))
+        return _say("none of these tables is errored" if arguments.tables else "no table is errored")
+    overtaken = "changed by another process during the retry; see pgrepl status FILE.json"
+    states = {found.table: overtaken if found.is_overtaken else "catching_up" for found in retried}
+    _say(*(f"{found.table}: {states[found.table]}" for found in retried if found.refused is None))
     refused = [found.refused for found in retried if found.refused is not None]
     sys.stderr.write("".join(f"stays errored: {error}\n" for error in refused))
     codes = {process.exit_code(error) for error in refused}
@@ -471,15 +483,10 @@ COMMANDS: tuple[Command, ...] = (
         (ONE_TABLE, SINCE, LIMIT_ROWS, SAMPLES, JSON),
     ),
     Command("status", "tables, states, positions and lag of a pipeline", _status, (CHECK, JSON)),
-    Command(
-        "doctor",
-        "check source, lake, state and this host, and say what to do",
-        _doctor,
-        (SCRIPT, JSON),
-    ),
+    Command("doctor", "check source, lake, state and this host, and say what to do", _doctor, (SCRIPT, JSON)),
     Command("pause", "stop merging into tables; their changes are kept", _pause, (TABLES,)),
-    Command("resume", "have paused tables catch up", _resume, (TABLES,)),
-    Command("retry", "have errored tables catch up, when the cause is gone", _retry, (ANY_TABLES,)),
+    Command("resume", "continue paused tables from the changelog", _resume, (TABLES,)),
+    Command("retry", "continue errored tables whose cause is fixed, without a copy", _retry, (ANY_TABLES,)),
     Command(
         "remove",
         "take tables out of the pipeline",
@@ -494,22 +501,19 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "teardown",
-        "drop slot, publication and records",
+        "drop the slot, publication and event trigger that the pipeline created, and its records; without"
+        " --drop-lake, the lake stays",
         _teardown,
         (DROP_LAKE, GIVE_UP, TIMEOUT, YES),
     ),
     Command(
         "skip",
-        "go on without a transaction that the server cannot send",
+        "skip a transaction that the server cannot send: its changes are lost, and tables that it may have"
+        " changed are marked errored; stop the replication app first",
         _skip,
         (LSN, UNCHANGED_TABLES, YES_TO_SKIP),
     ),
-    Command(
-        "changes",
-        "print changes as lines of JSON",
-        _changes,
-        (SOME_TABLES, AFTER, FOLLOW),
-    ),
+    Command("changes", "print changes as lines of JSON", _changes, (SOME_TABLES, AFTER, FOLLOW)),
     Command(
         "sql",
         "run a query on the lake's tables, all of them as of one point in time",
@@ -532,13 +536,15 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "accept-source",
-        "go on with a source whose schema _pgrepl was lost or restored",
+        "continue with a source that lost its token, because its schema _pgrepl was dropped or restored; stop"
+        " the replication app first",
         _accept_source,
         (SOURCE_NAME,),
     ),
     Command(
         "accept-missing",
-        "go on without consistent points, or an index of relations, that the lake has lost",
+        "continue although the lake has lost its consistent points or its index of relations; stop the"
+        " replication app first",
         _accept_missing,
         (YES,),
     ),
@@ -562,22 +568,22 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "consume",
-        "keep tables of other databases in PostgreSQL, by what comes over NATS",
+        "copy tables of other databases into PostgreSQL, and keep them current from NATS",
         _consume,
         add=process.of_consume,
         has_pipeline=False,
     ),
     Command(
         "creek",
-        "stand in for creek: all that its environment variables ask for, in one process",
+        "replace creek: replicate and publish as creek's environment variables (PG_URI, NATS_URI) describe",
         _creek,
         has_pipeline=False,
     ),
     Command(
         "warm-up",
-        "compile functions and archive Spark's classes, so that later starts need not wait for that",
+        "compile functions and archive Spark's classes now, so that later starts are faster",
         _warm_up,
         has_pipeline=False,
     ),
 )
-GROUPS = {"events": "what a publisher makes of changes"}
+GROUPS = {"events": "inspect the events of a publisher"}

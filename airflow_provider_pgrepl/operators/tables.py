@@ -112,7 +112,7 @@ class PgRetryTablesOperator(TablesOperator):
         tried = retry_tables(access, tables or None)
         refused = {str(table.table): _why(table) for table in tried if table.refused is not None}
         result = {
-            "tables": [str(table.table) for table in tried if table.refused is None],
+            "tables": [str(one.table) for one in tried if one.refused is None and not one.is_overtaken],
             "refused": refused,
         }
         if refused:

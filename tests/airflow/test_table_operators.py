@@ -75,6 +75,16 @@ def test_retry_operator_names_still_errored_table_once(
     assert str(caught.value) == "public.a: the table was dropped\n  hint: remove it"
 
 
+def test_retry_operator_does_not_return_table_that_another_process_changed(
+    shop: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_pgrepl.replication.app.operations import tables
+
+    found = tuple(tables.RetryResult(TableName("public", name), None, name == "b") for name in "ab")
+    monkeypatch.setattr(tables, "retry_tables", lambda *_: found)
+    assert operate("PgRetryTablesOperator", shop) == {"tables": ["public.a"], "refused": {}}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [

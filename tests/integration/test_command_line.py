@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.source.connection import rows
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
@@ -46,8 +47,13 @@ def line(dsn, tmp_path, monkeypatch, capsys):
 
 def test_tables_are_paused_and_resumed(line):
     assert line("pause", A, B) == (0, f"{A}: paused\n{B}: paused\n", "")
-    assert line("resume", A) == (0, f"{A}: catching up\n", "")
+    assert line("resume", A) == (0, f"{A}: catching_up\n", "")
     assert line.kept.states() == {A: "catching_up", B: "paused"}
+
+
+def test_resume_prints_state_of_table_that_was_not_paused(line):
+    assert line("resume", A) == (0, f"{A}: streaming\n", "")
+    assert line.kept.states() == {A: "streaming", B: "streaming"}
 
 
 def test_pausing_unknown_table_exits_78_with_hint(line):
@@ -80,12 +86,22 @@ def test_retry_says_what_stays_in_error(line):
     line.kept.fail(B)
     execute(line.kept.dsn, "alter table b alter at type text")
     code, out, err = line("retry")
-    assert (code, out) == (78, f"{A}: catching up\n")
+    assert (code, out) == (78, f"{A}: catching_up\n")
     assert err.startswith(f"stays errored: {B}: the type of column at changed from date to text")
     assert "\n  hint: resnapshot it: pgrepl snapshot FILE.json --tables 'public.b'" in err
     code, out, err = line("retry", B)
     assert (code, out) == (78, "")
     assert line.kept.states() == {A: "catching_up", B: "errored"}
+    assert line("retry", A) == (0, "none of these tables is errored\n", "")
+
+
+def test_retry_prints_no_new_state_for_table_that_another_process_changed(line, monkeypatch):
+    line.kept.fail(A)
+    monkeypatch.setattr(StateDatabase, "move", lambda *_, **__: False)
+    code, out, err = line("retry", A)
+    overtaken = "changed by another process during the retry; see pgrepl status FILE.json"
+    assert (code, out, err) == (0, f"{A}: {overtaken}\n", "")
+    assert line.kept.states() == {A: "errored", B: "streaming"}
 
 
 def test_a_lake_table_is_dropped_only_with_yes(line):

@@ -17,7 +17,7 @@ def test_replicate_and_status_warn_of_tables_that_differ(dsn: str, tmp_path: Pat
     assert not read_status(events.pipeline, events.access).warnings
     events.configure(tables=("public.kept", "public.new"))
     expected = (
-        "no longer in the pipeline file, and replicated on: public.gone; put them back, or end that: ",
+        "no longer in the pipeline file, but still replicated: public.gone; add them to the file again, or ",
         "in the pipeline file, and not replicated: public.new; add them: ",
     )
 

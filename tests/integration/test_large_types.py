@@ -81,7 +81,7 @@ def test_a_table_of_such_a_type_is_refused_by_name(pg, dsn, run, steps, statemen
     with pytest.raises(TableError) as caught:
         check_source(dsn, pipeline())
     assert len(steps) < MOST_STEPS
-    assert "public.t: types: column c of type public.odd is made of more than" in caught.value.message
+    assert "public.t: column c of type public.odd is made of more than" in caught.value.message
     relation = find_relation(pg, TABLE)
     assert [column.pg_type.kind for column in relation.columns] == ["b", TOO_LARGE, TOO_LARGE, "b"]
     assert len(relation.to_json()) < 5000

@@ -55,7 +55,7 @@ def test_oversized_message_keeps_prefix_and_size_and_warns_once_per_prefix(
         ("", 0, 0),
     ]
     assert read_messages(received.pipeline).schema == MESSAGE_SCHEMA
-    said = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "was not stored" in record.getMessage()]
     assert len(said) == 3
     assert not any("\n" in line for line in said)
     assert [row["new"] for row in received.changelog_rows("M")][1] == ["ü", None, "1001"]

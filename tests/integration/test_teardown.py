@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.errors import (
     ChangelogError,
     ConfigError,
     LakeError,
+    LakeUnavailableError,
     PgReplError,
     Retry,
     StateError,
@@ -26,6 +27,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
@@ -83,6 +85,23 @@ def test_nothing_is_left_at_the_source_and_the_lake_stays(kept):
     assert kept.lake_rows(A).num_rows == 0
     again = teardown(kept.access)
     assert (again.dropped, len(again.kept)) == ([], 1)
+
+
+def test_teardown_says_how_to_reuse_lake_that_could_not_be_marked(kept, monkeypatch):
+    def unavailable(*_):
+        raise LakeUnavailableError("the changelog cannot be written")
+
+    monkeypatch.setattr(writer, "mark_torn_down", unavailable)
+    done = teardown(kept.access)
+    assert left(kept) == {}
+    assert done.kept[-1] == (
+        f"the lake {kept.pipeline.lake_root}: it could not be marked as torn down (the changelog cannot be"
+        " written). To use it again, run pgrepl snapshot FILE.json --new-epoch, and again with the --give-up"
+        " NAME it prints"
+    )
+    with pytest.raises(ConfigError) as caught:
+        begin_new_epoch(kept.access)
+    assert "pgrepl snapshot FILE.json --new-epoch --give-up " in caught.value.hint
 
 
 def test_snapshot_into_the_lake_that_a_teardown_kept_begins_an_epoch(kept, monkeypatch):

@@ -125,7 +125,7 @@ def test_a_folder_that_others_can_write_is_not_used(place, tmp_path, caplog):
     found = folder()
     assert found != open_to_all
     assert found.stat().st_mode & 0o777 == 0o700
-    assert "each start compiles again" in caplog.text
+    assert "each start compiles them again" in caplog.text
     assert os.environ[FOLDER_VARIABLE] == str(found), "the processes that this one starts use the same"
 
 

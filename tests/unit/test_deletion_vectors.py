@@ -54,7 +54,7 @@ def test_the_protocols_own_examples_are_understood() -> None:
     assert record_of(IN_A_FILE).path == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
     assert [record_of(told).to_action() for told in (NATIVE, IN_A_FILE)] == [NATIVE, IN_A_FILE]
     assert record_of(NATIVE).path is None
-    with pytest.raises(LakeTableError, match="in the log is not the one"):
+    with pytest.raises(LakeTableError, match="in the log does not match"):
         read_vector(FILES, "/nowhere", record_of(NATIVE))
 
 
@@ -111,8 +111,9 @@ def test_a_damaged_vector_is_refused(damage: str, tmp_path: Path) -> None:
     if damage == "cardinality":
         told["cardinality"] += 1
     (tmp_path / vector_path(name)).write_bytes(damaged)
-    with pytest.raises(LakeTableError, match="not the one that was written"):
+    with pytest.raises(LakeTableError, match="does not match its entry") as caught:
         read_vector(FILES, str(tmp_path), record_of(told))
+    assert caught.value.message.startswith(f"{tmp_path}: the deletion vector in deletion_vector_")
 
 
 def test_a_vector_elsewhere_is_refused() -> None:

@@ -119,6 +119,7 @@ SITES: dict[Site, str] = {
     ("replication/source/catalog/refused_changes.py", "_leave", "DROP"): _HINT,
     ("replication/source/publication.py", "_drop_again", "drop_publication"): "just made",
     ("replication/source/publication.py", "_take_out", "drop_tables"): "just made",
+    ("replication/source/publication.py", "_take_out", "DROP"): _HINT,
     ("replication/source/publication.py", "attempt", "DROP"): _CALLER,
     ("replication/source/slot_creation.py", "_wait_until_gone", "drop_slot"): "just made",
     ("replication/source/slot_creation.py", "close", "DROP_REPLICATION_SLOT"): "just made",

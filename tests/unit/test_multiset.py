@@ -109,6 +109,6 @@ def test_different_texts_that_are_one_value_in_the_lake_are_counted_together() -
 
 def test_without_columns_nothing_can_be_taken_away() -> None:
     changes = table_of([Change("I", new=(), commit_lsn=10), Change("D", old=(), commit_lsn=20)])
-    with pytest.raises(IdentityError, match="no column by which"):
+    with pytest.raises(IdentityError, match="the lake has no column of it"):
         net_rows(changes, relation(identity="f"), TableOptions())
     assert len(net_rows(changes.slice(0, 1), relation(identity="f"), TableOptions()).gained) == 1

@@ -41,7 +41,7 @@ def test_tables_missing_from_pipeline_file_or_records_are_named_with_remedy() ->
         )
     }
     gone, absent = file_differences(pipeline, records)
-    assert gone.startswith("no longer in the pipeline file, and replicated on: public.gone; put them back")
+    assert gone.startswith("no longer in the pipeline file, but still replicated: public.gone; add them")
     assert "pgrepl remove FILE.json 'public.gone'" in gone
     assert absent.startswith(
         "in the pipeline file, and not replicated: public.new; add them: pgrepl snapshot"

@@ -146,7 +146,7 @@ def test_an_application_is_run_by_spark_submit_with_its_options_and_those_of_spa
         (["snapshot", "FILE", "--tables", "a.b", "--new-epoch"], "not allowed with argument"),
         (["publish", "FILE"], "--publisher"),
         (["replicate", "FILE", "--untill", "caught-up"], "unrecognized arguments"),
-        (["status", "FILE", "--", "--master", "x"], "nothing of this command is for spark-submit"),
+        (["status", "FILE", "--", "--master", "x"], "status takes no options of spark-submit"),
     ],
 )
 def test_wrong_options_are_said_before_spark_is_started(pipeline_file: Path, capsys, given, says) -> None:
@@ -276,7 +276,7 @@ def test_a_driver_keeps_its_python_where_executors_have_another(
     ("more", "code", "said"),
     [
         (["--publish", "events"], 75, "cannot connect"),
-        (["--", "--master", "local"], 78, "nothing is for spark-submit: the pipeline has no lake tables"),
+        (["--", "--master", "local"], 78, "replicate takes no options of spark-submit"),
     ],
 )
 def test_without_lake_tables_an_application_needs_no_java(tmp_path, more, code, said):

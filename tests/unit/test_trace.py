@@ -181,5 +181,9 @@ sys.exit(main.main(["warm-up"]))
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False
     )
     assert ended.returncode == 1
-    check(ended.stderr, "pgrepl ended by an error of its own", "airflow_provider_pgrepl/__main__.py:")
+    check(
+        ended.stderr,
+        "pgrepl failed, which is a bug: run it again, and report",
+        "airflow_provider_pgrepl/__main__.py:",
+    )
     assert ended.stdout == ""

@@ -96,7 +96,7 @@ def test_thread_of_maintenance_leaves_its_trace(caplog):
     replication: Any = bare(Replication, _tidying=threading.Lock())
     in_thread(lambda: replication._alone(raise_unexpected))
     assert not replication._tidying.locked()
-    check_log(caplog, " in Replication._alone", "the thread pgrepl-test ended by an error of its own")
+    check_log(caplog, " in Replication._alone", "the thread pgrepl-test ended: unexpected")
 
 
 def applier(**fields: Any) -> Any:
@@ -248,14 +248,14 @@ def test_program_ends_with_a_trace_and_its_exit_code(tmp_path, monkeypatch, capl
 
     code = process.run("replicate", ["--pipeline", str(file)], add, raise_unexpected)
     assert code == process.CRASHED
-    check_log(caplog, "replicate ended by an error of its own: unexpected", " in run")
+    check_log(caplog, "replicate failed, which is a bug: run it again, and report", ": unexpected", " in run")
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_thread_without_a_handler_leaves_its_trace(caplog, capsys):
     before = threading.excepthook
     in_thread(raise_unexpected)
-    check_log(caplog, "the thread pgrepl-test ended by an error of its own")
+    check_log(caplog, "the thread pgrepl-test ended: unexpected")
     assert CANARY not in "".join(capsys.readouterr())
     assert threading.excepthook is before
 
@@ -278,7 +278,7 @@ def test_thread_of_a_checkpoint_leaves_its_trace(monkeypatch, caplog):
     with process.traces_of_threads():
         writer.after(0, 1)
         writer._writing.join(LIMIT_S)
-    check_log(caplog, "the thread pgrepl-checkpoint ended by an error of its own")
+    check_log(caplog, "the thread pgrepl-checkpoint ended: unexpected")
 
 
 def test_package_that_cannot_be_loaded_leaves_its_trace_in_the_log_of_the_executor(monkeypatch, capsys):

@@ -30,6 +30,9 @@ WILL_NOT_HELP = 78
 CRASHED = 70
 """The exit code for an unexpected error, which is a bug of this package. A retry may succeed."""
 
+BUG = "which is a bug: run it again, and report the lines below if it fails again"
+"""The clause after the name of a program that an unexpected exception has ended."""
+
 DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
 TARGET_VARIABLE = "PGREPL_TARGET_URI"
@@ -132,7 +135,7 @@ def run(
         log.error("%s: %s", error.__class__.__name__, error)
         return exit_code(error)
     except Exception as error:  # noqa: BLE001 - its text may hold values of rows
-        log_unexpected(log, f"{program} ended by an error of its own", error)
+        log_unexpected(log, f"{program} failed, {BUG}", error)
         return CRASHED
 
 
@@ -146,7 +149,7 @@ def traces_of_threads() -> Iterator[None]:
     def of_thread(ended: threading.ExceptHookArgs) -> None:
         name = "a thread" if ended.thread is None else f"the thread {ended.thread.name}"
         if ended.exc_value is not None:
-            log_unexpected(log, f"{name} ended by an error of its own", ended.exc_value)
+            log_unexpected(log, f"{name} ended", ended.exc_value)
 
     def of_object(failed: sys.UnraisableHookArgs) -> None:
         if failed.exc_value is not None:
@@ -250,7 +253,10 @@ class StopSignal:
                     if received[0] in _STOPPING:
                         self._asked.set()
         if not self._ended.wait(self._limit_s):
-            log.error("asked to end %g s ago, and still not done: ended as by a kill", self._limit_s)
+            log.error(
+                "shutdown did not finish within %g s: exiting at once with code %d, which loses no change",
+                *(self._limit_s, RETRY_MAY_HELP),
+            )
             end_at_once()
 
     def wait(self, seconds: float) -> bool:
@@ -271,21 +277,21 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
         metavar="a.b,c.d",
         nargs="?",
         const="",
-        help="take tables that the pipeline file does not hold; without names: those that match a pattern",
+        help="add tables that the pipeline file does not list, or that were removed; without names: all new"
+        " tables that match a pattern",
     )
     ways.add_argument(
-        "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
-    )
-    ways.add_argument(
-        "--resync",
+        "--new-epoch",
         action="store_true",
-        help="begin a new epoch whose tables are compared, and repaired: as pgrepl resync",
+        help="begin a new epoch: drop the slot, create a new one, and copy all tables again",
     )
+    ways.add_argument("--resync", action="store_true", help="the same as pgrepl resync")
     of_resync(parser, "with --new-epoch or --resync: ")
     ways.add_argument(
         "--take-over",
         metavar="SLOT",
-        help="begin with the changes that the reader of that slot, of another program, has not confirmed",
+        help="begin at the position of another program's slot, so that no change is missed; stop that program"
+        " first",
     )
 
 
@@ -294,7 +300,8 @@ def of_resync(parser: argparse.ArgumentParser, condition: str = "") -> None:
     parser.add_argument(
         "--give-up",
         metavar="NAME,NAME",
-        help=f"{condition}the source or lake that is given up: another one than now, or a missing lake",
+        help=f"{condition}the names of the source or lake that the new epoch abandons; the error of a run"
+        " without this option prints them",
     )
 
 
@@ -328,7 +335,7 @@ def of_verify(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time limit for the changelog to reach the source's snapshot",
     )
-    parser.add_argument("--json", action="store_true", help="print the report for programs")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def of_replicate(parser: argparse.ArgumentParser) -> None:
@@ -342,13 +349,16 @@ def of_replicate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publish",
         metavar="NAME",
-        help="without lake tables: run this publisher in the same process, with its target's variables",
+        help="run this publisher in the same process (only without lake tables); set PGREPL_TARGET_URI as for"
+        " the publishing app",
     )
     parser.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus on this port"
     )
     parser.add_argument(
-        "--metrics-host", metavar="HOST", help="the address to listen on for it; by default 127.0.0.1"
+        "--metrics-host",
+        metavar="HOST",
+        help="the address on which --metrics-port listens; default: 127.0.0.1",
     )
 
 
@@ -366,7 +376,7 @@ def of_publish(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after",
         metavar="POSITION",
-        help="begin after a change's ID or an LSN, even if later events were published or had stopped",
+        help="begin after this change ID or LSN, even if this sends events again or leaves events out",
     )
 
 

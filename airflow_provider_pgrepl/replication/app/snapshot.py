@@ -157,7 +157,10 @@ class SnapshotRun:
             return True
         if table in selected.unnamed:
             # Do not copy it now: the receiver identifies its columns by their attnums.
-            log.warning("%s; the table goes on, and cannot be copied until then", selected.problems[table])
+            log.warning(
+                "%s; changes are still applied, but the table cannot be copied until the setting is changed",
+                selected.problems[table],
+            )
             return False
         return table in selected.problems and record.state is not TableState.PAUSED
 
@@ -426,8 +429,9 @@ def take_over(access: Access, slot: str) -> SnapshotResult:
     """
     if access.pipeline.publication_mode != "use":
         raise ConfigError(
-            "--take-over: what the slot holds can be read with a publication from then alone",
-            'name it as `publication`, and set `publication_mode` to "use"',
+            "--take-over: the slot's changes can be decoded only with a publication that existed when they"
+            " were written",
+            'set `publication` to the one that the other program uses, and `publication_mode` to "use"',
         )
     with opened(access) as run:
         if not run.has_begun:

@@ -229,14 +229,16 @@ class SourceSnapshots:
         while (record := self._published(position)) is None:
             if time.monotonic() > end:
                 raise TargetUnavailableError(
-                    f"publisher {self._settings.name} has not come to {position} in time", "ask again later"
+                    f"publisher {self._settings.name} has not published up to {position} within"
+                    f" {_PATIENCE_S:g} s",
+                    "check with pgrepl status FILE.json that the publisher runs, and run this command again",
                 )
             if is_over.wait(_LOOK_S):
                 raise StopRequested
         if any(stopped.table == str(table) for stopped in record.stopped.values()):
             raise TargetError(
-                f"{table} is not published any more",
-                "`pgrepl status` says why; a snapshot would not be followed",
+                f"{table} is no longer published",
+                "no changes would follow the snapshot: see the cause with pgrepl status FILE.json",
             )
 
 

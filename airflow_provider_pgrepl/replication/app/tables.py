@@ -111,8 +111,8 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
     if gone:
         names = ", ".join(map(str, gone))
         found.append(
-            f"no longer in the pipeline file, and replicated on: {names}; put them back, or end that:"
-            f" {errors.remove(*gone)}"
+            f"no longer in the pipeline file, but still replicated: {names}; add them to the file again, or"
+            f" remove them: {errors.remove(*gone)}"
         )
     if absent:
         names = ", ".join(map(str, absent))

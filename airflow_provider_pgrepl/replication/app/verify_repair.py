@@ -166,9 +166,7 @@ class Repair(Verification):
         table = plan.version.open()
         check_columns(table, lake_schema(relation, options), relation)
         if plan.lsn > position:
-            raise SnapshotError(
-                f"{relation.table} is at {plan.lsn}, past the source's snapshot at {position}"
-            )
+            raise _past(relation.table, plan.lsn, position)
         return LakeSide(self.session.get(), plan)
 
     def _bring_forward(self, name: TableName, position: LSN) -> None:
@@ -238,4 +236,7 @@ class Repair(Verification):
 
 
 def _past(table: TableName, reached: LSN, position: LSN) -> SnapshotError:
-    return SnapshotError(f"{table} is at {reached}, past the source's snapshot at {position}")
+    return SnapshotError(
+        f"{table}: changes up to {reached} were applied before the table was compared at {position}",
+        "run the verification again",
+    )

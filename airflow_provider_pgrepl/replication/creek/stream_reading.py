@@ -146,8 +146,8 @@ async def _made_now(jetstream: Any, stream: str) -> tuple[datetime | None] | Non
 
 def _refused(stream: str, error: APIError) -> TargetUnavailableError:
     return TargetUnavailableError(
-        f"NATS: stream {stream} does not let itself be read: {error.description}",
-        "look at its limits, and the rights of the user",
+        f"NATS rejects a consumer of stream {stream}: {error.description}",
+        "check the limits of the stream and of the account, such as max_consumers",
     )
 
 

@@ -54,8 +54,9 @@ class MessagePrefixes:
         if message.left_out and message.prefix not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(message.prefix)
             log.warning(
-                "the content of the logical message at %s with prefix %r is left out, because its %d bytes"
-                " are more than message_bytes; so it is with the others that are",
+                "the content of the logical message at %s with prefix %r was not stored, because its %d bytes"
+                " exceed message_bytes. Further messages with this prefix are not logged. To store them,"
+                " raise message_bytes and restart the replication app",
                 LSN(lsn),
                 message.prefix,
                 message.left_out,

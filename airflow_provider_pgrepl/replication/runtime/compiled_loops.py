@@ -85,7 +85,9 @@ def folder() -> Path:
         return own
     passing = Path(tempfile.mkdtemp(prefix=f"{_NAME}-"))
     log.warning(
-        "no folder can keep what is compiled: each start compiles again. Set %s to one", FOLDER_VARIABLE
+        "no writable folder for compiled functions was found, so each start compiles them again; set %s to a"
+        " folder that this user can write",
+        FOLDER_VARIABLE,
     )
     # Child processes use the same folder.
     os.environ[FOLDER_VARIABLE] = str(passing)

@@ -143,8 +143,8 @@ class Pipeline(
             return str(Path(self.lake).expanduser().absolute())
         except RuntimeError:
             raise ConfigError(
-                f"lake: {self.lake!r} begins with ~, and whose home that is, this host does not know",
-                "give the whole path",
+                f"lake: this host does not know the home directory at the start of {self.lake!r}",
+                "give the absolute path",
             ) from None
 
     def to_json(self) -> str:

@@ -351,24 +351,31 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
         connection.close()
         # If the connection was lost, the last table may have been added or not.
         left = added[:-1] if isinstance(error, SnapshotError) else added
-        _take_out(dsn, name, [relation.oid for relation in left], lock_timeout_s)
+        _take_out(dsn, name, left, lock_timeout_s)
         raise
     finally:
         connection.close()
 
 
-def _take_out(dsn: str, name: str, oids: list[int], lock_timeout_s: float) -> None:
+def _take_out(dsn: str, name: str, added: Sequence[Relation], lock_timeout_s: float) -> None:
     """Remove tables over a new connection: the first may be lost, or in a failed transaction.
 
     Logs PgReplError and does not raise it.
     """
-    if not oids:
+    if not added:
         return
     try:
         with closing(connect(dsn, f"publish {name}")) as connection:
+            oids = [relation.oid for relation in added]
             drop_tables(connection, name, table_names(connection, oids), lock_timeout_s)
     except PgReplError as error:
-        log.warning("the tables with oids %s stay in publication %s: %s", oids, name, error)
+        tables = ", ".join(str(relation.table) for relation in added)
+        log.warning(
+            "publication %s may still contain tables that were not copied: %s (%s). Until they are removed,"
+            " the server sends their changes: %s",
+            *(name, tables, error),
+            f"as its owner, run ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {tables}",
+        )
 
 
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:

@@ -282,7 +282,11 @@ class SlotInUse(BlockThread):
                 self._used_s = time.monotonic()
                 log.debug("slot %s is read", self._name)
             except PgReplError as error:
-                log.warning("slot %s may become idle for too long: %s", self._name, error.message)
+                log.warning(
+                    "slot %s could not be kept in use: %s. If this lasts longer than"
+                    " idle_replication_slot_timeout, the server invalidates the slot",
+                    *(self._name, error.message),
+                )
             pause_s = self._pause_s()
 
     def _pause_s(self) -> float:

@@ -73,6 +73,10 @@ SELECT pg_catalog.format('prepared transaction %%L (transaction %%s)', p.gid, p.
 FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
 WHERE l.pid = %(pid)s AND NOT l.granted
 """
+_WITHOUT = (
+    "run pgrepl snapshot FILE.json without --take-over: all tables are copied, but publishers do not send the"
+    " changes that only that slot retains"
+)
 _CANCEL_GRACE_S = 10.0
 _ENDED_BY_US = (None, "57014", "57P01")
 log = logging.getLogger(__name__)
@@ -415,14 +419,13 @@ def _check(control: Connection, other: str) -> None:
     if slot is None:
         raise SlotError(
             f"there is no slot {other} whose position could be taken over",
-            "name the slot of the program that is replaced, or begin without it",
+            f"name the slot of the program that is replaced, or {_WITHOUT}",
         )
     invalid = f"the server has invalidated it ({slot.invalidation})" if slot.invalidation else None
     if reason := reason_to_keep(control, slot) or invalid:
         raise SlotError(
             f"the position of slot {other} cannot be taken over: {reason}",
-            "begin without it; the changes that the slot holds and no program has read are then not"
-            " published",
+            _WITHOUT,
         )
     if slot.active:
         raise BusyError(

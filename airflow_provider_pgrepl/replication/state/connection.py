@@ -103,7 +103,7 @@ def older_schema(doing: str) -> StateError:
     """Return the error of a schema that an older version has created."""
     return StateError(
         f"state: {doing}: schema _pgrepl is of an older version",
-        "any app of this version brings it up when it starts, as do pause, resume and retry",
+        "start any app of this version: it migrates the schema, as do the commands pause, resume and retry",
     )
 
 

@@ -101,7 +101,9 @@ def typed_column(
     try:
         parser = parser_of(column.pg_type, choice)
     except ConfigError as error:
-        what = f"types: column {show_identifier(column.name)} of type {one_line(column.type_name)}"
+        what = f"column {show_identifier(column.name)} of type {one_line(column.type_name)}"
+        if column.name in options.named.get("types", {}):
+            what = f"types: {what}"
         raise ConfigError(f"{what} {error.message}", error.hint) from None
     return TypedColumn(column, table, index, parser)
 

@@ -144,9 +144,7 @@ def _published_up_to(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN) 
     """
     record = read_record(pipeline.lake_root, settings.name)
     if record is None or not record.generation:
-        raise TargetUnavailableError(
-            f"publisher {settings.name} has not published anything yet", "ask again when it has begun"
-        )
+        raise _not_begun(settings.name)
     return record if has_published(record, LSN(lsn + 1)) else None
 
 
@@ -188,6 +186,14 @@ def _shown_and_published(
             raise StopRequested
 
 
+def _not_begun(publisher: str) -> TargetUnavailableError:
+    return TargetUnavailableError(
+        f"publisher {publisher} has not published anything yet",
+        f"start it, as with pgrepl publish FILE.json --publisher {publisher}, wait until pgrepl status"
+        " FILE.json shows its position, and run this command again",
+    )
+
+
 def _published(
     pipeline: Pipeline, settings: PublisherSettings, table: TableName
 ) -> tuple[EventPosition, datetime]:
@@ -197,9 +203,7 @@ def _published(
     """
     record = read_record(pipeline.lake_root, settings.name)
     if record is None or not record.generation or record.saved_at is None:
-        raise TargetUnavailableError(
-            f"publisher {settings.name} has not published anything yet", "ask again when it has begun"
-        )
+        raise _not_begun(settings.name)
     if any(stopped.table == str(table) for stopped in record.stopped.values()):
         raise TargetError(
             f"{table} is no longer published",

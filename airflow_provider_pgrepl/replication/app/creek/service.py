@@ -336,7 +336,7 @@ class Service:
                 log.error("%s: %s", type(error).__name__, error)
                 return process.exit_code(error)
             except Exception as error:  # noqa: BLE001 - its text may hold values of rows
-                log_unexpected(log, "replication ended by an error of its own", error)
+                log_unexpected(log, "replication ended", error)
                 return process.CRASHED
 
     def _end(self) -> None:

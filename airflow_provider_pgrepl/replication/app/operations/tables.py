@@ -183,10 +183,15 @@ def _needs_copy(known: TableRecord | DriftResult) -> bool:
 
 @dataclass(frozen=True)
 class RetryResult:
-    """The result of retrying a table. `refused`: the reason why it stays errored."""
+    """The result of retrying a table.
+
+    `refused`: the reason why it stays errored. `is_overtaken`: another process changed the table during the
+    retry, which left it as that process set it.
+    """
 
     table: TableName
     refused: PgReplError | None = None
+    is_overtaken: bool = False
 
 
 def pause_tables(access: Access, tables: Iterable[TableName | str], *, reason: str = "") -> None:
@@ -213,24 +218,25 @@ def pause_tables(access: Access, tables: Iterable[TableName | str], *, reason: s
         )
 
 
-def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
+def resume_tables(access: Access, tables: Iterable[TableName | str]) -> dict[TableName, TableState]:
     """Set paused tables to `catching_up`. Tables to which changes are applied already stay as they are.
 
-    Raises ConfigError for names that are not among the pipeline's tables, StateError for tables that cannot
-    be resumed.
+    Returns the state that each table has now. Raises ConfigError for names that are not among the pipeline's
+    tables, StateError for tables that cannot be resumed.
     """
     refuse_without_lake(access.pipeline, "resume", "nothing is applied to tables")
     name = access.pipeline.name
+    states = dict[TableName, TableState]()
     with access.state_db("resume") as state_db:
         _check_place(access, state_db)
-        change(
-            state_db,
-            name,
-            choose(state_db, name, tables),
-            _not_resumable,
-            lambda record: record.state in _APPLIED or state_db.move(name, record, _S.CATCHING_UP),
-        )
+
+        def resume(record: TableRecord) -> bool:
+            states[record.table] = record.state if record.state in _APPLIED else _S.CATCHING_UP
+            return record.state in _APPLIED or state_db.move(name, record, _S.CATCHING_UP)
+
+        change(state_db, name, choose(state_db, name, tables), _not_resumable, resume)
     _wake(access)
+    return states
 
 
 def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None) -> tuple[RetryResult, ...]:
@@ -266,14 +272,17 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
             checked = [(record, *_checked(lake, record)) for record in errored]
         if tables is not None:
             raise_all([refused for _, _, refused in checked if refused is not None])
-        for record, relation, _ in checked:
-            if relation is not None and not state_db.move(
+        results = []
+        for record, relation, refused in checked:
+            is_overtaken = relation is not None and not state_db.move(
                 name, record, _S.CATCHING_UP, config=lake.options(record, relation)
-            ):
-                log.info("table %s was changed by another process meanwhile", record.table)
+            )
+            if is_overtaken:
+                log.info("table %s was changed by another process during the retry", record.table)
+            results.append(RetryResult(record.table, refused, is_overtaken))
     if any(relation is not None for _, relation, _ in checked):
         _wake(access)
-    return tuple(RetryResult(record.table, refused) for record, _, refused in checked)
+    return tuple(results)
 
 
 def _check_place(access: Access, state_db: StateDatabase) -> None:

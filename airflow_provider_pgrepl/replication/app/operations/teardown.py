@@ -191,7 +191,7 @@ class _Teardown:
         except LakeUnavailableError as error:
             if self.drop_lake:
                 raise
-            self._unmarked = f" with --new-epoch and --give-up, because it is not marked: {error.message}"
+            self._unmarked = error.message
 
     def _temporary_slots(self, dry_run: bool) -> None:
         if not dry_run and self._is_known:
@@ -268,8 +268,13 @@ class _Teardown:
         root = self.pipeline.lake_root
         if not self.drop_lake:
             if self._epoch is not None:
-                begins = f"a snapshot into it would begin a new epoch{self._unmarked}"
-                self.result.kept.append(f"the lake {root}: {begins}")
+                use = "a snapshot into it would begin a new epoch"
+                if self._unmarked:
+                    use = (
+                        f"it could not be marked as torn down ({self._unmarked}). To use it again, run"
+                        " pgrepl snapshot FILE.json --new-epoch, and again with the --give-up NAME it prints"
+                    )
+                self.result.kept.append(f"the lake {root}: {use}")
             return
         if self._epoch is None:
             return  # Nothing shows that its content is this pipeline's.

@@ -195,7 +195,10 @@ class Topics:
         # Rows of two tables with the same key would be one row in a shared topic.
         owner = self._table_of.setdefault(topic, table)
         if owner != table and _BY_TABLE in self._template:
-            return f"topic {topic}: {owner} has it already"
+            return (
+                f"topic {topic}: {owner} is published to it already, and rows of two tables with the same key"
+                " would replace each other"
+            )
         return self._reason_to_refuse(topic)
 
     def _reason_to_refuse(self, topic: str) -> str:
@@ -241,7 +244,7 @@ def properties_of(uri: str) -> Properties:
     if taken := sorted(name for name in chosen if name in _NOT_CHOSEN or "." not in name):
         raise TargetError(
             f"the URI of Kafka sets {', '.join(taken)}",
-            "what keeps order and changes, or runs something, is not chosen: leave it out",
+            "remove these properties from the URI: the publisher sets them itself, or does not allow them",
         )
     timeout = chosen.get(TRANSACTION_TIMEOUT, "1")
     if not timeout.isascii() or not timeout.isdigit() or not int(timeout):

@@ -103,7 +103,7 @@ def read_vector(filesystem: fs.FileSystem, root: str, record: VectorRecord) -> B
     record, or is stored outside of the table.
     """
     if record.storage == "i":
-        return _decode(from_z85(record.place)[: record.size], record)
+        return _decode(root, from_z85(record.place)[: record.size], record)
     path = record.path
     if path is None:
         raise LakeTableError(
@@ -113,25 +113,26 @@ def read_vector(filesystem: fs.FileSystem, root: str, record: VectorRecord) -> B
     framed = read_range(filesystem, f"{root}/{path}", record.offset, record.end - record.offset)
     bitmap = framed[_SIZE.size : -_CHECKSUM.size]
     if framed != _SIZE.pack(record.size) + bitmap + _CHECKSUM.pack(zlib.crc32(bitmap)):
-        raise _damaged(record)
-    return _decode(bitmap, record)
+        raise _damaged(root, record)
+    return _decode(root, bitmap, record)
 
 
-def _decode(bitmap: bytes, record: VectorRecord) -> BitMap64:
+def _decode(root: str, bitmap: bytes, record: VectorRecord) -> BitMap64:
     if not bitmap.startswith(_MAGIC):
-        raise _damaged(record)
+        raise _damaged(root, record)
     try:
         rows = BitMap64.deserialize(bitmap[len(_MAGIC) :])
     except ValueError:
-        raise _damaged(record) from None
+        raise _damaged(root, record) from None
     if len(rows) != record.rows:
-        raise _damaged(record)
+        raise _damaged(root, record)
     return rows
 
 
-def _damaged(record: VectorRecord) -> LakeTableError:
+def _damaged(root: str, record: VectorRecord) -> LakeTableError:
     return LakeTableError(
-        f"the deletion vector in {record.path or 'the log'} is not the one that was written"
+        f"{root}: the deletion vector in {record.path or 'the log'} does not match its entry in the table's"
+        " log: it was replaced or damaged"
     )
 
 

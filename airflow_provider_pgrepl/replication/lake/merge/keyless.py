@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_equality import row_codes
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
@@ -108,8 +109,10 @@ def net_rows(
     indexes = [typed.index for typed in columns if typed.index is not None]
     if not indexes and bool((read.op != kernels.INSERT).any()):
         raise IdentityError(
-            f"{relation.table}: rows were updated or deleted, but the lake has no column by which to count",
-            "give it a column",
+            f"{relation.table}: rows were updated or deleted, but the table has no key, and the lake has no"
+            " column of it that identifies them",
+            "add a column to the table, or remove one of its columns from exclude_columns; then"
+            f" {errors.resnapshot(relation.table)}",
         )
     old, new, count = _codes(read, indexes)
     status, at, lost, stays = kernels.follow_copies(read.op, old, new, count, overwrite)

@@ -76,12 +76,18 @@ def pick(side: SourceSide | LakeSide, shape: RowShape, hashes: pa.Table | None) 
     wanted, times = np.unique(_pairs(hashes), axis=0, return_counts=True)
     found = side.collect(RowPicking(shape, wanted))
     if found is None:
-        raise LakeTableError("a row to be repaired was not found again")
+        raise _not_found()
     held, first = np.unique(_pairs(found), axis=0, return_index=True)
     if not np.array_equal(held, wanted):
-        raise LakeTableError("a row to be repaired was not found again")
+        raise _not_found()
     rows = found.take(pa.array(first)).drop_columns([R1, R2]).rename_columns(list(shape.columns))
     return PickedRows(rows, times.astype(np.int64))
+
+
+def _not_found() -> LakeTableError:
+    return LakeTableError(
+        "a row that differed was not found when it was read for the repair", "run the verification again"
+    )
 
 
 def _pairs(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.uint64]]:

@@ -186,7 +186,7 @@ class Resync(SnapshotCopy):
     def _check_equal(self, relation: Relation, table: DeltaTable, listed: Listed) -> None:
         found = self._lake_at(relation, table).collect(listed.whole)
         if differing := len(listed.at_source.differing(found)):
-            raise LakeTableError(f"after the repair, {differing} ranges of its rows still differ")
+            raise LakeTableError(f"{differing} ranges of rows still differ after the repair")
 
     def _log(self, table: TableName, compared: _Compared, seconds: float) -> None:
         found, differences = compared.comparison, compared.comparison.differences
