@@ -74,6 +74,9 @@ def test_all_unknown_tables_are_listed_and_none_is_changed(kept, operation):
     with pytest.raises(ConfigError, match=r'public.nope, "Odd".x') as caught:
         operation(kept.access, [A, "public.nope", '"Odd".x'])
     assert "its tables: public.a, public.b" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        operation(kept.access, ["public.aa"])
+    assert caught.value.hint == "did you mean public.a? its tables: public.a, public.b"
     with pytest.raises(ConfigError, match="not a schema-qualified"):
         operation(kept.access, ["orders"])
     with pytest.raises(ConfigError, match="no table was named"):

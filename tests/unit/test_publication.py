@@ -20,5 +20,5 @@ def test_table_that_could_not_be_removed_from_publication_is_named(
     monkeypatch.setattr(publication, "connect", refuse)
     publication._take_out("", "my-pub", [relation(16412, "id")], 1.0)
     (record,) = caplog.records
-    assert "tables that were not copied: public.t16412 (cannot connect" in record.getMessage()
-    assert 'ALTER PUBLICATION "my-pub" DROP TABLE public.t16412' in record.getMessage()
+    assert 'tables that were not copied: "public"."t16412" (cannot connect' in record.getMessage()
+    assert 'ALTER PUBLICATION "my-pub" DROP TABLE "public"."t16412"' in record.getMessage()

@@ -369,7 +369,7 @@ def _take_out(dsn: str, name: str, added: Sequence[Relation], lock_timeout_s: fl
             oids = [relation.oid for relation in added]
             drop_tables(connection, name, table_names(connection, oids), lock_timeout_s)
     except PgReplError as error:
-        tables = ", ".join(str(relation.table) for relation in added)
+        tables = ", ".join(relation.table.sql for relation in added)
         log.warning(
             "publication %s may still contain tables that were not copied: %s (%s). Until they are removed,"
             " the server sends their changes: %s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TypeVar
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError, StateError
@@ -18,6 +19,7 @@ Refusal = Callable[[TableRecord], PgReplError | None]
 """Returns the error that keeps a table from being changed as it is now, or None."""
 
 _ATTEMPTS = 5
+_SHOWN = 20
 _POLL_S = 0.1
 _LOOK_S = 2.0
 _SAY_EVERY_S = 60.0
@@ -38,9 +40,18 @@ def choose(state_db: StateDatabase, pipeline: str, tables: Iterable[TableName | 
     if unknown:
         raise ConfigError(
             f"not among the tables of pipeline {pipeline}: {', '.join(unknown)}",
-            f"its tables: {', '.join(map(str, known)) or 'none yet'}",
+            _known_tables(unknown, [str(table) for table in known]),
         )
     return [known[table] for table in chosen]
+
+
+def _known_tables(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """Return the hint for unknown names: similar ones, then the pipeline's tables, up to twenty."""
+    near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1))]
+    meant = f"did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
+    others = len(known) - _SHOWN
+    more = f" and {others} more, which pgrepl status FILE.json lists" if others > 0 else ""
+    return f"{meant}its tables: {', '.join(known[:_SHOWN]) or 'none yet'}{more}"
 
 
 def recorded(state_db: StateDatabase, pipeline: str) -> dict[TableName, TableRecord]:
