@@ -207,7 +207,7 @@ class ServerSettingError(SourceError):
 class PrivilegeError(SourceError):
     """The role lacks a right. The message lists the missing rights."""
 
-    advice = "run the GRANT in the message"
+    advice = "grant the rights that the message or the hint names"
 
 
 class TableError(SourceError):

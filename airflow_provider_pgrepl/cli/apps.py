@@ -211,7 +211,12 @@ def _app(name: str, purpose: str, add: AddArguments, work: Callable[..., NoRetur
 
 
 APPS = (
-    _app("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
+    _app(
+        "snapshot",
+        "begin a pipeline, or copy its tables that are not in the lake yet or are errored; --tables and --add"
+        " choose others",
+        of_snapshot,
+    ),
     _app(
         "resync",
         "begin a new epoch: drop the slot, create a new one, compare each table with the source and replace"

@@ -33,7 +33,8 @@ YES_TO_DROP = Option(
     "--yes",
     {
         "action": "store_true",
-        "help": "needed with --drop-lake-tables; without it, the command only prints what it would do",
+        "help": "confirm --drop-lake-tables, which otherwise only prints what it would drop; without"
+        " --drop-lake-tables, tables are removed at once",
     },
 )
 YES_TO_SKIP = flag(
@@ -97,7 +98,9 @@ SOURCE_NAME = Option(
     },
 )
 NO_MARK_ERRORED = Option("--no-mark-errored", {"action": "store_true", "help": "mark no table errored"})
-MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
+MIGRATION = Option(
+    "migration", {"metavar": "MIGRATION.sql", "help": "the file; its SQL locks tables as it runs"}
+)
 
 ONE_TABLE = Option(
     "table", {"nargs": "?", "metavar": "TABLE", "help": "only this table; default: pipeline and tables"}
@@ -263,7 +266,7 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     )
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
-    return _refuse_without_yes(access, f"with --yes it would end with this:\n{done.to_text()}")
+    return _refuse_without_yes(access, f"with --yes, teardown would do this:\n{done.to_text()}")
 
 
 def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -521,10 +524,16 @@ COMMANDS: tuple[Command, ...] = (
         (QUERY, AS_OF, FORMAT),
     ),
     Command("schema", "print the JSON Schema of pipeline files", _schema, has_pipeline=False),
-    Command("drift", "compare the tables with the catalog as it is now", _drift, (NO_MARK_ERRORED, JSON)),
+    Command(
+        "drift",
+        "compare tables with the source's catalog, and mark those errored that cannot continue",
+        _drift,
+        (NO_MARK_ERRORED, JSON),
+    ),
     Command(
         "check-migration",
-        "say what SQL would do to a pipeline",
+        "run SQL on the database of PGREPL_DSN, which should be a copy of the source and not in production,"
+        " roll it back, and report how it affects the pipeline",
         _check_migration,
         (MIGRATION, JSON),
     ),

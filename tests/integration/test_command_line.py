@@ -126,9 +126,9 @@ def test_teardown_first_says_what_it_would_do(line):
     assert (code, out) == (78, "")
     assert err.splitlines()[:4] == [
         line.kept.access.describe(),
-        "with --yes it would end with this:",
-        f"dropped: slot {slot}",
-        f"dropped: publication {publication}",
+        "with --yes, teardown would do this:",
+        f"would drop: slot {slot}",
+        f"would drop: publication {publication}",
     ]
     assert line.kept.slot().name == slot
     code, out, err = line("teardown", "--drop-lake", "--yes")

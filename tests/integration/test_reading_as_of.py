@@ -320,7 +320,12 @@ def test_history_reads_back_as_the_applier_has_it(
                 same = lake.history(table)
                 assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, same.to_pylist()))
             assert found.num_rows > 5
+    replicated.configure(history=False)
+    history = Path(replicated.pipeline.lake_root) / "public/doc~history"
+    next(history.glob("_delta_log/*.json")).write_text("{")
+    with pytest.raises(LakeError, match="doc~history cannot be opened: ") as caught:
+        arrow_view_as_of(replicated.pipeline).history("public.doc")
+    assert "resnapshot" not in caught.value.hint
+    shutil.rmtree(history)
     with pytest.raises(LakeError, match="keeps no history"):
-        replicated.configure(history=False)
-        shutil.rmtree(f"{replicated.pipeline.lake_root}/public/doc~history")
         arrow_view_as_of(replicated.pipeline).history("public.doc")

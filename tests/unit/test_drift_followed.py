@@ -200,7 +200,9 @@ def test_with_error_every_other_column_stops_the_table_and_nothing_else_does() -
     for relation in (now(ID, NAME, PRICE, SINCE), now(ID, NAME)):
         verdict = judged(relation, with_policy("error"))
         assert verdict.kind is DriftKind.UNSAFE
-        assert verdict.hint.startswith("set on_drift to evolve for it, then retry the table")
+        assert verdict.hint.startswith(
+            "set on_drift to evolve for it, restart the replication app, then retry the table"
+        )
     relation = now(replace(ID, not_null=False), NAME, PRICE, relfilenode=71)
     assert judged(relation, with_policy("error")) == DriftResult(DriftKind.UNCHANGED, relation=relation)
 

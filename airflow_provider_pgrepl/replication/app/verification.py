@@ -173,7 +173,8 @@ class Verification:
         except PgReplError as error:
             if not (isinstance(error, LakeError) or is_of_one_table(error)):
                 raise
-            return TableReport.not_compared(relation.table, error.message)
+            reason = f"{error.message}; {error.hint}" if error.hint else error.message
+            return TableReport.not_compared(relation.table, reason)
         if (
             self._compares_all_columns(relation)
             and found.status in ("equal", "repaired")
@@ -301,7 +302,9 @@ def check_layout(held: Relation | None, relation: Relation, options: TableOption
     """Raise LakeError if the relation of a lake table is not known or has other columns than the source."""
     if held is None or _layout(held, options) != _layout(relation, options):
         raise LakeError(
-            f"{relation.table}: its definition at the source is not the one that the lake table follows"
+            f"{relation.table}: the source's table has other columns than the lake table",
+            "if it was altered just now, verify it again when the replication app has caught up; otherwise"
+            " run pgrepl drift FILE.json --no-mark-errored",
         )
 
 

@@ -30,7 +30,9 @@ _WORDS = {
         "the lake table keeps the last rows. If the table is gone for good: {remove}. If it was dropped by"
         " mistake, restore it with its rows first, then {resnapshot}"
     ),
-    Remedy.POLICY: "set on_drift to evolve for it, then retry the table; or {resnapshot}",
+    Remedy.POLICY: (
+        "set on_drift to evolve for it, restart the replication app, then retry the table; or {resnapshot}"
+    ),
     Remedy.LOGGED: "make it an ordinary, logged table, then {resnapshot}",
     Remedy.CHOICE: "correct that at the source or in the pipeline, then retry the table; or {resnapshot}",
 }

@@ -79,7 +79,7 @@ def serve_metrics(setting: str, address: Address, *collectors: Collector) -> Ite
     except OSError as error:
         raise ConfigError(
             f"{setting}: cannot listen on {host}:{port}: {error.strerror}",
-            "use another port, or stop the process that listens on it",
+            "use an address of this host (127.0.0.1, or 0.0.0.0 for all) and a free port above 1023",
         ) from None
     try:
         yield server.server_port

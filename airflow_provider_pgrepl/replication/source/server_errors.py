@@ -41,7 +41,7 @@ _LANGUAGES = frozenset(("plpy_elog.c", "plperl.c", "pltcl.c"))
 """PostgreSQL's source files in which procedural languages forward the errors that functions raise."""
 
 
-_LOST = "check the network and the server; the task is retried automatically"
+_LOST = "check the network and the server. Airflow retries the task; a command must be run again"
 
 
 @contextmanager
@@ -59,7 +59,11 @@ def translate(error: Any, doing: str) -> PgReplError:
     code = error.pgcode or ""
     text, hint = f"{doing}: {describe(error)}", _server_hint(error)
     if code == "42501":
-        return PrivilegeError(text, "grant the right, or use another role")
+        return PrivilegeError(
+            text,
+            "grant the role the right that PostgreSQL names; pgrepl doctor FILE.json --script self-hosted"
+            " prints the statements",
+        )
     if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
         return ServerSettingError(text, hint or "raise the setting that the server names")
     if code[:2] == ROLLED_BACK:
@@ -69,14 +73,9 @@ def translate(error: Any, doing: str) -> PgReplError:
         )
     if code[:2] in _RETRIED_CLASSES:
         return SourceConnectionError(text, hint)
-    if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
-        return SourceConnectionError(
-            text, "check the network and the server; the task is retried automatically"
-        )
-    if not code and type(error) is psycopg2.DatabaseError:
-        return SourceConnectionError(
-            text, "check the network and the server; the task is retried automatically"
-        )
+    lost = isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
+    if not code and (lost or type(error) is psycopg2.DatabaseError):
+        return SourceConnectionError(text, _LOST)
     return SourceError(text, hint)
 
 

@@ -20,6 +20,8 @@ Refusal = Callable[[TableRecord], PgReplError | None]
 
 _ATTEMPTS = 5
 _SHOWN = 20
+_SIMILAR = 0.9
+"""The least ratio of `difflib`: names have their schema in common."""
 _POLL_S = 0.1
 _LOOK_S = 2.0
 _SAY_EVERY_S = 60.0
@@ -47,7 +49,7 @@ def choose(state_db: StateDatabase, pipeline: str, tables: Iterable[TableName | 
 
 def _known_tables(unknown: Sequence[str], known: Sequence[str]) -> str:
     """Return the hint for unknown names: similar ones, then the pipeline's tables, up to twenty."""
-    near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1))]
+    near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1, _SIMILAR))]
     meant = f"did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
     others = len(known) - _SHOWN
     more = f" and {others} more, which pgrepl status FILE.json lists" if others > 0 else ""

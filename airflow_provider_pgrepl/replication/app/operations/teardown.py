@@ -42,18 +42,19 @@ log = logging.getLogger(__name__)
 class TeardownResult:
     """The result of `teardown`: a phrase for each object that was dropped or kept.
 
-    With `dry_run`, the objects that would be dropped.
+    If it `is_dry_run`, the objects that would be dropped or kept.
     """
 
+    is_dry_run: bool = False
     dropped: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
     def to_text(self) -> str:
-        lines = [f"{label} {what}" for label, group in self._groups() for what in group]
+        drop, keep = ("would drop:", "would keep:") if self.is_dry_run else ("dropped:", "kept:   ")
+        lines = [
+            f"{label} {what}" for label, group in ((drop, self.dropped), (keep, self.kept)) for what in group
+        ]
         return "\n".join(lines) or "nothing to drop"
-
-    def _groups(self) -> tuple[tuple[str, list[str]], ...]:
-        return ("dropped:", self.dropped), ("kept:   ", self.kept)
 
 
 def teardown(
@@ -101,6 +102,7 @@ class _Teardown:
     _unmarked: str = ""
 
     def run(self, *, dry_run: bool) -> TeardownResult:
+        self.result.is_dry_run = dry_run
         # Check before taking the locks: locks in another state database do not stop the apps of this
         # pipeline.
         self._check_place()
@@ -215,7 +217,8 @@ class _Teardown:
                 trigger.uninstall(self.source, self.pipeline, former)
         except PrivilegeError:
             self.result.kept.append(
-                "the event trigger: a superuser must run the SQL of `pgrepl event-trigger-sql --remove`"
+                "the event trigger: a superuser must run the SQL that `pgrepl event-trigger-sql FILE.json"
+                " --remove` prints"
             )
             return
         if was_there:

@@ -34,6 +34,7 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import Parque
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     CLOSED,
+    FENCED_HINT,
     app_id,
     earlier_apps,
     missing_marks,
@@ -226,4 +227,4 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
 
         try_commit(history, add)
         if history.version() != before + 1:
-            raise FencedError(f"{history.table_uri}: another process has written this table")
+            raise FencedError(f"{history.table_uri}: another process has written this table", FENCED_HINT)

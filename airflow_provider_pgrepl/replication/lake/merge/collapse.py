@@ -279,6 +279,7 @@ def _keyless(changes: pa.Table, relation: Relation) -> FollowedRows:
     if bool((read.op != INSERT).any()):
         raise IdentityError(
             f"{relation.table}: rows were updated or deleted, but the table has no key",
-            "it is listed under insert_only: give it a primary key, or resnapshot it after each such change",
+            "it is listed under insert_only: give it a primary key, remove it from insert_only, and"
+            f" {errors.resnapshot(relation.table)}. Without a key, resnapshot it after each such change",
         )
     return each_its_own(read, relation)

@@ -362,7 +362,8 @@ class _CrashedError(errors.TableError):
 def _crashed(table: TableName, trace: str) -> _CrashedError:
     error = _CrashedError(
         f"{table}: Spark tasks that copy it have crashed",
-        "see the logs of Spark's executors; with too little memory, a smaller snapshot_range_bytes helps",
+        "read the logs of Spark's executors. If memory ran out, set a smaller snapshot_range_bytes. Then"
+        f" {errors.resnapshot(table)}",
     )
     error.trace = trace_in_words(trace)
     log.warning("%s:\n%s", error.message, error.trace)

@@ -50,6 +50,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.spark.session import check_delta
+from airflow_provider_pgrepl.replication.storage.errors import raise_if_store_unavailable
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 if TYPE_CHECKING:
@@ -81,10 +82,17 @@ class HistoryAsOf:
         uri = history_uri(lake_root, table)
         try:
             opened = open_delta(uri)
-        except (DeltaError, TableNotFoundError, OSError):
+        except TableNotFoundError:
             raise LakeError(
                 f"{table} keeps no history in the lake",
                 f"set history: true, for the pipeline or under per_table, and {errors.resnapshot(table)}",
+            ) from None
+        except (DeltaError, OSError) as error:
+            opening = f"the history of {table} in {uri} cannot be opened"
+            raise_if_store_unavailable(opening, error)
+            raise LakeError(
+                f"{opening}: {type(error).__name__}",
+                "check that the folder is complete and readable; the table itself is not affected",
             ) from None
         schema = _united(pa.schema(opened.schema().to_arrow()), current)
         return cls(TableVersion(table, uri, int(opened.version())), schema, epoch, lsn)

@@ -135,8 +135,9 @@ def install(connection: Connection, pipeline: Pipeline, former: Collection[str] 
             raise PrivilegeError(
                 f"role {role} may not create the event trigger of pipeline {pipeline.name}:"
                 f" {error.diag.message_primary}",
-                "let a superuser run, once, the SQL that `pgrepl event-trigger-sql"
-                " FILE.json` prints, or set event_trigger: false (DDL is then noticed early)",
+                "let a superuser run, once, the SQL that `pgrepl event-trigger-sql FILE.json` prints, or set"
+                " event_trigger to false: then DDL has no exact position, and a table may stop before changes"
+                " that could still be applied",
             ) from None
         except _MADE_BY_ANOTHER:
             connection.cursor().execute("ROLLBACK")
