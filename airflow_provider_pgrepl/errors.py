@@ -510,7 +510,9 @@ def swapped(table: object, other: object) -> str:
 
 def named(hint: str, table: object) -> str:
     """Return a hint in which the table's name replaces NAME."""
-    return hint.replace("--tables NAME", f"--tables '{table}'").replace("--add NAME", f"--add '{table}'")
+    for words in ("--tables", "--add", "FILE.json"):
+        hint = hint.replace(f"{words} NAME", f"{words} '{table}'")
+    return hint
 
 
 def add(table: object) -> str:

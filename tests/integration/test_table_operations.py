@@ -119,9 +119,9 @@ def test_a_table_that_is_tried_again_goes_on_without_a_new_copy(kept):
 
 def test_tables_that_are_not_in_error_are_not_tried_again(kept):
     pause_tables(kept.access, [B])
-    with pytest.raises(StateError, match=r"public.b: is paused, and cannot be tried again") as caught:
+    with pytest.raises(StateError, match=r"public.b: is paused, and cannot be retried") as caught:
         retry_tables(kept.access, [A, B])
-    assert caught.value.hint == "resume it"
+    assert caught.value.hint == "resume it: pgrepl resume FILE.json 'public.b'"
     assert retry_tables(kept.access) == ()
     assert kept.states() == {A: "streaming", B: "paused"}
 

@@ -303,7 +303,7 @@ def check_layout(held: Relation | None, relation: Relation, options: TableOption
     if held is None or _layout(held, options) != _layout(relation, options):
         raise LakeError(
             f"{relation.table}: the source's table has other columns than the lake table",
-            "if it was altered just now, verify it again when the replication app has caught up; otherwise"
+            "if it was altered recently, verify it again when the replication app has caught up; otherwise"
             " run pgrepl drift FILE.json --no-mark-errored",
         )
 

@@ -292,7 +292,7 @@ def _check_place(access: Access, state_db: StateDatabase) -> None:
 
 
 def _problems(records: list[TableRecord]) -> list[PgReplError]:
-    found = (_must_be(record, "tried again", (*_APPLIED, _S.ERRORED)) for record in records)
+    found = (_must_be(record, "retried", (*_APPLIED, _S.ERRORED)) for record in records)
     return [problem for problem in found if problem is not None]
 
 

@@ -45,7 +45,7 @@ class TeardownResult:
     If it `is_dry_run`, the objects that would be dropped or kept.
     """
 
-    is_dry_run: bool = False
+    is_dry_run: bool = field(default=False, compare=False)
     dropped: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
