@@ -185,8 +185,9 @@ def test_a_database_named_by_mistake_is_left_as_it_is(dsn, tmp_path, monkeypatch
     line = Line(kept, capsys)
     name = kept.pipeline.name
     said = (
-        f"pipeline {name} is not recorded in this database\n  hint: run pgrepl snapshot FILE.json, or"
-        " PgSnapshotOperator; if that was done, give the connection of the database in which it was\n"
+        f"pipeline {name} is not recorded in this database\n  hint: if the pipeline exists, set"
+        " PGREPL_STATE_DSN, or state_conn_id, to the database with its records; only for a new pipeline run"
+        " pgrepl snapshot FILE.json, or PgSnapshotOperator\n"
     )
     for command in (("drift",), ("pause", A), ("resume", A), ("retry",), ("remove", A), ("retry", A)):
         assert line(*command) == (78, "", said)

@@ -67,5 +67,6 @@ def not_recorded(pipeline: str) -> StateError:
     """Return the error of a pipeline that is not recorded in the state database."""
     return StateError(
         f"pipeline {pipeline} is not recorded in this database",
-        f"{errors.SNAPSHOT}; if that was done, give the connection of the database in which it was",
+        "if the pipeline exists, set PGREPL_STATE_DSN, or state_conn_id, to the database with its records;"
+        f" only for a new pipeline {errors.SNAPSHOT}",
     )
