@@ -122,7 +122,11 @@ class CopyStates:
                 else:
                     self.mark_errored(table, _cause(error))
         except PgReplError as failure:
-            log.warning("the states of tables that were not copied could not be recorded: %s", failure)
+            log.warning(
+                "tables %s may stay in state snapshotting, as the state database could not be written: %s."
+                " Copy them: pgrepl snapshot FILE.json --tables NAME,NAME",
+                *(", ".join(map(str, sorted(self._before))), failure),
+            )
 
     def _is_begun(self, now: TableRecord | None, table: TableName) -> bool:
         before = self._before[table]

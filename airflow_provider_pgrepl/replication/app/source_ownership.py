@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_former, read_apps
 from airflow_provider_pgrepl.replication.lake.history.table import history_path
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
-from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier, quote_literal
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source import publication
@@ -78,8 +78,9 @@ class SourceOwnership:
             raise SlotError(
                 f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}"
                 f"{f': {reason}' if reason else ''}",
-                "set `slot` to a name that is free, or drop that slot if no program needs it: that loses the"
-                " changes that its reader lacks",
+                "set `slot` to a name that is free; or, if no program needs that slot, drop it, which loses"
+                " the changes that its reader lacks: SELECT"
+                f" pg_drop_replication_slot({quote_literal(pipeline.slot)})",
             )
         found_publication = publication.read_identity(self.source, pipeline.publication)
         creates = pipeline.publication_mode == "create"

@@ -422,8 +422,10 @@ class CopyDatabase:
             if found is None or AppliedStreamPosition(*found) != self._stream:
                 consumer, database = self._whose
                 raise FencedError(
-                    f"another process of consumer {consumer} has moved on the tables of {database}",
-                    "end that one, or give this one another name",
+                    f"another process of consumer {consumer} has advanced its position in the stream of"
+                    f" {database}",
+                    "keep one of the two: if both are restarted, they replace each other. A consumer with"
+                    " another name needs other target tables",
                 )
             yield cursor
 

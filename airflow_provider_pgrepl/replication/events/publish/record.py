@@ -320,7 +320,8 @@ class PublisherLog:
 
     def _fenced(self) -> FencedError:
         return FencedError(
-            f"publisher {self._name}: another process has taken its place", "let that one go on"
+            f"publisher {self._name}: another process publishes for it now",
+            "keep one of the two: if both are restarted, as by two DAGs, they replace each other",
         )
 
     def _create(self) -> None:
