@@ -124,7 +124,7 @@ class CopyStates:
         except PgReplError as failure:
             log.warning(
                 "tables %s may stay in state snapshotting, as the state database could not be written: %s."
-                " Copy them: pgrepl snapshot FILE.json --tables NAME,NAME",
+                " Copy each: pgrepl snapshot FILE.json --tables NAME",
                 *(", ".join(map(str, sorted(self._before))), failure),
             )
 
