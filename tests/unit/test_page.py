@@ -78,12 +78,12 @@ def test_healthy_pipeline_has_no_problems() -> None:
         (
             sampled(wal_retained_bytes=600),
             "warning",
-            "slot pgrepl_shop retains 60% of its WAL limit (max_slot_wal_keep_size or wal_budget)",
+            "slot pgrepl_shop retains 60% of its WAL limit (max_slot_wal_keep_size)",
         ),
         (
             sampled(wal_retained_bytes=800),
             "failure",
-            "slot pgrepl_shop retains 80% of its WAL limit (max_slot_wal_keep_size or wal_budget)",
+            "slot pgrepl_shop retains 80% of its WAL limit (max_slot_wal_keep_size)",
         ),
         (silent("failed"), "failure", "the replication app failed: SlotError: it is gone"),
         (silent("stopped"), "warning", "the replication app was stopped"),

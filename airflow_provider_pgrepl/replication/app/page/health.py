@@ -84,9 +84,7 @@ def _of_sample(row: PipelineRow) -> Iterator[PageProblem]:
     if sample.wal_limit_bytes and sample.wal_retained_bytes is not None:
         share = sample.wal_retained_bytes / sample.wal_limit_bytes
         if share >= WAL_WARNING:
-            reason = (
-                f"slot {row.slot} retains {share:.0%} of its WAL limit (max_slot_wal_keep_size or wal_budget)"
-            )
+            reason = f"slot {row.slot} retains {share:.0%} of its WAL limit (max_slot_wal_keep_size)"
             hint = "check in the app's log that it receives changes; do not drop the slot"
             yield PageProblem("failure" if share >= WAL_FAILURE else "warning", reason, hint)
 
