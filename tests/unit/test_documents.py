@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -247,3 +248,21 @@ def test_python_in_the_documents_is_python():
     for page in PAGES:
         for number, text in enumerate(code(page, "python"), 1):
             compile(text, f"{of_page(page)}, example {number}", "exec")
+
+
+def pipelines(page: Path) -> list[Pipeline]:
+    """The complete pipeline files of a page, which name the lake, as the apps read them."""
+    found = [json.loads(text) for text in code(page, "json") if '"lake":' in text]
+    return [Pipeline.from_dict(fields) for fields in found]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=of_page)
+def test_pipeline_file_of_guide_is_valid(page):
+    taken_over = "--take-over" in page.read_text(encoding="utf-8")
+    modes = [pipeline.publication_mode for pipeline in pipelines(page)]
+    if taken_over:
+        assert set(modes) <= {"use"}, "pgrepl snapshot --take-over rejects this pipeline file"
+
+
+def test_guide_from_debezium_has_a_pipeline_file():
+    assert pipelines(ROOT / "docs" / "how-to" / "move-from-debezium.md")

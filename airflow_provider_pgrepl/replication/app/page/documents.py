@@ -34,8 +34,8 @@ _SAMPLED = timedelta(days=1)
 def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, must_have_state: bool = True) -> Document:
     """Return the document of all pipelines of a state database.
 
-    :param must_have_state: raise StateError if the database has no state, because the configuration names it.
-        Otherwise return no pipelines for such a database.
+    :param must_have_state: raise StateError if the database has no state, because the configuration names
+        it. Otherwise return no pipelines for such a database.
     """
     with OverviewRecords(dsn, limit_s) as records:
         if not records.is_set_up():
