@@ -276,7 +276,11 @@ def test_a_driver_keeps_its_python_where_executors_have_another(
     ("more", "code", "said"),
     [
         (["--publish", "events"], 75, "cannot connect"),
-        (["--", "--master", "local"], 78, "replicate takes no options of spark-submit"),
+        (
+            ["--", "--master", "local"],
+            78,
+            "replicate takes no options of spark-submit for a pipeline without lake tables",
+        ),
     ],
 )
 def test_without_lake_tables_an_application_needs_no_java(tmp_path, more, code, said):

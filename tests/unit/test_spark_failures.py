@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import (
     SparkError,
     ToolError,
 )
-from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies, RangeTasks
 from airflow_provider_pgrepl.replication.spark.failures import spark_error, spark_errors
 from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
 
@@ -72,8 +72,8 @@ def test_other_failure_of_spark_is_retried_and_shows_no_value() -> None:
     assert "value" not in str(error)
 
 
-def tried(trace: str) -> PgReplError:
-    """Return the error of a table's copy whose tasks fail with `trace`."""
+def tried(trace: str, tasks: type[RangeTasks[Any]] = RangeCopies) -> PgReplError:
+    """Return the error of a table's copy, or of other `tasks`, that fail with `trace`."""
 
     def fail(_function: Any) -> None:
         raise JavaError(trace)
@@ -84,7 +84,7 @@ def tried(trace: str) -> PgReplError:
         parallelize=lambda *_: SimpleNamespace(foreach=fail),
     )
     job = SimpleNamespace(relation=SimpleNamespace(table="public.t"), copy=print)
-    copies: Any = RangeCopies(SimpleNamespace(sparkContext=context), job, None, 1)  # type: ignore[arg-type]
+    copies: Any = tasks(SimpleNamespace(sparkContext=context), job, None, 1)  # type: ignore[arg-type]
     found: PgReplError = copies._try({0: None}, {})
     return found
 
@@ -101,3 +101,9 @@ def test_copy_whose_tasks_crash_is_the_tables_failure() -> None:
         tried("Python worker exited unexpectedly").message
         == "public.t: Spark tasks that copy it have crashed"
     )
+
+
+def test_only_a_copy_whose_tasks_crash_asks_for_another_copy() -> None:
+    crash = "Python worker exited unexpectedly"
+    assert "Then resnapshot the table: pgrepl snapshot FILE.json --tables 'public.t'" in tried(crash).hint
+    assert tried(crash, RangeTasks).hint.endswith("Then run the command again")

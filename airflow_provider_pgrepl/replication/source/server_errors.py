@@ -61,8 +61,8 @@ def translate(error: Any, doing: str) -> PgReplError:
     if code == "42501":
         return PrivilegeError(
             text,
-            "grant the role the right that PostgreSQL names; pgrepl doctor FILE.json --script self-hosted"
-            " prints the statements",
+            "grant the role the right that PostgreSQL names. For the source, pgrepl doctor FILE.json --script"
+            " self-hosted prints the statements",
         )
     if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
         return ServerSettingError(text, hint or "raise the setting that the server names")

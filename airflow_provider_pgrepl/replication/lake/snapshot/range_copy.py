@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -246,6 +246,9 @@ class RangeTasks(Generic[Job]):
     must not raise.
     """
 
+    after_crash: ClassVar[str] = "run the command again"
+    """The last step of the hint for tasks that have crashed."""
+
     def __init__(
         self,
         spark: SparkSession,
@@ -315,7 +318,7 @@ class RangeTasks(Generic[Job]):
             crash = (
                 spark_error(f"copying {table}", trace)
                 if is_of_workers(trace) or what_executors_lack(trace)
-                else _crashed(table, trace)
+                else _crashed(table, trace, self.after_crash)
             )
         failed: list[errors.PgReplError] = []
         for outcome in map(result_of, gathered.value):
@@ -334,7 +337,9 @@ class RangeTasks(Generic[Job]):
 
 
 class RangeCopies(RangeTasks[CopyJob]):
-    """The copies of one table's ranges into files."""
+    """The copies of one table's ranges into files. A crash leaves the table errored."""
+
+    after_crash = errors.RESNAPSHOT
 
     def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
         """Copy all ranges, and return their files. Failed ranges are copied again under the same snapshot,
@@ -359,11 +364,11 @@ class _CrashedError(errors.TableError):
     """Tasks that crashed without returning a result."""
 
 
-def _crashed(table: TableName, trace: str) -> _CrashedError:
+def _crashed(table: TableName, trace: str, then: str) -> _CrashedError:
     error = _CrashedError(
         f"{table}: Spark tasks that copy it have crashed",
         "read the logs of Spark's executors. If memory ran out, set a smaller snapshot_range_bytes. Then"
-        f" {errors.resnapshot(table)}",
+        f" {errors.named(then, table)}",
     )
     error.trace = trace_in_words(trace)
     log.warning("%s:\n%s", error.message, error.trace)
