@@ -3,9 +3,7 @@
 `python -m airflow_provider_pgrepl` is the same command.
 
 PGREPL_DSN is the DSN of the source, and PGREPL_STATE_DSN that of the state (default: the source).
-Exit codes: 0 done; 1 `status --check`, `doctor` or `verify` found a problem, or an unexpected error ended the
-command; 2 `verify` could not compare a table; 70 an unexpected error ended an app; 75 a retry may help; 78 a
-retry does not help, or `--yes` is missing.
+docs/reference/exit-codes.md describes the exit codes.
 """
 
 from __future__ import annotations

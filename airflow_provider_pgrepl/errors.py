@@ -46,7 +46,7 @@ All classes can be pickled, because Spark and Airflow send them between processe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -546,9 +546,14 @@ def prove_source() -> str:
     )
 
 
+def similar(unknown: Iterable[str], known: Collection[str], least: float = 0.6) -> list[str]:
+    """Return the most similar known name of each unknown one that has any. `least`: a ratio of `difflib`."""
+    return [near[0] for name in unknown if (near := get_close_matches(name, list(known), 1, least))]
+
+
 def known_keys(unknown: Sequence[str], known: Collection[str]) -> str:
     """Return the hint for unknown keys: a similar known key for each, or else all known keys."""
-    meant = [near[0] for key in unknown if (near := get_close_matches(key, list(known), 1))]
+    meant = similar(unknown, known)
     if len(meant) == len(unknown):
         return f"did you mean {', '.join(map(repr, meant))}?"
     return f"known keys: {', '.join(known)}"

@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 
 JSON = flag("--json", "print the result as JSON")
 YES = flag("--yes", "make the change; without it, the command only prints what it would do")
-YES_TO_DROP = Option(
+YES_TO_DROP = flag(
     "--yes",
-    {
-        "action": "store_true",
-        "help": "confirm --drop-lake-tables, which otherwise only prints what it would drop; without"
-        " --drop-lake-tables, tables are removed at once",
-    },
+    "confirm --drop-lake-tables, which otherwise only prints what it would drop; without --drop-lake-tables,"
+    " tables are removed at once",
 )
 YES_TO_SKIP = flag(
     "--yes",
@@ -97,7 +94,9 @@ SOURCE_NAME = Option(
         "help": "the name of the source; with any other name, the error prints the right one",
     },
 )
-NO_MARK_ERRORED = Option("--no-mark-errored", {"action": "store_true", "help": "mark no table errored"})
+NO_MARK_ERRORED = flag(
+    "--no-mark-errored", "only report: mark no table errored, and drop none from the publication"
+)
 MIGRATION = Option(
     "migration", {"metavar": "MIGRATION.sql", "help": "the file; its SQL locks tables as it runs"}
 )
@@ -227,8 +226,8 @@ def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
     if not retried:
         return _say("none of these tables is errored" if arguments.tables else "no table is errored")
     overtaken = "changed by another process during the retry; see pgrepl status FILE.json"
-    states = {found.table: overtaken if found.is_overtaken else "catching_up" for found in retried}
-    _say(*(f"{found.table}: {states[found.table]}" for found in retried if found.refused is None))
+    done = (found for found in retried if found.refused is None)
+    _say(*(f"{found.table}: {overtaken if found.is_overtaken else 'catching_up'}" for found in done))
     refused = [found.refused for found in retried if found.refused is not None]
     sys.stderr.write("".join(f"stays errored: {error}\n" for error in refused))
     codes = {process.exit_code(error) for error in refused}

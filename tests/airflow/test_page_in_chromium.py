@@ -85,6 +85,26 @@ def text_of(browser: Browser) -> str:
     return str(browser.evaluate("document.body.innerText"))
 
 
+def open_customers(browser: Browser, airflow: str, pipeline: str = "shop") -> None:
+    """Load the page, from the beginning, with a table of the pipeline."""
+    browser.open("about:blank")
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/{pipeline}/public/customers")
+    browser.wait_for("document.querySelectorAll('.events li').length")
+
+
+def press_button(browser: Browser, title: str) -> None:
+    browser.evaluate(
+        f"[...document.querySelectorAll('.tools button')].find(one => one.innerText === '{title}').click()"
+    )
+
+
+def ask_for_pause(browser: Browser) -> None:
+    """Open the dialog, and wait until the run could be started."""
+    press_button(browser, "Pause")
+    browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
+    browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+
+
 def test_hostile_name_and_error_are_text_in_every_view(browser: Browser, airflow: str) -> None:
     table = "/".join(quote(part, safe="") for part in ("shop", "shop", HOSTILE.schema, HOSTILE.name))
     for view, element in (
@@ -122,9 +142,7 @@ def test_migration_and_skip_are_runs_with_what_the_dialog_asks_for(
     browser.open("about:blank")
     browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop")
     browser.wait_for("document.querySelectorAll('.body .row').length === 303")
-    browser.evaluate(
-        f"[...document.querySelectorAll('.tools button')].find(one => one.innerText === '{button}').click()"
-    )
+    press_button(browser, button)
     browser.wait_for(f"document.querySelector('dialog[open] select')?.value === '{dag}'")
     inputs = "document.querySelectorAll('dialog label:not(.tick) :is(input, textarea)')"
     for number, text in enumerate(fields):
@@ -157,9 +175,7 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
     browser.press("ArrowDown")
     assert browser.evaluate("document.activeElement.ariaLabel") == "Select sales.orders_170"
     browser.evaluate("document.activeElement.click()")
-    browser.evaluate(
-        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
-    )
+    press_button(browser, "Pause")
     # There are two pipelines, and a tag of the DAG names this one.
     browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
     assert "sales.orders_170" in browser.evaluate("document.querySelector('dialog ul').innerText")
@@ -180,11 +196,8 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
 
 
 def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:
-    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop/public/customers")
-    browser.wait_for("document.querySelectorAll('.events li').length")
-    browser.evaluate(
-        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Remove').click()"
-    )
+    open_customers(browser, airflow)
+    press_button(browser, "Remove")
     browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
     browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
     shown = "getComputedStyle(document.querySelector('dialog [type=submit]')).opacity"
@@ -198,41 +211,31 @@ def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:
 
 
 def test_answer_to_a_cancelled_dialog_leaves_the_next_one_open(browser: Browser, airflow: str) -> None:
-    browser.open("about:blank")
-    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop/public/customers")
-    browser.wait_for("document.querySelectorAll('.events li').length")
+    open_customers(browser, airflow)
     browser.evaluate(
         "window.answer = null; window.ask = window.fetch;"
         "window.fetch = async (url, given) => { const answer = await window.ask(url, given);"
         " if (given.method === 'POST') await new Promise((done) => { window.answer = done; });"
         " return answer; }"
     )
-    button = "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause')"
-    for _ in range(2):
-        browser.evaluate(f"{button}.click()")
-        browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
-        browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
-        if not browser.evaluate("Boolean(window.answer)"):
-            browser.evaluate("document.querySelector('dialog [type=submit]').click()")
-            browser.wait_for("Boolean(window.answer)")
-            browser.evaluate("document.querySelector('dialog [type=button]').click()")
+    ask_for_pause(browser)
+    browser.evaluate("document.querySelector('dialog [type=submit]').click()")
+    browser.wait_for("Boolean(window.answer)")
+    browser.evaluate("document.querySelector('dialog [type=button]').click()")
+    ask_for_pause(browser)
     browser.evaluate("window.answer()")
     browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
     assert browser.evaluate("document.querySelector('dialog').open") is True
 
 
 def test_dags_are_offered_when_the_pipelines_cannot_be_read(browser: Browser, airflow: str) -> None:
-    browser.open("about:blank")
-    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop/public/customers")
-    browser.wait_for("document.querySelectorAll('.events li').length")
+    open_customers(browser, airflow)
     browser.evaluate(
         "window.ask = window.fetch; window.fetch = async (url, given) => {"
         " if (String(url).includes('api/databases')) throw new TypeError('refused');"
         " return window.ask(url, given); }"
     )
-    browser.evaluate(
-        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
-    )
+    press_button(browser, "Pause")
     browser.wait_for("document.querySelectorAll('dialog option').length === 2")
     assert browser.evaluate("document.querySelector('dialog option').innerText").startswith("Choose")
     assert browser.evaluate("document.querySelector('dialog [role=alert]').innerText") == ""
@@ -251,11 +254,8 @@ def test_pipeline_without_samples_has_no_numbers(browser: Browser, airflow: str,
 
 
 def test_dag_of_another_pipeline_is_not_offered(browser: Browser, airflow: str) -> None:
-    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/billing/public/customers")
-    browser.wait_for("document.querySelectorAll('.events li').length")
-    browser.evaluate(
-        "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
-    )
+    open_customers(browser, airflow, "billing")
+    press_button(browser, "Pause")
     browser.wait_for("document.querySelector('dialog [role=alert]')?.innerText.startsWith('No DAG')")
     assert browser.evaluate("document.querySelectorAll('dialog option').length") == 1
     assert browser.evaluate("document.querySelector('dialog [type=submit]').disabled") is True
@@ -276,9 +276,7 @@ def test_copy_of_state_is_another_pipeline_for_which_no_dag_is_chosen(
         browser.wait_for("document.querySelectorAll('.card').length === 3")
         browser.open(f"{airflow}{PAGE_PREFIX}/#/clone/shop/public/customers")
         browser.wait_for("document.querySelectorAll('.events li').length")
-        browser.evaluate(
-            "[...document.querySelectorAll('.tools button')].find(one => one.innerText === 'Pause').click()"
-        )
+        press_button(browser, "Pause")
         browser.wait_for("document.querySelectorAll('dialog option').length === 2")
         assert browser.evaluate("document.querySelector('dialog select').value") == ""
         assert "shop (connection clone)" in browser.evaluate("document.querySelector('dialog h2').innerText")

@@ -15,17 +15,7 @@ _HEAD = """# Commands
 `pgrepl COMMAND FILE.json …` runs, inspects and repairs a pipeline without Airflow, and so does
 `python -m airflow_provider_pgrepl`. The source's connection string is read from `PGREPL_DSN`. The state
 database's is read from `PGREPL_STATE_DSN`, and is the source's if that variable is unset.
-
-| exit code | |
-|---|---|
-| 0 | done |
-| 1 | `status --check`, `doctor` or `verify` found a problem, or an unexpected error ended the command |
-| 2 | `verify` could not compare a table |
-| 70 | an unexpected error ended an app |
-| 75 | a retry may help |
-| 78 | a retry does not help, or `--yes` is missing |
-
-[Exit codes](exit-codes.md) has the details.
+[Exit codes](exit-codes.md) are the same for all commands.
 
 This page is generated from the commands: `.venv/bin/python -m tests.support.commands_page`.
 """

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from inspect import get_annotations
 from types import UnionType
@@ -179,7 +178,7 @@ def check(value: object, hint: Any, path: Path) -> Iterator[Mistake]:
         yield from check(value, fitting[0], path)
     elif not is_of(value, hint):
         shown = list(value) if isinstance(value, tuple) else value
-        meant = get_close_matches(value, arguments, 1) if origin is Literal and isinstance(value, str) else ()
+        meant = errors.similar([value], arguments) if origin is Literal and isinstance(value, str) else ()
         yield Mistake(
             path, f"{_short(shown)} must be {describe(hint)}", f"did you mean {meant[0]!r}?" if meant else ""
         )

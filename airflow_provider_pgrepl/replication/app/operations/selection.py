@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from typing import TypeVar
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -49,7 +49,7 @@ def choose(state_db: StateDatabase, pipeline: str, tables: Iterable[TableName | 
 
 def _known_tables(unknown: Sequence[str], known: Sequence[str]) -> str:
     """Return the hint for unknown names: similar ones, then the pipeline's tables, up to twenty."""
-    near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1, _SIMILAR))]
+    near = errors.similar(unknown, known, _SIMILAR)
     meant = f"did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
     others = len(known) - _SHOWN
     more = f" and {others} more, which pgrepl status FILE.json lists" if others > 0 else ""
