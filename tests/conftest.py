@@ -35,6 +35,7 @@ from tests.support.rabbitmq import running_broker
 from tests.support.s3 import new_lake, running_gateway
 from tests.support.sessions import close_sessions, session
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
+from tests.time_limits import Deadline, Watchdog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +65,8 @@ def write_to_memory() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     write_to_memory()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SMALL_JVM} {archive_options()}".strip())
+    config.pluginmanager.register(Watchdog(config))
+    config.pluginmanager.register(Deadline())
     is_worker = hasattr(config, "workerinput")
     if not is_worker:
         config.pluginmanager.register(Report(config))
@@ -296,3 +299,5 @@ def spark() -> Iterator[SparkSession]:
     session = build_session("pgrepl-tests", master="local[2]", extra_conf=WORKERS)
     yield session
     session.stop()
+    # Its connections are closed later, when a handler of a test may write to what is closed already.
+    logging.getLogger("py4j").setLevel(logging.WARNING)

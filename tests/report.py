@@ -40,6 +40,8 @@ BUDGETS_S = {
     },
 }
 """Seconds of all workers together, on two idle cores."""
+TIME_SAID_EVERY_S = 300
+"""Of a run that is ended from outside only this tells whether it was slow or hung."""
 _SAMPLE_S = 2.0
 MOST_LISTED = 20
 """Failures that the end of the output repeats."""
@@ -51,9 +53,11 @@ class Report:
     """The report that the controller of a run makes of the tests' reports."""
 
     def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
         self.tier = str(config.getoption("tier"))
         self.with_times = bool(config.getoption("times"))
         self.began = time.monotonic()
+        self._time_is_said_at = TIME_SAID_EVERY_S
         self.seconds: Counter[str] = Counter()
         self.tests: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
@@ -76,6 +80,8 @@ class Report:
         measured = self.measured[test]
         measured[report.when or ""] = report.duration
         measured.update(dict(report.user_properties))
+        if report.when == "teardown":
+            self._say_time()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -110,12 +116,21 @@ class Report:
         if len(self.unstable) > MOST_UNSTABLE:
             write(f"failed: more than {MOST_UNSTABLE} tests were unstable", red=True)
 
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
+    def pytest_unconfigure(self) -> None:
         """Say last of all what failed: of a long output often only the end is kept."""
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
+        if reporter := self._terminal():
             for test, failure in self.failed[:MOST_LISTED]:
                 reporter.write_line(f"failed: {test}\n{failure}")
+
+    def _say_time(self) -> None:
+        reporter = self._terminal()
+        if reporter and self._elapsed() >= self._time_is_said_at:
+            self._time_is_said_at += TIME_SAID_EVERY_S
+            reporter.ensure_newline()
+            reporter.write_line(f"{sum(self.tests.values())} tests in {self._elapsed():.0f} s")
+
+    def _terminal(self) -> pytest.TerminalReporter | None:
+        return self._plugins.get_plugin("terminalreporter")
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.began

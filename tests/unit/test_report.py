@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +25,20 @@ class Written:
     def write_line(self, line: str, **_: Any) -> None:
         self.lines.append(line)
 
+    def ensure_newline(self) -> None:
+        pass
+
 
 @pytest.fixture
-def report(tmp_path) -> Report:
+def terminal() -> Written:
+    return Written()
+
+
+@pytest.fixture
+def report(tmp_path, terminal) -> Report:
     options = {"tier": "test", "times": True}
-    return Report(SimpleNamespace(getoption=options.__getitem__, rootpath=tmp_path))
+    plugins = SimpleNamespace(get_plugin={"terminalreporter": terminal}.get)
+    return Report(SimpleNamespace(getoption=options.__getitem__, rootpath=tmp_path, pluginmanager=plugins))
 
 
 def reported(node: str, seconds: float = 1.0, outcome: str = "passed", why: str | None = None) -> Any:
@@ -85,16 +95,25 @@ def test_run_fails_when_more_tests_were_unstable_than_allowed(report, tmp_path, 
     assert finish(report, tmp_path) == (pytest.ExitCode.TESTS_FAILED if more else pytest.ExitCode.OK)
 
 
-def test_last_lines_of_a_run_say_what_failed(report):
+def test_last_lines_of_a_run_say_what_failed(report, terminal):
     report.pytest_runtest_logreport(reported("tests/unit/test_a.py::test_a"))
     report.pytest_runtest_logreport(reported("tests/unit/test_a.py::test_b", outcome="failed"))
-    terminal = Written()
-    report.pytest_unconfigure(SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda _: terminal)))
+    report.pytest_unconfigure()
     lines = "\n".join(terminal.lines).splitlines()
     assert lines[0] == "failed: tests/unit/test_a.py::test_b (call)"
     assert len(lines) == 13
     assert all(line == "  ..." or line.startswith("E  ") for line in lines[1:])
     assert max(map(len, lines)) == 200
+
+
+def test_long_run_says_now_and_then_how_far_it_is(report, terminal):
+    for minutes in (4.9, 5.1, 5.2, 10.1):
+        report.began = time.monotonic() - minutes * 60
+        report.pytest_runtest_logreport(reported("tests/unit/test_a.py::test_a"))
+        ended = reported("tests/unit/test_a.py::test_a")
+        ended.when = "teardown"
+        report.pytest_runtest_logreport(ended)
+    assert terminal.lines == ["2 tests in 306 s", "4 tests in 606 s"]
 
 
 def test_measured_runs_become_tables(report, tmp_path):
