@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import given_up
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_tables
@@ -80,6 +81,8 @@ class CopyStates:
 
     def mark_errored(self, table: TableName, error: PgReplError) -> None:
         """Mark this table errored; the other tables continue."""
+        if isinstance(error, SnapshotError):
+            error = given_up(error)
         log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
         record = self._state_db.read_tables(self._pipeline.name).get(table)
         if record is None or record.state is TableState.REMOVED:
@@ -91,7 +94,7 @@ class CopyStates:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or errors.named(_COPY_AGAIN_HINT, table),
+            hint=errors.named(error.hint or _COPY_AGAIN_HINT, table),
             remedy=error.remedy,
             trace=error.trace,
         )

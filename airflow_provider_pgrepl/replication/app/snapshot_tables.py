@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import (
     LakeTableError,
     PgReplError,
     PrivilegeError,
+    PublicationError,
     SnapshotError,
     TableError,
     resnapshot,
@@ -44,6 +45,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import given_up
 from airflow_provider_pgrepl.replication.source.failover import wants_failover
 from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
@@ -121,7 +123,10 @@ class TableSnapshotter:
         errored, and TableSnapshotError is raised.
         """
         with self.copy_states() as states:
-            return self._take(states, set(tables), requested, record)
+            try:
+                return self._take(states, set(tables), requested, record)
+            except SnapshotError as error:
+                raise given_up(error) from None
 
     def copy_states(self) -> CopyStates:
         """Return the context manager that records the states of tables while they are copied."""
@@ -260,8 +265,20 @@ class TableSnapshotter:
             return self.copy(keeper, exported, record, states)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot_holder.SnapshotHolder:
-        """Hold the snapshot and its tables. Raises what `snapshot_holder.keep` raises."""
-        return snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)
+        """Hold the snapshot and its tables. Raises what `snapshot_holder.keep` raises.
+
+        A table outside the publication raises SnapshotError if this package adds tables to it.
+        """
+        try:
+            return snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)
+        except PublicationError as error:
+            if self.pipeline.publication_mode != "create":
+                raise
+            # This run has published the tables, and another one publishes them again.
+            raise SnapshotError(
+                f"tables left the publication after this run had added them: {error.message}",
+                "run the command again, which adds them again",
+            ) from None
 
     def copy(
         self,
@@ -398,7 +415,7 @@ def _make_epoch(
         except SnapshotError as error:
             if attempt == ATTEMPTS:
                 ownership.drop_slot()
-                raise
+                raise given_up(error) from None
             log.warning("the snapshot is not usable, creating slot and snapshot again: %s", error.message)
         wanted = {relation.table for relation in relations}
         relations, faults = snapshotter.examine(wanted, requested, last)

@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
-from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import CONFLICT_HINT
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import CONFLICT_HINT, WAITER_HINT
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import copy_role
 from airflow_provider_pgrepl.replication.source.server_errors import (
     ROLLED_BACK,
@@ -391,7 +391,7 @@ def _failed(error: Any, copy_range: CopyRange) -> PgReplError:
     if error.pgcode == _LOCK_NOT_AVAILABLE:
         return TableSnapshotError(
             f"copying {copy_range.leaf}: a statement of another session waits for a lock on it, or holds one",
-            "nothing needs to be done: it is copied again",
+            WAITER_HINT,
         )
     if (error.pgcode or "")[:2] == ROLLED_BACK:
         return TableSnapshotError(f"copying {copy_range.leaf}: {describe(error)}", CONFLICT_HINT)

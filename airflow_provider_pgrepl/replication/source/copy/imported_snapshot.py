@@ -10,6 +10,7 @@ from typing import Literal
 import psycopg2
 import psycopg2.errors
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import (
     BusyError,
     SnapshotError,
@@ -29,10 +30,21 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 
-CONFLICT_HINT = (
-    "nothing needs to be done: it is copied again. If this repeats on a standby, set hot_standby_feedback to"
-    " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
+_ON_STANDBY = (
+    "If this repeats on a standby, set hot_standby_feedback to on there, or max_standby_streaming_delay to"
+    " longer than the copy of the table takes"
 )
+CONFLICT_HINT = f"the table is copied again automatically. {_ON_STANDBY}"
+WAITER_HINT = (
+    "the table is copied again automatically. If this repeats, run the snapshot when no DDL runs on the table"
+)
+_SELECTED_AGAIN_HINT = "the tables are selected again automatically"
+_NEW_SNAPSHOT_HINT = "a new snapshot is taken automatically"
+_AUTOMATIC = frozenset({CONFLICT_HINT, WAITER_HINT, _SELECTED_AGAIN_HINT, _NEW_SNAPSHOT_HINT})
+_GIVEN_UP_TABLE = (
+    f"wait until the statement of the other session has ended, then {errors.RESNAPSHOT}. {_ON_STANDBY}"
+)
+_GIVEN_UP_RUN = "run the command again when no DDL runs on the tables"
 GATE_IDLE_LIMIT_S = 10
 """Shorter than the idle limit of the session that holds the lock: no copy may begin without the lock."""
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
@@ -114,6 +126,17 @@ def lost(reason: str, kind: type[SnapshotError] = SnapshotError) -> SnapshotErro
     )
 
 
+def given_up(error: SnapshotError) -> SnapshotError:
+    """Return the error of a copy that is not repeated any more.
+
+    Its hint no longer says that the copy is repeated automatically.
+    """
+    if error.hint not in _AUTOMATIC:
+        return error
+    is_of_table = isinstance(error, TableSnapshotError)
+    return type(error)(error.message, _GIVEN_UP_TABLE if is_of_table else _GIVEN_UP_RUN)
+
+
 @contextmanager
 def losses(kind: type[SnapshotError] = SnapshotError) -> Iterator[None]:
     """Translate a lost connection in the block into the error of a lost snapshot, of class `kind`.
@@ -175,7 +198,7 @@ def check_as_selected(relations: Sequence[Relation], in_snapshot: PublishedTable
     if altered:
         raise SnapshotError(
             f"{', '.join(altered)}: altered between the selection of the tables and the snapshot",
-            "nothing needs to be done: the tables are selected again",
+            _SELECTED_AGAIN_HINT,
         )
 
 
@@ -203,7 +226,7 @@ def check_unaltered(dsn: str, relations: Sequence[Relation], in_snapshot: Publis
     if altered:
         raise SnapshotError(
             f"{', '.join(altered)}: altered after the snapshot was exported",
-            "nothing needs to be done: a new snapshot is taken",
+            _NEW_SNAPSHOT_HINT,
         )
 
 

@@ -23,7 +23,11 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
-from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import SnapshotExporter, lost
+from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
+    WAITER_HINT,
+    SnapshotExporter,
+    lost,
+)
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -222,8 +226,7 @@ class LockWatch:
     def _give_way(self, waiters: str) -> None:
         self.failure = self._kind(
             f"{self._name}: the copy was given up for {waiters}",
-            "nothing needs to be done: it is copied again under a new snapshot. If this repeats, run the"
-            " snapshot when no DDL runs on the table",
+            WAITER_HINT,
         )
         log.warning("%s", self.failure.message)
         self._end_copies()

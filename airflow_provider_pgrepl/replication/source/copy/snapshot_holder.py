@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from airflow_provider_pgrepl.errors import BusyError, PublicationError, SnapshotError, TableSnapshotError
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
@@ -393,10 +393,12 @@ def keep_for(
 
 
 def _check_published(then: PublishedTables) -> None:
-    outside = sorted(str(found.table) for found in then.relations.values() if not found.membership_oid)
-    if then.publication is not None and outside:
+    outside = sorted(found.table for found in then.relations.values() if not found.membership_oid)
+    name = then.publication
+    if name is not None and outside:
+        tables = ", ".join(table.sql for table in outside)
         raise PublicationError(
-            f"not in publication {then.publication}: {', '.join(outside)}",
-            "run the command again, which publishes them. With publication_mode use, the owner of the"
-            " publication adds them first",
+            f"not in publication {name}: {', '.join(map(str, outside))}",
+            "ask the owner of the publication to run"
+            f" ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {tables}",
         )
