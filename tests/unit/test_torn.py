@@ -207,8 +207,11 @@ def test_a_torn_commit_of_the_changelog_makes_nothing_durable(one: Written, tear
 
 def test_a_half_commit_that_nobody_sets_aside_is_said(one: Written) -> None:
     half(commit(one.uri, one.writer.version))
-    with pytest.raises(LakeUnavailableError, match="cannot be opened"):
+    with pytest.raises(
+        LakeUnavailableError, match=f"the changelog in {one.uri} cannot be opened: its"
+    ) as caught:
         open_changelog(one.uri)
+    assert caught.value.hint.startswith("start the replication app, which sets aside commits")
 
 
 def test_an_empty_commit_that_a_writer_went_on_after_is_left_alone(one: Written) -> None:

@@ -49,6 +49,17 @@ def refuse(_: int) -> None:
     raise OSError(errno.EMFILE, "Too many open files")
 
 
+def test_incomplete_commit_of_another_process_is_named(disk: RecordedDisk) -> None:
+    one = Written(new_changelog(disk.folder))
+    version = one.writer.version + 1
+    (Path(one.uri, "_delta_log") / f"{version:020}.json").write_text('{"add": {"path"')
+    one.transaction(100, r7=3)
+    with pytest.raises(
+        LakeUnavailableError, match=f"version {version} of the log of {one.uri} is incomplete"
+    ):
+        one.flush()
+
+
 def test_a_replaced_writer_that_cannot_flush_leaves_its_successors_commits(
     disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

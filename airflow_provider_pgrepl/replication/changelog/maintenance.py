@@ -32,12 +32,11 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     floor_app,
     hour_of,
 )
-from airflow_provider_pgrepl.replication.changelog.reader import value_bytes
+from airflow_provider_pgrepl.replication.changelog.reader import unreadable_changelog, value_bytes
 from airflow_provider_pgrepl.replication.changelog.writer import Part, PartFolder, removal, replace_files
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import (
     open_storage,
-    raise_if_store_unavailable,
     read_parquet,
     storage_error,
 )
@@ -76,15 +75,14 @@ def drop_expired(
 
     The commit sets the new floor of each epoch, under app IDs other than the receiver's, so that it does not
     fence the receiver. The files themselves are deleted by a vacuum.
-    Raises ChangelogError, LakeUnavailableError.
+    Raises LakeUnavailableError.
     """
     try:
         table = open_delta(changelog_uri(lake_root))
     except TableNotFoundError:
         return DroppedHours()
     except (DeltaError, OSError) as error:
-        raise_if_store_unavailable("the changelog cannot be opened", error)
-        raise ChangelogError(f"the changelog cannot be opened: {type(error).__name__}") from error
+        raise unreadable_changelog(changelog_uri(lake_root), error) from error
     hours = _files_by_hour(table)
     expired = []
     for hour in sorted(hours):

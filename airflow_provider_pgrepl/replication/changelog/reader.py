@@ -25,7 +25,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ChangelogFileGoneError, NoChangelogError, SnapshotError
+from airflow_provider_pgrepl.errors import (
+    ChangelogFileGoneError,
+    LakeUnavailableError,
+    NoChangelogError,
+    SnapshotError,
+)
 from airflow_provider_pgrepl.replication.changelog.layout import (
     AT_REST_APP,
     DURABLE_APP,
@@ -44,6 +49,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
+    is_storage_error,
     open_file,
     open_parquet,
     open_storage,
@@ -181,7 +187,22 @@ def open_changelog(uri: str) -> DeltaTable:
             f" {errors.SNAPSHOT}",
         ) from None
     except (DeltaError, OSError) as error:
-        raise storage_error("the changelog cannot be opened", error) from None
+        raise unreadable_changelog(uri, error) from None
+
+
+def unreadable_changelog(uri: str, error: BaseException) -> LakeUnavailableError:
+    """Return the error of a changelog that cannot be opened.
+
+    A retry helps for a damaged log, too: the replication app repairs at its start what a crash has left.
+    """
+    doing = f"the changelog in {uri} cannot be opened"
+    if is_storage_error(error):
+        return storage_error(doing, error)
+    return LakeUnavailableError(
+        f"{doing}: its log is incomplete or damaged ({type(error).__name__})",
+        "start the replication app, which sets aside commits that a crash has left incomplete. If it fails as"
+        " well, restore this folder from a copy of the lake",
+    )
 
 
 def read_token(table: AppTransactions) -> int:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import DeltaError
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.delta.checkpoints import Checkpoints
 from airflow_provider_pgrepl.replication.delta.log import can_commit, put_version
 from airflow_provider_pgrepl.replication.delta.table import open_delta
@@ -67,7 +66,8 @@ class AppLog:
         """Commit, and flush the commit to disk, with all commits of other processes before it.
 
         `told`: metadata of the commit. `apps`: further app IDs. `with_files`: False if the added files are
-        already on disk. Raises TakenOverError; DeltaError or OSError, after which the commit may exist.
+        already on disk. Raises TakenOverError; LakeUnavailableError if another process has
+        left an incomplete commit; DeltaError or OSError, after which the commit may exist.
         """
         self._check_last()
         before, sequence = self.version, self.sequence + 1
@@ -109,13 +109,18 @@ class AppLog:
     def _pass(self, version: int) -> None:
         """Raise TakenOverError unless another process's commit is a marker or maintenance.
 
-        Raises DeltaError if that commit is incomplete, OSError.
+        Raises LakeUnavailableError if that commit is incomplete, OSError.
         """
         filesystem, root = open_storage(self._uri)
         try:
             others = read_commit_actions(filesystem, root, version)
         except ValueError as error:
-            raise DeltaError(f"version {version} of the log is not whole") from error
+            raise LakeUnavailableError(
+                f"version {version} of the log of {self._uri} is incomplete",
+                "run this again: another process may be writing that version. If the error persists, a crash"
+                " has left the version incomplete: restart the replication app or, for the table of a"
+                " publisher, the publisher, which sets it aside",
+            ) from error
         if any(map(self._is_in_the_way, others)):
             raise FencedCommitError
 

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, NoChangelogError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, own_table_uri
 from airflow_provider_pgrepl.replication.delta import recovery
@@ -377,6 +377,9 @@ class ConsistentPoints:
             self._log.commit(_OPERATION, actions, apps=self._missing_marks())
         except FencedCommitError:
             raise _fenced() from None
+        except LakeUnavailableError:
+            self._forget()
+            raise
         except (DeltaError, OSError) as error:
             self._forget()
             raise storage_error("the consistent points cannot be written", error) from error

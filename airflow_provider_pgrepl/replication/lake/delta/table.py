@@ -82,14 +82,25 @@ def open_table(uri: str) -> DeltaTable:
 
     Raises LakeTableError if there is no table or it cannot be opened, LakeUnavailableError.
     """
-    try:
-        return open_delta(uri)
-    except TableNotFoundError:
+    table = find_table(uri)
+    if table is None:
         raise LakeTableError(
             f"there is no lake table at {uri}",
             "check that the folder is mounted and readable, or restore it, then retry the table. If it is"
             f" lost, {errors.RESNAPSHOT}",
-        ) from None
+        )
+    return table
+
+
+def find_table(uri: str) -> DeltaTable | None:
+    """Open the newest version of the table at `uri`; return None if there is no table.
+
+    Raises LakeTableError if the table cannot be opened, LakeUnavailableError.
+    """
+    try:
+        return open_delta(uri)
+    except TableNotFoundError:
+        return None
     except (DeltaError, OSError) as error:
         raise_if_store_unavailable(f"the lake table at {uri} cannot be opened", error)
         raise LakeTableError(f"cannot open the lake table at {uri}: {type(error).__name__}") from error

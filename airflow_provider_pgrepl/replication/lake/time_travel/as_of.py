@@ -78,7 +78,7 @@ class HistoryAsOf:
         cls, lake_root: str, table: TableName, current: pa.Schema, epoch: Epoch, lsn: LSN
     ) -> HistoryAsOf:
         """Return the history of a table. `current`: the table's columns at the point in time. Raises
-        LakeError if the table has no history."""
+        LakeError if the table has no history, or it cannot be opened."""
         uri = history_uri(lake_root, table)
         try:
             opened = open_delta(uri)

@@ -21,7 +21,12 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.table import EXPORTED_APP, RELATION_APP, open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    EXPORTED_APP,
+    RELATION_APP,
+    find_table,
+    open_table,
+)
 from airflow_provider_pgrepl.replication.lake.history.table import aligned, is_history
 from airflow_provider_pgrepl.replication.lake.history.versions import ended_rows
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
@@ -141,13 +146,13 @@ class Bases:
         return base
 
     def _newest(self, name: TableName) -> DeltaTable:
-        try:
-            return open_table(f"{self.lake_root}/{name.path}")
-        except LakeTableError:
-            held = ", ".join(sorted(self.point.tables)) if self.point else "no table yet"
-            raise LakeError(
-                f"{name} is not in the lake", f"the lake holds: {held}; names are case-sensitive"
-            ) from None
+        uri = f"{self.lake_root}/{name.path}"
+        known = self.point.tables if self.point else ()
+        # If a consistent point names the table, its folder is missing: `open_table` says so.
+        if str(name) not in known and find_table(uri) is None:
+            held = ", ".join(sorted(known)) or "no table yet"
+            raise LakeError(f"{name} is not in the lake", f"the lake holds: {held}; names are case-sensitive")
+        return open_table(uri)
 
     def _too_early(self, name: TableName, named: list[ConsistentPoint], position: int | None) -> LakeError:
         later = [kept.lsn for kept in named] or ([position] if position is not None else [])
