@@ -74,6 +74,8 @@ NEW_EPOCH = (
     " FILE.json --new-epoch, or PgSnapshotOperator with new_epoch=True, resnapshots every table"
 )
 RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
+RETRY = "retry the table: pgrepl retry FILE.json NAME, or PgRetryTablesOperator"
+RESUME = "resume the table: pgrepl resume FILE.json NAME, or PgResumeTablesOperator"
 EXECUTORS = (
     "install the driver's version of this package for the Python of every executor, as in an image, and name"
     " that Python in spark.pyspark.python:"
@@ -513,6 +515,11 @@ def named(hint: str, table: object) -> str:
     for words in ("--tables", "--add", "FILE.json"):
         hint = hint.replace(f"{words} NAME", f"{words} '{table}'")
     return hint
+
+
+def retry(table: object) -> str:
+    """Return the hint for an errored table that can continue when its cause is fixed."""
+    return named(RETRY, table)
 
 
 def add(table: object) -> str:

@@ -88,7 +88,7 @@ def test_one_table_that_cannot_be_paused_keeps_all_as_they_are(kept):
     kept.fail(B)
     with pytest.raises(StateError, match=r"public.b: is errored, and cannot be paused") as caught:
         pause_tables(kept.access, [A, B])
-    assert "retry it" in caught.value.hint
+    assert caught.value.hint.startswith("retry the table: pgrepl retry FILE.json 'public.b', or ")
     with pytest.raises(StateError, match=r"public.b: is errored, and cannot be resumed"):
         resume_tables(kept.access, [A, B])
     assert kept.states() == {A: "streaming", B: "errored"}
@@ -121,7 +121,8 @@ def test_tables_that_are_not_in_error_are_not_tried_again(kept):
     pause_tables(kept.access, [B])
     with pytest.raises(StateError, match=r"public.b: is paused, and cannot be retried") as caught:
         retry_tables(kept.access, [A, B])
-    assert caught.value.hint == "resume it: pgrepl resume FILE.json 'public.b'"
+    resume = f"pgrepl resume FILE.json '{B}'"
+    assert caught.value.hint == f"resume the table: {resume}, or PgResumeTablesOperator"
     assert retry_tables(kept.access) == ()
     assert kept.states() == {A: "streaming", B: "paused"}
 

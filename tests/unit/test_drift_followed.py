@@ -201,7 +201,7 @@ def test_with_error_every_other_column_stops_the_table_and_nothing_else_does() -
         verdict = judged(relation, with_policy("error"))
         assert verdict.kind is DriftKind.UNSAFE
         assert verdict.hint.startswith(
-            "set on_drift to evolve for it, restart the replication app, then retry the table"
+            "set on_drift to evolve for it, restart the replication app, then retry the table: pgrepl retry"
         )
     relation = now(replace(ID, not_null=False), NAME, PRICE, relfilenode=71)
     assert judged(relation, with_policy("error")) == DriftResult(DriftKind.UNCHANGED, relation=relation)
@@ -419,7 +419,7 @@ def test_a_renamed_table_is_taken_under_its_new_name() -> None:
         """ 'sales."Orders"', or PgAddTablesOperator; but if the two swapped names, """
     ) + errors.swapped(BEFORE.table, moved.table)
     verdict = compare_catalog(BEFORE, moved, PIPELINE.options(BEFORE.table))
-    assert verdict.hint == f"name it back, then retry the table; or {added}"
+    assert verdict.hint == f"name it back, then {errors.retry(BEFORE.table)}; or {added}"
     assert judged(moved).hint == added
 
 

@@ -22,8 +22,8 @@ __all__ = ["DriftFinding", "Remedy"]
 
 _WORDS = {
     Remedy.RESNAPSHOT: "{resnapshot}",
-    Remedy.UNDO: "set it back at the source, then retry the table; or {resnapshot}",
-    Remedy.MOVED: "name it back, then retry the table; or {added}",
+    Remedy.UNDO: "set it back at the source, then {retry}; or {resnapshot}",
+    Remedy.MOVED: "name it back, then {retry}; or {added}",
     Remedy.ADDED: "{added}",
     Remedy.PUBLISH: "put it into the publication again, then {resnapshot}",
     Remedy.GONE: (
@@ -31,10 +31,10 @@ _WORDS = {
         " mistake, restore it with its rows first, then {resnapshot}"
     ),
     Remedy.POLICY: (
-        "set on_drift to evolve for it, restart the replication app, then retry the table; or {resnapshot}"
+        "set on_drift to evolve for it, restart the replication app, then {retry}; or {resnapshot}"
     ),
     Remedy.LOGGED: "make it an ordinary, logged table, then {resnapshot}",
-    Remedy.CHOICE: "correct that at the source or in the pipeline, then retry the table; or {resnapshot}",
+    Remedy.CHOICE: "correct that at the source or in the pipeline, then {retry}; or {resnapshot}",
 }
 _REPLACED = (
     "if the pipeline has {moved_to}, {swapped}. If it does not, {resnapshot}; to replicate {moved_to}, too,"
@@ -82,6 +82,7 @@ class DriftFinding:
             words = _REPLACED
         return words.format(
             resnapshot=errors.resnapshot(table),
+            retry=errors.retry(table),
             added=added,
             remove=errors.remove(table),
             moved_to=self.moved_to,

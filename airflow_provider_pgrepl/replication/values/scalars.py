@@ -135,7 +135,7 @@ class Decimal:
             if not self.special_is_null:
                 raise UnsupportedValue(
                     "the value is NaN or infinity",
-                    "set numeric_nan to null (not for key columns), and retry the table; or set the column's"
+                    f"set numeric_nan to null (not for key columns), then {errors.RETRY}; or set the column's"
                     f" lake type to string in types, then {errors.RESNAPSHOT}",
                 )
             texts = pc.if_else(odd, pa.scalar(None, texts.type), texts)

@@ -37,7 +37,7 @@ _OUT_OF_RANGE = (
     f" then {errors.RESNAPSHOT}"
 )
 _INFINITE = (
-    "set infinity to null or sentinel (not for columns of a key), and retry the table; or give the column"
+    f"set infinity to null or sentinel (not for columns of a key), then {errors.RETRY}; or give the column"
     f" lake type string in types, then {errors.RESNAPSHOT}"
 )
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, Remedy
 from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
@@ -50,7 +51,6 @@ _RUNNING = timedelta(seconds=15)
 """A running app has reported within this time: it reports every few seconds."""
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
 _AWAITED = "all its files were replaced, as by a TRUNCATE that the stream has not sent yet"
-_RETRY_HINT = "the cause is gone: retry the table"
 
 
 def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
@@ -254,7 +254,7 @@ def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgRe
             hint = "; ".join(problem.hint for problem in problems)
             found[relation.oid] = PrivilegeError(
                 "; ".join(problem.message for problem in problems),
-                f"{hint}; then retry the table",
+                f"{hint}; then {errors.retry(relation.table)}",
                 Remedy.GRANT,
             )
     return found
@@ -299,5 +299,5 @@ class _Report:
     def _in_error(self, record: TableRecord, finding: TableFinding | None) -> TableDrift:
         helps = record.remedy is not None and record.remedy.allows_retry
         gone = helps and (finding is None or finding.error is None)
-        hint = _RETRY_HINT if gone else record.hint
+        hint = f"the cause is gone: {errors.retry(record.table)}" if gone else record.hint
         return TableDrift(str(record.table), DriftKind.UNSAFE.value, record.reason, hint, record.state.value)

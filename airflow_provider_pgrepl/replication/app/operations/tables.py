@@ -54,8 +54,8 @@ _APPLIED = (_S.CATCHING_UP, _S.STREAMING)
 _INSTEAD = {
     _S.PENDING: f"it has not been copied yet: {errors.SNAPSHOT}",
     _S.SNAPSHOTTING: "wait for the snapshot; if it has died, pgrepl snapshot FILE.json --tables NAME",
-    _S.ERRORED: f"retry it: pgrepl retry FILE.json NAME, or {errors.RESNAPSHOT}",
-    _S.PAUSED: "resume it: pgrepl resume FILE.json NAME",
+    _S.ERRORED: f"{errors.RETRY}; or {errors.RESNAPSHOT}",
+    _S.PAUSED: errors.RESUME,
     _S.REMOVED: "add it again: pgrepl snapshot FILE.json --add NAME, or PgAddTablesOperator",
 }
 

@@ -107,7 +107,7 @@ def _joined(table: DeltaTable, found: Sequence[BlockingSetting]) -> BlockingSett
             f"move the folder {table.table_uri} away and keep it: it has the rows that only the lake has, and"
             f" with history: true the current versions; then {errors.RESNAPSHOT}",
         )
-    return BlockingSetting(what, "; ".join([*(one.remedy for one in found), "then retry the table"]))
+    return BlockingSetting(what, "; ".join([*(one.remedy for one in found), f"then {errors.RETRY}"]))
 
 
 def _mapped_columns(table: DeltaTable) -> Iterator[BlockingSetting]:

@@ -86,7 +86,7 @@ def open_table(uri: str) -> DeltaTable:
     if table is None:
         raise LakeTableError(
             f"there is no lake table at {uri}",
-            "check that the folder is mounted and readable, or restore it, then retry the table. If it is"
+            f"check that the folder is mounted and readable, or restore it, then {errors.RETRY}. If it is"
             f" lost, {errors.RESNAPSHOT}",
         )
     return table

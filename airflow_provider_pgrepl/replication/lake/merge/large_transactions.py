@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pyroaring import BitMap64
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SCHEMA, letters
@@ -168,7 +169,8 @@ def _spooling(relation: Relation) -> Iterator[None]:
         raise LakeTableError(
             f"{relation.table}: the parts of a transaction that is too large for memory cannot be kept on the"
             f" local disk: {told}",
-            f"make room in {tempfile.gettempdir()}, or name another folder in TMPDIR; then retry the table",
+            f"free space in {tempfile.gettempdir()}, or name another folder in TMPDIR; then"
+            f" {errors.retry(relation.table)}",
         ) from None
 
 
