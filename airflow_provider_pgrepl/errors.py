@@ -71,7 +71,9 @@ def reference(page: str) -> str:
 NEW_EPOCH = (
     "begin a new epoch, which drops the slot: pgrepl resync FILE.json, or PgSnapshotOperator with"
     " resync=True, compares every table with the lake and replaces the rows that differ; pgrepl snapshot"
-    " FILE.json --new-epoch, or PgSnapshotOperator with new_epoch=True, resnapshots every table"
+    " FILE.json --new-epoch, or PgSnapshotOperator with new_epoch=True, resnapshots every table. If the"
+    " source is not proven to be the lake's, either one prints the NAME with which to repeat it: --give-up"
+    " NAME"
 )
 RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
 RETRY = "retry the table: pgrepl retry FILE.json NAME, or PgRetryTablesOperator"

@@ -284,8 +284,9 @@ def test_messages_can_be_left_out_and_taken_alone_like_a_table():
 
 
 def test_a_message_whose_content_was_not_kept_is_an_error():
-    with pytest.raises(TransformError, match="'orders' was larger than message_bytes"):
+    with pytest.raises(TransformError, match="'orders' was larger than message_bytes") as caught:
         made(rows_of(message("orders", None, "99")), messages=["*"])
+    assert "set on_error of the publisher to skip_and_record" in caught.value.hint
 
 
 # --- settings ---

@@ -248,9 +248,11 @@ class BusinessEvents(ChangeConverter[Event]):
             position = EventPosition(Epoch(row["epoch"]), LSN(row["commit_lsn"]), row["ordinal"])
             if content is None:
                 raise TransformError(
-                    f"a logical message with prefix {one_line(prefix)!r} was larger than message_bytes: its"
-                    " content was not kept",
-                    "raise message_bytes of the pipeline for later messages, and restart the replication app",
+                    f"the logical message at {position} with prefix {one_line(prefix)!r} was larger than"
+                    " message_bytes: its content was not kept",
+                    "the content is lost. To continue without this message, set on_error of the publisher to"
+                    " skip_and_record until it is passed. For later messages, raise message_bytes of the"
+                    " pipeline and restart the replication app",
                 )
             (body,) = _CONTENT.parse(pa.array([content])).to_pylist()
             event = Event(position, str(position), NO_RELATION, MESSAGES, "insert", row["commit_ts"], body)
