@@ -16,6 +16,7 @@ from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from psycopg2.extensions import parse_dsn
 
+from airflow_provider_pgrepl.errors import resnapshot, retry
 from airflow_provider_pgrepl.links.task import PAGE_PREFIX
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from demo.postgres import Server, free_port
@@ -175,6 +176,8 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
     browser.press("ArrowDown")
     assert browser.evaluate("document.activeElement.ariaLabel") == "Select sales.orders_170"
     browser.evaluate("document.activeElement.click()")
+    selected = "document.querySelector('.selection [role=status]').innerText"
+    assert browser.evaluate(selected) == "1 table selected"
     press_button(browser, "Pause")
     # There are two pipelines, and a tag of the DAG names this one.
     browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
@@ -193,6 +196,26 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
     )
     assert browser.evaluate(f"fetch('{address}', {patch}).then(answer => answer.status)") == 200
     browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'success'")
+
+
+def test_commands_of_a_hint_are_buttons_for_its_table(browser: Browser, airflow: str, pg: Connection) -> None:
+    hint = f"set it back at the source, then {retry('public.customers')}; or {resnapshot('public.customers')}"
+    update = "update _pgrepl.tables set state = 'errored', error = 'DriftError', reason = 'r', hint = %s"
+    rows(pg, f"{update} where table_name = 'customers' returning 1", (hint,))
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop")
+    browser.wait_for("document.querySelectorAll('.body .row').length === 303")
+    row = "[...document.querySelectorAll('.body .row')].find(one => one.innerText.includes('customers'))"
+    titles = f"[...{row}.querySelectorAll('button')].map(one => one.innerText)"
+    assert browser.evaluate(titles) == ["Retry", "Resnapshot"]
+    browser.evaluate(f"{row}.querySelector('button').click()")
+    browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
+    assert browser.evaluate("document.querySelector('dialog h2').innerText").startswith(
+        "Retry 1 table of shop"
+    )
+    assert browser.evaluate("document.querySelector('dialog ul').innerText") == "public.customers"
+    open_customers(browser, airflow)
+    in_notice = "[...document.querySelectorAll('.notice button')].map(one => one.innerText)"
+    assert browser.evaluate(in_notice) == ["Retry", "Resnapshot"]
 
 
 def test_removing_asks_for_confirmation(browser: Browser, airflow: str) -> None:

@@ -250,12 +250,14 @@ function tablesView(database, pipeline, query) {
   const search = el("input", { type: "search", placeholder: "Filter tables", "aria-label": "Filter tables", oninput: () => { wanted.text = search.value.toLowerCase(); show(); } });
   const all = el("input", { type: "checkbox", "aria-label": "Select all shown tables", onchange: () => { for (const row of visible()) all.checked ? picked.add(row.table) : picked.delete(row.table); show(true); } });
   const actions = actionBar({ database, pipeline }, () => [...picked]);
+  const count = el("span", { class: "quiet number", role: "status" });
   const head = el("div", { class: "row head", role: "row" }, el("span", { role: "columnheader" }, all), ...COLUMNS.map((column) => {
     const button = el("button", { type: "button", title: column.hint, onclick: () => { sort.down = sort.column === column && !sort.down; sort.column = column; show(); } }, column.title);
     return el("span", { role: "columnheader", class: `cell ${column.right ? "right" : ""}`, "data-key": column.key }, button);
   }));
   const body = el("div", { class: "body", role: "rowgroup", onkeydown: moveFocus });
-  main.replaceChildren(notice, el("div", { class: "tools" }, search, states, el("span", { class: "space" }), actions.node, pipelineBar({ database, pipeline })),
+  main.replaceChildren(notice, el("div", { class: "tools" }, search, states, pipelineBar({ database, pipeline }),
+    el("div", { class: "selection" }, count, actions.node)),
     el("div", { class: "list", role: "table", "aria-label": `Tables of ${pipeline}` }, el("div", { role: "rowgroup" }, head), body));
   const shown = new Keyed(body, ({ row }) => row.table, ({ row }) => tableRow(database, pipeline, row, picked, changed));
 
@@ -268,6 +270,7 @@ function tablesView(database, pipeline, query) {
     all.checked = found.length > 0 && found.every((row) => picked.has(row.table));
     all.indeterminate = !all.checked && found.some((row) => picked.has(row.table));
     actions.update(picked.size);
+    count.textContent = picked.size === 1 ? "1 table selected" : `${picked.size ? whole(picked.size) : "No"} tables selected`;
   }
   function show(isForced = false) {
     if (isForced) shown.nodes.clear();
@@ -308,7 +311,15 @@ function tableRow(database, pipeline, row, picked, changed) {
     row.copying ? el("div", { class: "detail", role: "cell" }, copying(row.copying)) : null,
     row.reason || row.error ? el("div", { class: "detail", role: "cell" },
       el("div", { class: "wrap bad" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason),
-      el("div", { class: "wrap quiet" }, row.hint)) : null);
+      hintOf({ database, pipeline }, row)) : null);
+}
+
+// Hints name commands and operators, since they are read in logs, too: here follow the buttons of the same actions.
+function hintOf(pipeline, { table, hint }) {
+  const named = ACTIONS.filter((action) => action.command && hint?.includes(action.command));
+  return el("div", { class: "quiet" }, el("span", { class: "wrap" }, hint ?? ""),
+    named.length ? el("span", { class: "chips", role: "group", "aria-label": `Actions of the hint for ${table}` },
+      ...named.map((action) => actionButton(action, pipeline, () => [table]))) : null);
 }
 
 const copying = ({ text, done }) => el("div", { class: "quiet" },
@@ -348,7 +359,7 @@ function tableFacts(pipeline, row, lags) {
   actions.update(1);
   const fact = (title, ...content) => label(title, el("span", { class: "number" }, ...content));
   return [el("div", { class: "tools" }, badge(row.state), el("span", { class: "space" }), actions.node),
-    row.error || row.reason ? el("div", { class: "notice" }, el("div", { class: "wrap" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason), el("div", { class: "quiet wrap" }, row.hint)) : "",
+    row.error || row.reason ? el("div", { class: "notice" }, el("div", { class: "wrap" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason), hintOf(pipeline, row)) : "",
     row.copying ? copying(row.copying) : "",
     el("div", { class: "facts" }, fact("Since", ago(row.since)), fact("Rows of the last snapshot", whole(row.rows_copied)),
       fact("Last snapshot", ago(row.snapshot_at)), fact("Last change", lastChange(row)),
@@ -393,12 +404,12 @@ function eventsOf(title, events) {
 
 const ACTIONS = [
   { id: "pause", title: "Pause", about: "Changes stay in the changelog and are not applied until the tables are resumed." },
-  { id: "resume", title: "Resume", about: "Apply the changes of paused tables." },
-  { id: "retry", title: "Retry", about: "Continue errored tables from the changelog, without a new copy." },
+  { id: "resume", title: "Resume", command: "pgrepl resume ", about: "Apply the changes of paused tables." },
+  { id: "retry", title: "Retry", command: "pgrepl retry ", about: "Continue errored tables from the changelog, without a new copy." },
   { id: "maintain", title: "Maintain", about: "Compact small files and delete unreferenced files." },
-  { id: "resnapshot", title: "Resnapshot", danger: "The rows of these lake tables are replaced by a new copy. The copy reads the source." },
+  { id: "resnapshot", title: "Resnapshot", command: "pgrepl snapshot FILE.json --tables ", danger: "The rows of these lake tables are replaced by a new copy. The copy reads the source." },
   { id: "add", title: "Add…", asks: true, about: "Copy these tables, and keep them current." },
-  { id: "remove", title: "Remove", danger: "These tables are no longer replicated. Their lake tables stay as they are; to replicate them again, they are copied again." },
+  { id: "remove", title: "Remove", command: "pgrepl remove ", danger: "These tables are no longer replicated. Their lake tables stay as they are; to replicate them again, they are copied again." },
 ];
 
 // Actions on a whole pipeline. Each field is a parameter of the DAG.
@@ -417,13 +428,17 @@ const OFFERS = {
 
 function pipelineBar(pipeline) {
   return el("span", { class: "chips end", role: "group", "aria-label": "Actions on the pipeline" },
-    ...PIPELINE_ACTIONS.map((action) => el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, []) }, action.title)));
+    ...PIPELINE_ACTIONS.map((action) => actionButton(action, pipeline, () => [])));
 }
 
 const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
+function actionButton(action, pipeline, tables) {
+  return el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, tables()) }, action.title);
+}
+
 function actionBar(pipeline, tables, offered = ACTIONS) {
-  const buttons = offered.map((action) => el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, action.asks ? [] : tables()) }, action.title));
+  const buttons = offered.map((action) => actionButton(action, pipeline, action.asks ? () => [] : tables));
   return {
     node: el("span", { class: "chips", role: "group", "aria-label": "Actions" }, ...buttons),
     update: (count) => buttons.forEach((button, index) => { button.disabled = !count && !offered[index].asks; }),
