@@ -276,6 +276,12 @@ def test_pipeline_without_samples_has_no_numbers(browser: Browser, airflow: str,
     assert (lag, throughput) == (["Lag", "no samples in 24 h"], ["Throughput", "–"])
 
 
+def test_ages_grow_while_nothing_else_changes(browser: Browser, airflow: str) -> None:
+    open_customers(browser, airflow)
+    browser.evaluate("document.querySelector('.facts time').textContent = 'old'")
+    browser.wait_for("document.querySelector('.facts time')?.textContent.endsWith(' ago')")
+
+
 def test_dag_of_another_pipeline_is_not_offered(browser: Browser, airflow: str) -> None:
     open_customers(browser, airflow, "billing")
     press_button(browser, "Pause")

@@ -75,10 +75,12 @@ function duration(seconds) {
 const { compare: byName } = new Intl.Collator("en", { numeric: true });
 const whole = (number) => (number == null ? "–" : Math.round(number).toLocaleString("en"));
 
-function ago(text, none = "–") {
-  if (!text) return none;
-  const age = Math.max(0, (Date.now() - Date.parse(text)) / 1000);
-  return el("time", { datetime: text, title: new Date(text).toLocaleString() }, `${duration(age)} ago`);
+const age = (text) => `${duration(Math.max(0, (Date.now() - Date.parse(text)) / 1000))} ago`;
+const ago = (text, none = "–") => (text ? el("time", { datetime: text, title: new Date(text).toLocaleString() }, age(text)) : none);
+
+// What has not changed is not built again, and grows older.
+function refreshAges() {
+  for (const time of main.querySelectorAll("time")) time.textContent = age(time.dateTime);
 }
 
 // Samples are some ten minutes apart, and kept for a day here: a table's newest changes are in none yet.
@@ -259,7 +261,7 @@ function tablesView(database, pipeline, query) {
   main.replaceChildren(notice, el("div", { class: "tools" }, search, states, pipelineBar({ database, pipeline }),
     el("div", { class: "selection" }, count, actions.node)),
     el("div", { class: "list", role: "table", "aria-label": `Tables of ${pipeline}` }, el("div", { role: "rowgroup" }, head), body));
-  const shown = new Keyed(body, ({ row }) => row.table, ({ row }) => tableRow(database, pipeline, row, picked, changed));
+  const shown = new Keyed(body, (row) => row.table, (row) => tableRow(database, pipeline, row, picked, changed));
 
   function visible() {
     return rows.filter((row) => (!wanted.state || row.state === wanted.state)
@@ -277,7 +279,7 @@ function tablesView(database, pipeline, query) {
     const order = sort.down ? -1 : 1;
     const { of } = sort.column;
     const compare = (a, b) => (of(a) < of(b) ? -order : of(a) > of(b) ? order : order * byName(a.table, b.table));
-    shown.show(visible().sort(compare).map((row) => ({ row, minute: Math.floor(Date.now() / 60_000) })));
+    shown.show(visible().sort(compare));
     for (const cell of head.querySelectorAll("[data-key]")) {
       const isSorted = cell.dataset.key === sort.column.key;
       cell.setAttribute("aria-sort", isSorted ? (sort.down ? "descending" : "ascending") : "none");
@@ -569,6 +571,7 @@ async function refresh() {
   const status = document.getElementById("updated");
   try {
     await update();
+    refreshAges();
     if (mine === turn) status.textContent = `updated ${new Date().toLocaleTimeString()}`;
     if (mine === turn) document.documentElement.dataset.ready = "true";
   } catch (error) {
