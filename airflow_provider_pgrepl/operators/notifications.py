@@ -48,8 +48,10 @@ class ProblemNotifications:
         """
         errored = frozenset(status.get("errored") or ())
         for table in sorted(errored - self._errored):
-            reason = f"table {table} is errored"
-            _call(self.on_table_errored, context, "table_errored", table, reason, "pgrepl status FILE.json")
+            found = (status.get("errors") or {}).get(table, {})
+            told = [f"table {table} is errored", found.get("error"), found.get("reason")]
+            hint = found.get("hint") or "pgrepl status FILE.json"
+            _call(self.on_table_errored, context, "table_errored", table, ": ".join(filter(None, told)), hint)
         self._errored = errored
         lag = status.get("lag_s")
         if lag is None:

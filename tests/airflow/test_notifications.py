@@ -66,6 +66,23 @@ def test_notifier_of_airflow_renders_problem() -> None:
     assert pager.sent == ["table_errored: table public.a is errored"]
 
 
+def test_notification_has_error_and_hint_of_the_table() -> None:
+    found: list[dict[str, str]] = []
+    operator = PgReplicationOperator(
+        task_id="t", pipeline=SHOP, on_table_errored=lambda context: found.append(context[PROBLEM])
+    )
+    error = {"error": "DriftError", "reason": "column vat was renamed", "hint": "resnapshot the table"}
+    looked(operator, errored=["public.a"], errors={"public.a": error})
+    assert found == [
+        {
+            "kind": "table_errored",
+            "object": "public.a",
+            "reason": "table public.a is errored: DriftError: column vat was renamed",
+            "hint": "resnapshot the table",
+        }
+    ]
+
+
 def test_failing_callback_is_logged_without_its_text_and_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

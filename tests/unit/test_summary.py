@@ -41,6 +41,14 @@ def test_summary_names_first_errored_tables_and_counts_the_others() -> None:
     assert len(text) < 600
 
 
+def test_result_has_error_and_hint_of_the_tables_that_it_names() -> None:
+    error = {"error": "DriftError", "reason": "column vat was renamed", "hint": "resnapshot the table"}
+    errors = {f"public.t{number:03}": error for number in range(500)}
+    found = replace(GOOD, errored=tuple(errors), errors=errors).to_dict()
+    assert list(found["errors"]) == found["errored"] == [f"public.t{number:03}" for number in range(20)]
+    assert found["errors"]["public.t019"] == error
+
+
 def test_a_source_that_cannot_be_asked_is_said() -> None:
     text = replace(GOOD, lag_s=None, lag_bytes=None, held_bytes=None).to_text()
     assert text.endswith("; the source cannot be asked how far it is")

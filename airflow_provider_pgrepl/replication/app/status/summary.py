@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -42,6 +42,7 @@ class Summary:
 
     `changes`: changes received since the last summary. `applied`: rows applied since the start. There is no
     lag while the lake has no consistent point. Values for which the source could not be asked are None.
+    `errors`: class, reason and hint of each errored table.
     """
 
     states: Mapping[TableState, int]
@@ -54,6 +55,7 @@ class Summary:
     lag_bytes: int | None = None
     held_bytes: int | None = None
     has_lake_tables: bool = True
+    errors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_text(self) -> str:
         return "; ".join([self._tables(), self._changes(), self._lag()])
@@ -66,6 +68,7 @@ class Summary:
             "lsn": str(self.applied_lsn) if self.applied_lsn else None,
             "states": {state.value: count for state, count in self.states.items() if count},
             "errored": list(self.errored[:_NAMED]),
+            "errors": {table: self.errors[table] for table in self.errored[:_NAMED] if table in self.errors},
             "changes_per_s": round(self.changes / max(self.seconds, 0.001), 1),
             "lag_s": None if self.lag_s is None else round(self.lag_s, 1),
             "lag_bytes": self.lag_bytes,
@@ -182,11 +185,15 @@ class SummaryLog:
         reading = self._behind(role)
         self.source = reading
         now, changes = time.monotonic(), self._received().changes
+        errors = {
+            str(record.table): {"error": record.error, "reason": record.reason, "hint": record.hint}
+            for record in records
+            if record.state is TableState.ERRORED
+        }
         summary = Summary(
             states=dict(Counter(record.state for record in records).most_common()),
-            errored=tuple(
-                sorted(str(record.table) for record in records if record.state is TableState.ERRORED)
-            ),
+            errored=tuple(sorted(errors)),
+            errors=errors,
             changes=changes - self._changes,
             seconds=now - self._at,
             applied=self._applied().changes,
