@@ -99,6 +99,13 @@ def test_problem_is_found(row: PipelineRow, severity: str, reason: str) -> None:
     assert reasons(row) == [(severity, reason)]
 
 
+def test_app_that_was_stopped_does_not_run_although_it_reported_lately() -> None:
+    row = replace(silent("stopped"), reported_at=NOW - timedelta(seconds=1))
+    assert (state_of(row), reasons(row)) == ("stopped", [("warning", "the replication app was stopped")])
+    # An app that another one has replaced may end later than that one begins.
+    assert state_of(replace(row, reported_at=NOW + timedelta(seconds=1))) == "running"
+
+
 def test_old_sample_does_not_show_the_present() -> None:
     assert reasons(sampled(time=NOW - timedelta(minutes=10), slot_active=False)) == []
 

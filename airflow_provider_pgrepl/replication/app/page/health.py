@@ -35,8 +35,11 @@ def find_problems(row: PipelineRow) -> list[PageProblem]:
 
 
 def is_running(row: PipelineRow) -> bool:
-    """Return True if the replication app has reported within HEARTBEAT_S seconds."""
-    return row.reported_at is not None and _age(row, row.reported_at) < HEARTBEAT_S
+    """Return True if the replication app has reported within HEARTBEAT_S seconds, and has not ended since."""
+    if row.reported_at is None:
+        return False
+    has_ended = row.run is not None and row.run.kind != "started" and row.run.time >= row.reported_at
+    return not has_ended and _age(row, row.reported_at) < HEARTBEAT_S
 
 
 def state_of(row: PipelineRow) -> str:
