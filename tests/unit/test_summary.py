@@ -32,6 +32,9 @@ def test_tables_in_error_are_named() -> None:
     states = {TableState.STREAMING: 2, TableState.ERRORED: 1}
     text = replace(GOOD, states=states, errored=("public.b",)).to_text()
     assert text.startswith("3 tables: 2 streaming, 1 errored (public.b); ")
+    states = {TableState.ERRORED: 1, TableState.SNAPSHOTTING: 1}
+    text = replace(GOOD, states=states, errored=("public.b",)).to_text()
+    assert text.startswith("2 tables: 1 errored (public.b), 1 snapshotting; ")
 
 
 def test_summary_names_first_errored_tables_and_counts_the_others() -> None:

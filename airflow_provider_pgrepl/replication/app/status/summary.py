@@ -76,13 +76,15 @@ class Summary:
         }
 
     def _tables(self) -> str:
-        states = ", ".join(f"{count} {state.value}" for state, count in self.states.items() if count)
-        text = f"{sum(self.states.values())} tables: {states or 'none'}"
-        if not self.errored:
-            return text
+        named = {TableState.ERRORED: self._names()} if self.errored else {}
+        states = ", ".join(
+            f"{count} {state.value}{named.get(state, '')}" for state, count in self.states.items() if count
+        )
+        return f"{sum(self.states.values())} tables: {states or 'none'}"
+
+    def _names(self) -> str:
         more = len(self.errored) - _NAMED
-        names = ", ".join(self.errored[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        return f"{text} ({names})"
+        return f" ({', '.join(self.errored[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
 
     def _changes(self) -> str:
         rate = self.changes / max(self.seconds, 0.001)
