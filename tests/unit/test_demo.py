@@ -7,11 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from demo import preconditions, processes
+from demo.airflow_api import AirflowApi
 from demo.errors import DemoError
 from demo.folder import Folder
 from demo.options import read_options
@@ -153,3 +158,47 @@ def test_too_little_disk_is_a_sentence(tmp_path, monkeypatch):
 def test_an_option_out_of_range_is_refused(arguments):
     with pytest.raises(SystemExit):
         read_options(arguments)
+
+
+@contextmanager
+def silent_for(requests: int) -> Iterator[str]:
+    """The address of a server that does not answer its first `requests` requests."""
+    asked, ended = [], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if len(asked) <= requests:
+                ended.wait(60)
+                return
+            body = b'{"access_token": "t", "is_paused": true}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        ended.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_request_that_airflow_leaves_without_an_answer_is_made_again():
+    with silent_for(1) as address:
+        assert AirflowApi(address, answer_s=1).is_paused("pgrepl_snapshot") is True
+
+
+def test_silent_airflow_is_named_with_the_request():
+    with (
+        silent_for(100) as address,
+        pytest.raises(DemoError, match=r"Airflow does not answer GET /auth/token within 0\.1 s"),
+    ):
+        AirflowApi(address, answer_s=0.1).is_paused("pgrepl_snapshot")
