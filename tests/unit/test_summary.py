@@ -9,9 +9,10 @@ from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProg
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
+ERROR = {"error": "DriftError", "reason": "column vat was renamed", "hint": "resnapshot the table"}
 GOOD = Summary(
     states={TableState.STREAMING: 3},
-    errored=(),
+    errors={},
     changes=56_400,
     seconds=60.0,
     applied=1_234_567,
@@ -30,26 +31,24 @@ def test_states_changes_lag_and_wal_are_in_one_line() -> None:
 
 def test_tables_in_error_are_named() -> None:
     states = {TableState.STREAMING: 2, TableState.ERRORED: 1}
-    text = replace(GOOD, states=states, errored=("public.b",)).to_text()
+    text = replace(GOOD, states=states, errors={"public.b": ERROR}).to_text()
     assert text.startswith("3 tables: 2 streaming, 1 errored (public.b); ")
     states = {TableState.ERRORED: 1, TableState.SNAPSHOTTING: 1}
-    text = replace(GOOD, states=states, errored=("public.b",)).to_text()
+    text = replace(GOOD, states=states, errors={"public.b": ERROR}).to_text()
     assert text.startswith("2 tables: 1 errored (public.b), 1 snapshotting; ")
 
 
 def test_summary_names_first_errored_tables_and_counts_the_others() -> None:
-    errored = tuple(f"public.t{number:03}" for number in range(500))
-    text = replace(GOOD, states={TableState.ERRORED: 500}, errored=errored).to_text()
+    errors = {f"public.t{number:03}": ERROR for number in range(500)}
+    text = replace(GOOD, states={TableState.ERRORED: 500}, errors=errors).to_text()
     assert "public.t019 and 480 more)" in text
     assert len(text) < 600
 
 
 def test_result_has_error_and_hint_of_the_tables_that_it_names() -> None:
-    error = {"error": "DriftError", "reason": "column vat was renamed", "hint": "resnapshot the table"}
-    errors = {f"public.t{number:03}": error for number in range(500)}
-    found = replace(GOOD, errored=tuple(errors), errors=errors).to_dict()
+    found = replace(GOOD, errors={f"public.t{number:03}": ERROR for number in range(500)}).to_dict()
     assert list(found["errors"]) == found["errored"] == [f"public.t{number:03}" for number in range(20)]
-    assert found["errors"]["public.t019"] == error
+    assert found["errors"]["public.t019"] == ERROR
 
 
 def test_a_source_that_cannot_be_asked_is_said() -> None:
@@ -67,7 +66,7 @@ def test_a_long_lag_is_in_seconds_too() -> None:
 
 
 def test_no_lsn_is_said_before_anything_was_applied() -> None:
-    summary = Summary({TableState.STREAMING: 1}, (), 0, 60.0, 0)
+    summary = Summary({TableState.STREAMING: 1}, {}, 0, 60.0, 0)
     assert summary.to_dict()["lsn"] is None
     assert replace(summary, applied_lsn=LSN(10)).to_dict()["lsn"] == "0/A"
     assert ApplierProgress().described() == "nothing was applied since the start"

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -42,11 +42,11 @@ class Summary:
 
     `changes`: changes received since the last summary. `applied`: rows applied since the start. There is no
     lag while the lake has no consistent point. Values for which the source could not be asked are None.
-    `errors`: class, reason and hint of each errored table.
+    `errors`: class, reason and hint of each errored table, by its name.
     """
 
     states: Mapping[TableState, int]
-    errored: tuple[str, ...]
+    errors: Mapping[str, Mapping[str, str]]
     changes: int
     seconds: float
     applied: int
@@ -55,20 +55,25 @@ class Summary:
     lag_bytes: int | None = None
     held_bytes: int | None = None
     has_lake_tables: bool = True
-    errors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def errored(self) -> tuple[str, ...]:
+        """The names of the errored tables, in order."""
+        return tuple(sorted(self.errors))
 
     def to_text(self) -> str:
         return "; ".join([self._tables(), self._changes(), self._lag()])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary in JSON types, small enough for XCom."""
+        named = self.errored[:_NAMED]
         return {
             "tables": sum(self.states.values()),
             "rows": self.applied,
             "lsn": str(self.applied_lsn) if self.applied_lsn else None,
             "states": {state.value: count for state, count in self.states.items() if count},
-            "errored": list(self.errored[:_NAMED]),
-            "errors": {table: self.errors[table] for table in self.errored[:_NAMED] if table in self.errors},
+            "errored": list(named),
+            "errors": {table: self.errors[table] for table in named},
             "changes_per_s": round(self.changes / max(self.seconds, 0.001), 1),
             "lag_s": None if self.lag_s is None else round(self.lag_s, 1),
             "lag_bytes": self.lag_bytes,
@@ -76,15 +81,15 @@ class Summary:
         }
 
     def _tables(self) -> str:
-        named = {TableState.ERRORED: self._names()} if self.errored else {}
-        states = ", ".join(
-            f"{count} {state.value}{named.get(state, '')}" for state, count in self.states.items() if count
-        )
+        states = ", ".join(self._count(state) for state, count in self.states.items() if count)
         return f"{sum(self.states.values())} tables: {states or 'none'}"
 
-    def _names(self) -> str:
-        more = len(self.errored) - _NAMED
-        return f" ({', '.join(self.errored[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
+    def _count(self, state: TableState) -> str:
+        text = f"{self.states[state]} {state.value}"
+        if state is not TableState.ERRORED or not self.errors:
+            return text
+        names, more = ", ".join(self.errored[:_NAMED]), len(self.errors) - _NAMED
+        return f"{text} ({names}{f' and {more} more' if more > 0 else ''})"
 
     def _changes(self) -> str:
         rate = self.changes / max(self.seconds, 0.001)
@@ -187,15 +192,13 @@ class SummaryLog:
         reading = self._behind(role)
         self.source = reading
         now, changes = time.monotonic(), self._received().changes
-        errors = {
-            str(record.table): {"error": record.error, "reason": record.reason, "hint": record.hint}
-            for record in records
-            if record.state is TableState.ERRORED
-        }
         summary = Summary(
             states=dict(Counter(record.state for record in records).most_common()),
-            errored=tuple(sorted(errors)),
-            errors=errors,
+            errors={
+                str(record.table): {"error": record.error, "reason": record.reason, "hint": record.hint}
+                for record in records
+                if record.state is TableState.ERRORED
+            },
             changes=changes - self._changes,
             seconds=now - self._at,
             applied=self._applied().changes,
