@@ -84,12 +84,17 @@ def open_table(uri: str) -> DeltaTable:
     """
     table = find_table(uri)
     if table is None:
-        raise LakeTableError(
-            f"there is no lake table at {uri}",
-            f"check that the folder is mounted and readable, or restore it, then {errors.RETRY}. If it is"
-            f" lost, {errors.RESNAPSHOT}",
-        )
+        raise missing_table(uri)
     return table
+
+
+def missing_table(uri: str) -> LakeTableError:
+    """Return the error of a table that should be at `uri`."""
+    return LakeTableError(
+        f"there is no lake table at {uri}",
+        f"check that the folder is mounted and readable, or restore it, then {errors.RETRY}. If it is lost,"
+        f" {errors.RESNAPSHOT}",
+    )
 
 
 def find_table(uri: str) -> DeltaTable | None:

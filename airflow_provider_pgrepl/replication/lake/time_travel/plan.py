@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     EXPORTED_APP,
     RELATION_APP,
     find_table,
-    open_table,
+    missing_table,
 )
 from airflow_provider_pgrepl.replication.lake.history.table import aligned, is_history
 from airflow_provider_pgrepl.replication.lake.history.versions import ended_rows
@@ -147,12 +147,13 @@ class Bases:
 
     def _newest(self, name: TableName) -> DeltaTable:
         uri = f"{self.lake_root}/{name.path}"
+        if (table := find_table(uri)) is not None:
+            return table
         known = self.point.tables if self.point else ()
-        # If a consistent point names the table, its folder is missing: `open_table` says so.
-        if str(name) not in known and find_table(uri) is None:
-            held = ", ".join(sorted(known)) or "no table yet"
-            raise LakeError(f"{name} is not in the lake", f"the lake holds: {held}; names are case-sensitive")
-        return open_table(uri)
+        if str(name) in known:
+            raise missing_table(uri)
+        held = ", ".join(sorted(known)) or "no table yet"
+        raise LakeError(f"{name} is not in the lake", f"the lake holds: {held}; names are case-sensitive")
 
     def _too_early(self, name: TableName, named: list[ConsistentPoint], position: int | None) -> LakeError:
         later = [kept.lsn for kept in named] or ([position] if position is not None else [])
