@@ -524,6 +524,11 @@ def retry(table: object) -> str:
     return named(RETRY, table)
 
 
+def errored(table: object, error: str = "", reason: str = "") -> str:
+    """Return the sentence that a table is errored, with the class and the reason of its error if known."""
+    return ": ".join(filter(None, (f"table {table} is errored", error, reason)))
+
+
 def add(table: object) -> str:
     """Return the hint for a table that is not, or no longer, part of the pipeline."""
     return f"add {table}: pgrepl snapshot FILE.json --add '{table}', or PgAddTablesOperator"

@@ -49,9 +49,9 @@ class ProblemNotifications:
         errored = frozenset(status.get("errored") or ())
         for table in sorted(errored - self._errored):
             found = (status.get("errors") or {}).get(table, {})
-            told = [f"table {table} is errored", found.get("error"), found.get("reason")]
+            reason = errors.errored(table, found.get("error", ""), found.get("reason", ""))
             hint = found.get("hint") or "pgrepl status FILE.json"
-            _call(self.on_table_errored, context, "table_errored", table, ": ".join(filter(None, told)), hint)
+            _call(self.on_table_errored, context, "table_errored", table, reason, hint)
         self._errored = errored
         lag = status.get("lag_s")
         if lag is None:

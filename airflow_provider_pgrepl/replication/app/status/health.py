@@ -248,7 +248,7 @@ def _of_lag(status: PipelineStatus, limits: HealthLimits, now: datetime) -> Iter
 
 def _of_table(table: TableStatus, limits: HealthLimits, now: datetime) -> Iterator[HealthProblem]:
     if table.state is TableState.ERRORED:
-        reason = f"table {table.table} is errored: {table.error or 'error'}: {table.reason}"
+        reason = errors.errored(table.table, table.error or "error", table.reason)
         yield HealthProblem(Severity.FAILURE, ProblemKind.TABLE_ERRORED, table.table, reason, table.hint)
         return
     age = (now - table.since).total_seconds()
