@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except psycopg2.Error as error:
         return _failed(f"PostgreSQL: {error}")
     except OSError as error:
-        return _failed(f"{error.strerror or error}: {error.filename or ''}")
+        return _failed(": ".join(map(str, filter(None, (error.strerror or error, error.filename)))))
     except Stopped:
         if show.equal is None:
             return _failed("ended before the comparison")

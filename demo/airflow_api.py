@@ -34,7 +34,7 @@ class AirflowApi:
         """Return True if every component reports that it is healthy, False while the server is silent."""
         try:
             parts = self._call("GET", "/api/v2/monitor/health", signed=False)
-        except (OSError, DemoError):
+        except OSError:
             return False
         return all(
             (parts.get(name) or {}).get("status") == "healthy"
@@ -116,7 +116,7 @@ class AirflowApi:
                 raise DemoError(f"Airflow refused {method} {path}: {error.code} {said}") from None
             except TimeoutError:
                 continue
-        raise DemoError(
+        raise TimeoutError(
             f"Airflow does not answer {method} {path} within {self._answer_s:g} s: end other programs on this"
             " host, and run the demo again"
         )

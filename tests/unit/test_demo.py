@@ -199,6 +199,6 @@ def test_request_that_airflow_leaves_without_an_answer_is_made_again():
 def test_silent_airflow_is_named_with_the_request():
     with (
         silent_for(100) as address,
-        pytest.raises(DemoError, match=r"Airflow does not answer GET /auth/token within 0\.1 s"),
+        pytest.raises(TimeoutError, match=r"Airflow does not answer GET /auth/token within 0\.1 s"),
     ):
         AirflowApi(address, answer_s=0.1).is_paused("pgrepl_snapshot")
