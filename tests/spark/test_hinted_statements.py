@@ -66,7 +66,7 @@ def test_printed_statements_remove_the_setting_that_prevents_commits(
     with pytest.raises(LakeTableError, match="another program has set") as raised:
         lake.apply(*changes)
     *printed, retry = raised.value.hint.split("; ")
-    assert retry.startswith("then retry the table: pgrepl retry FILE.json")
+    assert retry == "then retry the table: pgrepl retry FILE.json NAME, or PgRetryTablesOperator"
     for statement in printed:
         spark.sql(statement)
     lake.apply(*changes)
