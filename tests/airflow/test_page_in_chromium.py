@@ -99,9 +99,9 @@ def press_button(browser: Browser, title: str) -> None:
     )
 
 
-def ask_for_pause(browser: Browser) -> None:
+def ask_for_resume(browser: Browser) -> None:
     """Open the dialog, and wait until the run could be started."""
-    press_button(browser, "Pause")
+    press_button(browser, "Resume")
     browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_tables'")
     browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
 
@@ -185,6 +185,9 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
     browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
     browser.evaluate("document.querySelector('dialog [type=submit]').click()")
     browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
+    open_customers(browser, airflow)
+    browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
+    assert "Pause sales.orders_170" in browser.evaluate("document.querySelector('#runs').innerText")
     runs = f"fetch('{airflow}/api/v2/dags/pgrepl_tables/dagRuns').then(answer => answer.json())"
     # Other tests of the worker may have triggered the DAG, too.
     conf = {"action": "pause", "tables": ["sales.orders_170"]}
@@ -196,6 +199,31 @@ def test_table_is_found_by_keyboard_and_paused_by_a_dag_run(browser: Browser, ai
     )
     assert browser.evaluate(f"fetch('{address}', {patch}).then(answer => answer.status)") == 200
     browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'success'")
+    assert browser.evaluate("sessionStorage.getItem('pgrepl.runs')") == "[]"
+
+
+def test_actions_are_offered_for_tables_in_states_that_allow_them(
+    browser: Browser, airflow: str, pg: Connection
+) -> None:
+    for name, state in (("orders_1", "paused"), ("orders_2", "streaming"), ("orders_3", "errored")):
+        set_state = "update _pgrepl.tables set state = %s where table_name = %s returning 1"
+        rows(pg, set_state, (state, name))
+    browser.open(f"{airflow}{PAGE_PREFIX}/#/shop/shop")
+    browser.wait_for("document.querySelectorAll('.body .row').length === 303")
+
+    def select(number: int) -> set[str]:
+        """Select or deselect a table, and return which of three buttons are enabled."""
+        browser.evaluate(f"document.querySelector('[aria-label=\"Select sales.orders_{number}\"]').click()")
+        enabled = "[...document.querySelectorAll('.selection button:enabled')].map(one => one.innerText)"
+        return {"Pause", "Resume", "Retry"}.intersection(browser.evaluate(enabled))
+
+    assert select(1) == {"Resume"}
+    assert select(2) == {"Pause", "Resume"}
+    assert select(3) == {"Pause", "Resume", "Retry"}
+    assert select(1) == {"Pause", "Retry"}
+    press_button(browser, "Retry")
+    names = "document.querySelector('dialog ul').innerText"
+    assert browser.wait_for(f"document.querySelector('dialog[open]') && {names}") == "sales.orders_3"
 
 
 def test_commands_of_a_hint_are_buttons_for_its_table(browser: Browser, airflow: str, pg: Connection) -> None:
@@ -241,11 +269,11 @@ def test_answer_to_a_cancelled_dialog_leaves_the_next_one_open(browser: Browser,
         " if (given.method === 'POST') await new Promise((done) => { window.answer = done; });"
         " return answer; }"
     )
-    ask_for_pause(browser)
+    ask_for_resume(browser)
     browser.evaluate("document.querySelector('dialog [type=submit]').click()")
     browser.wait_for("Boolean(window.answer)")
     browser.evaluate("document.querySelector('dialog [type=button]').click()")
-    ask_for_pause(browser)
+    ask_for_resume(browser)
     browser.evaluate("window.answer()")
     browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
     assert browser.evaluate("document.querySelector('dialog').open") is True
@@ -258,7 +286,7 @@ def test_dags_are_offered_when_the_pipelines_cannot_be_read(browser: Browser, ai
         " if (String(url).includes('api/databases')) throw new TypeError('refused');"
         " return window.ask(url, given); }"
     )
-    press_button(browser, "Pause")
+    press_button(browser, "Resume")
     browser.wait_for("document.querySelectorAll('dialog option').length === 2")
     assert browser.evaluate("document.querySelector('dialog option').innerText").startswith("Choose")
     assert browser.evaluate("document.querySelector('dialog [role=alert]').innerText") == ""
@@ -284,7 +312,7 @@ def test_ages_grow_while_nothing_else_changes(browser: Browser, airflow: str) ->
 
 def test_dag_of_another_pipeline_is_not_offered(browser: Browser, airflow: str) -> None:
     open_customers(browser, airflow, "billing")
-    press_button(browser, "Pause")
+    press_button(browser, "Resume")
     browser.wait_for("document.querySelector('dialog [role=alert]')?.innerText.startsWith('No DAG')")
     assert browser.evaluate("document.querySelectorAll('dialog option').length") == 1
     assert browser.evaluate("document.querySelector('dialog [type=submit]').disabled") is True
@@ -305,7 +333,7 @@ def test_copy_of_state_is_another_pipeline_for_which_no_dag_is_chosen(
         browser.wait_for("document.querySelectorAll('.card').length === 3")
         browser.open(f"{airflow}{PAGE_PREFIX}/#/clone/shop/public/customers")
         browser.wait_for("document.querySelectorAll('.events li').length")
-        press_button(browser, "Pause")
+        press_button(browser, "Resume")
         browser.wait_for("document.querySelectorAll('dialog option').length === 2")
         assert browser.evaluate("document.querySelector('dialog select').value") == ""
         assert "shop (connection clone)" in browser.evaluate("document.querySelector('dialog h2').innerText")

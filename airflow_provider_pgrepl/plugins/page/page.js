@@ -251,7 +251,7 @@ function tablesView(database, pipeline, query) {
   const states = el("span", { class: "chips", role: "group", "aria-label": "States" });
   const search = el("input", { type: "search", placeholder: "Filter tables", "aria-label": "Filter tables", oninput: () => { wanted.text = search.value.toLowerCase(); show(); } });
   const all = el("input", { type: "checkbox", "aria-label": "Select all shown tables", onchange: () => { for (const row of visible()) all.checked ? picked.add(row.table) : picked.delete(row.table); show(true); } });
-  const actions = actionBar({ database, pipeline }, () => [...picked]);
+  const actions = actionBar({ database, pipeline }, () => rows.filter((row) => picked.has(row.table)));
   const count = el("span", { class: "quiet number", role: "status" });
   const head = el("div", { class: "row head", role: "row" }, el("span", { role: "columnheader" }, all), ...COLUMNS.map((column) => {
     const button = el("button", { type: "button", title: column.hint, onclick: () => { sort.down = sort.column === column && !sort.down; sort.column = column; show(); } }, column.title);
@@ -271,7 +271,7 @@ function tablesView(database, pipeline, query) {
     const found = visible();
     all.checked = found.length > 0 && found.every((row) => picked.has(row.table));
     all.indeterminate = !all.checked && found.some((row) => picked.has(row.table));
-    actions.update(picked.size);
+    actions.update();
     count.textContent = picked.size === 1 ? "1 table selected" : `${picked.size ? whole(picked.size) : "No"} tables selected`;
   }
   function show(isForced = false) {
@@ -357,8 +357,8 @@ function tableView(database, pipeline, schema, name) {
 }
 
 function tableFacts(pipeline, row, lags) {
-  const actions = actionBar(pipeline, () => [row.table], ACTIONS.filter((action) => !action.asks));
-  actions.update(1);
+  const actions = actionBar(pipeline, () => [row], ACTIONS.filter((action) => !action.asks));
+  actions.update();
   const fact = (title, ...content) => label(title, el("span", { class: "number" }, ...content));
   return [el("div", { class: "tools" }, badge(row.state), el("span", { class: "space" }), actions.node),
     row.error || row.reason ? el("div", { class: "notice" }, el("div", { class: "wrap" }, el("strong", {}, row.error), row.error ? ": " : "", row.reason), hintOf(pipeline, row)) : "",
@@ -404,10 +404,11 @@ function eventsOf(title, events) {
 
 // ---------------------------------------------------------------- actions: runs of DAGs, with the user's own session
 
+// With `states`, an action is for tables in these alone.
 const ACTIONS = [
-  { id: "pause", title: "Pause", about: "Changes stay in the changelog and are not applied until the tables are resumed." },
-  { id: "resume", title: "Resume", command: "pgrepl resume ", about: "Apply the changes of paused tables." },
-  { id: "retry", title: "Retry", command: "pgrepl retry ", about: "Continue errored tables from the changelog, without a new copy." },
+  { id: "pause", title: "Pause", states: ["catching_up", "streaming"], about: "Changes stay in the changelog and are not applied until the tables are resumed." },
+  { id: "resume", title: "Resume", states: ["paused"], command: "pgrepl resume ", about: "Apply the changes of paused tables." },
+  { id: "retry", title: "Retry", states: ["errored"], command: "pgrepl retry ", about: "Continue errored tables from the changelog, without a new copy." },
   { id: "maintain", title: "Maintain", about: "Compact small files and delete unreferenced files." },
   { id: "resnapshot", title: "Resnapshot", command: "pgrepl snapshot FILE.json --tables ", danger: "The rows of these lake tables are replaced by a new copy. The copy reads the source." },
   { id: "add", title: "Add…", asks: true, about: "Copy these tables, and keep them current." },
@@ -436,14 +437,16 @@ function pipelineBar(pipeline) {
 const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 function actionButton(action, pipeline, tables) {
-  return el("button", { type: "button", class: action.danger ? "danger" : "", onclick: () => ask(action, pipeline, tables()) }, action.title);
+  const title = action.states ? `For tables that are ${action.states.join(" or ").replaceAll("_", " ")}` : null;
+  return el("button", { type: "button", class: action.danger ? "danger" : "", title, onclick: () => ask(action, pipeline, tables()) }, action.title);
 }
 
-function actionBar(pipeline, tables, offered = ACTIONS) {
-  const buttons = offered.map((action) => actionButton(action, pipeline, action.asks ? () => [] : tables));
+function actionBar(pipeline, rows, offered = ACTIONS) {
+  const tables = ({ asks, states }) => (asks ? [] : rows().filter((row) => !states || states.includes(row.state)).map((row) => row.table));
+  const buttons = offered.map((action) => actionButton(action, pipeline, () => tables(action)));
   return {
     node: el("span", { class: "chips", role: "group", "aria-label": "Actions" }, ...buttons),
-    update: (count) => buttons.forEach((button, index) => { button.disabled = !count && !offered[index].asks; }),
+    update: () => buttons.forEach((button, index) => { button.disabled = !offered[index].asks && !tables(offered[index]).length; }),
   };
 }
 
@@ -520,24 +523,33 @@ async function trigger(dag, conf, title) {
     method: "POST", headers: { "Content-Type": "application/json", Accept: "application/json" },
     body: JSON.stringify({ logical_date: null, conf, note: "From the page Replication" }),
   }));
+  followed.save([...followed.read(), { dag, run: run.dag_run_id, title }]);
   follow(dag, run.dag_run_id, title);
 }
+
+// The runs that this tab has started and that have not ended: after a reload they are shown again.
+const followed = {
+  read: () => JSON.parse(sessionStorage.getItem("pgrepl.runs") ?? "[]"),
+  save: (runs) => sessionStorage.setItem("pgrepl.runs", JSON.stringify(runs)),
+  forget: (run) => followed.save(followed.read().filter((one) => one.run !== run)),
+};
 
 async function follow(dag, run, title) {
   const place = document.getElementById("runs");
   const state = el("span", {});
   const about = el("div", { class: "quiet wrap" });
   const node = el("div", {}, el("div", { class: "top" }, el("strong", { class: "wrap" }, title), state,
-    el("button", { type: "button", "aria-label": `Hide ${title}`, onclick: () => { node.remove(); place.hidden = !place.childElementCount; } }, "×")),
+    el("button", { type: "button", "aria-label": `Hide ${title}`, onclick: () => { followed.forget(run); node.remove(); place.hidden = !place.childElementCount; } }, "×")),
     airflowLink(runPath(dag, run), `${dag}: run`), about);
   place.prepend(node);
   place.hidden = false;
+  node.scrollIntoView({ block: "nearest" }); // on a phone it is at the top
   while (node.isConnected) {
     try {
       const found = await get(`api/v2/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}`, {}, AIRFLOW);
       state.replaceChildren(badge(found.state, found.state === "running" ? "run-running" : found.state));
       about.textContent = found.start_date ? `for ${duration((Date.parse(found.end_date ?? new Date().toISOString()) - Date.parse(found.start_date)) / 1000)}` : "waiting to start";
-      if (found.state === "success" || found.state === "failed") { refresh(); return; }
+      if (found.state === "success" || found.state === "failed") { followed.forget(run); refresh(); return; }
     } catch (error) {
       about.textContent = error.message;
     }
@@ -601,3 +613,4 @@ window.addEventListener("hashchange", () => { route(); main.focus({ preventScrol
 setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
 followTheme();
 route();
+for (const { dag, run, title } of followed.read()) follow(dag, run, title);
