@@ -43,6 +43,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server, wal_l
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
+from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
 from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableState
 from tests.support.changelogs import Written
 from tests.support.recorded import Recorded
@@ -456,8 +457,13 @@ def test_app_that_starts_is_reported_as_running(shop: Shop) -> None:
         state_db.lock(shop.pipeline.name, "replicate")
         state_db.write_progress(shop.pipeline.name, holder="host:43")
         text = shop.status().stdout
+        state_db.record_run(shop.pipeline.name, EventKind.STARTED)
     assert "running on host:43, does not read the slot: starts, or connects again; last report" in text
     assert "app       not running; was on host:43" in shop.status().stdout
+    with StateDatabase(shop.dsn, "replicate") as state_db:
+        state_db.record_run(shop.pipeline.name, EventKind.STOPPED)
+    assert re.search(r"app       not running, stopped [\d.]+ s ago; was on host:43", shop.status().stdout)
+    assert shop.json()["app"]["ended"]["kind"] == "stopped"
 
 
 def test_status_shows_the_progress_of_a_copy(shop):

@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import StoppedTable
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
+from airflow_provider_pgrepl.replication.state.recorded_events import RunEvent
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -114,6 +115,26 @@ def test_slot_that_no_process_reads_is_failure_unless_app_starts_or_runs_by_sche
     silent = replace(unread, app=replace(APP, reported_at=NOW - timedelta(hours=1)))
     assert kinds(silent) == [("failure", "slot_inactive"), ("failure", "no_heartbeat")]
     assert kinds(silent, is_continuous=False) == []
+
+
+def test_missing_heartbeat_is_explained_by_the_recorded_end() -> None:
+    silent = replace(APP, reported_at=NOW - timedelta(hours=1), is_running=False)
+    ended = NOW - timedelta(minutes=10)
+    stopped = RunEvent("stopped", ended, "host:1")
+    failed = RunEvent("failed", ended, "host:1", "SourceAuthenticationError", "wrong password", "mend it")
+
+    def last(app: AppStatus) -> tuple[str, str]:
+        report = find_health_problems(replace(STATUS, app=app), HealthLimits())
+        return report.problems[-1].reason, report.problems[-1].hint
+
+    app = "the replication app of pipeline shop, on host:1,"
+    start = last(silent)[1]
+    assert last(silent)[0] == f"{app} last reported 60 min ago"
+    assert last(replace(silent, ended=stopped)) == (f"{app} stopped 10 min ago", start)
+    assert last(replace(silent, ended=failed)) == (
+        f"{app} failed 10 min ago: SourceAuthenticationError: wrong password",
+        "mend it",
+    )
 
 
 def test_retained_wal_without_limit_is_no_problem() -> None:

@@ -23,8 +23,8 @@ from airflow_provider_pgrepl.replication.state.overview import (
     ErroredTable,
     LastSample,
     PipelineRow,
-    RunEvent,
 )
+from airflow_provider_pgrepl.replication.state.recorded_events import RunEvent
 from airflow_provider_pgrepl.replication.state.samples import TableSample, table_sample_interval_s
 
 NOW = datetime(2026, 1, 31, 12, 7, tzinfo=UTC)

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.state.publisher_reports import (
     PublisherReport,
     publisher_report,
 )
-from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords
+from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords, RunEvent
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 
 _PIPELINES = """
@@ -81,19 +81,6 @@ WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(ta
 """
 LAG_STEP = timedelta(minutes=15)
 """The time of one value of `PipelineRow.lags`."""
-
-
-@dataclass(frozen=True)
-class RunEvent:
-    """The last start, stop or failure of a replication app. `kind`: `started`, `stopped`,
-    `failed`."""
-
-    kind: str
-    time: datetime
-    actor: str
-    error: str = ""
-    reason: str = ""
-    hint: str = ""
 
 
 @dataclass(frozen=True)

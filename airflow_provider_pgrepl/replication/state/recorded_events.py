@@ -64,6 +64,11 @@ _RECORD_SKIP = f"""
 WHERE NOT EXISTS ({_LAST} AND kind = 'skipped' AND lsn = %(lsn)s::pg_lsn AND details = %(details)s::jsonb)
 RETURNING 1
 """
+_READ_RUN = """
+SELECT kind, time, actor, error, reason, hint FROM _pgrepl.events
+WHERE pipeline = %(pipeline)s AND table_name IS NULL AND kind IN ('started', 'stopped', 'failed')
+ORDER BY id DESC LIMIT 1
+"""
 _READ = """
 SELECT * FROM (
     SELECT id, pipeline, time, schema_name, table_name, kind, from_state, to_state, actor, error, reason,
@@ -131,6 +136,23 @@ class RecordedEvent:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RunEvent:
+    """The last start, stop or failure of a replication app. `kind`: `started`, `stopped`,
+    `failed`."""
+
+    kind: str
+    time: datetime
+    actor: str
+    error: str = ""
+    reason: str = ""
+    hint: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.kind != EventKind.STARTED
+
+
 def schema_changes(before: Relation, after: Relation) -> dict[str, Any]:
     """Return the differences of names and types of two relations of a table, empty if there are none.
 
@@ -185,6 +207,12 @@ class EventRecords(StateConnection):
         values = {**self._actor, "pipeline": pipeline, "details": json.dumps(details), **fields}
         with state_errors("recording an event"):
             rows(self._connection, statement, values)
+
+    def read_run(self, pipeline: str) -> RunEvent | None:
+        """Return the last start, stop or failure of the pipeline's replication app, None before the first."""
+        with state_errors("reading the last run"):
+            found = rows(self._connection, _READ_RUN, {"pipeline": pipeline})
+        return RunEvent(*found[0]) if found else None
 
     def read_events(
         self,

@@ -226,11 +226,21 @@ def _of_heartbeat(status: PipelineStatus, limits: HealthLimits, now: datetime) -
     if app is not None and _is_recent(app, limits, now):
         return
     if app is None or app.reported_at is None:
-        reason = f"the replication app of pipeline {name} has never reported"
+        reason, hint = f"the replication app of pipeline {name} has never reported", _START
     else:
-        ago = show_duration((now - app.reported_at).total_seconds())
-        reason = f"the replication app of pipeline {name}, on {app.holder}, last reported {ago} ago"
-    yield HealthProblem(Severity.FAILURE, ProblemKind.NO_HEARTBEAT, name, reason, _START)
+        end, hint = _end(app, app.reported_at, now)
+        reason = f"the replication app of pipeline {name}, on {app.holder}, {end}"
+    yield HealthProblem(Severity.FAILURE, ProblemKind.NO_HEARTBEAT, name, reason, hint)
+
+
+def _end(app: AppStatus, reported_at: datetime, now: datetime) -> tuple[str, str]:
+    """Return how the app ended, as far as it is recorded, and a hint."""
+    if app.ended is None:
+        return f"last reported {show_duration((now - reported_at).total_seconds())} ago", _START
+    end = f"{app.ended.kind} {show_duration((now - app.ended.time).total_seconds())} ago"
+    if not app.ended.error:
+        return end, _START
+    return f"{end}: {app.ended.error}: {app.ended.reason}", app.ended.hint or _START
 
 
 def _of_lag(status: PipelineStatus, limits: HealthLimits, now: datetime) -> Iterator[HealthProblem]:

@@ -43,6 +43,7 @@ from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot, why
 from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
+from airflow_provider_pgrepl.replication.state.recorded_events import RunEvent
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -185,12 +186,14 @@ class AppStatus:
     """The last report of the replication app about itself.
 
     `is_running`: a session holds the pipeline's lock, so that an app runs, even if it does not read the slot.
+    `ended`: the event of its stop or failure, unless it runs, or ended without a trace.
     """
 
     holder: str
     reported_at: datetime | None
     changes_per_s: float
     is_running: bool = False
+    ended: RunEvent | None = None
 
 
 @dataclass(frozen=True)
@@ -381,13 +384,17 @@ def _source_problems(
 
 @dataclass(frozen=True)
 class _State:
-    """The records of a pipeline in the state database. `is_running`: its replication lock is held."""
+    """The records of a pipeline in the state database.
+
+    `is_running`: its replication lock is held. `run`: the last start, stop or failure of its app.
+    """
 
     recorded: bool = False
     progress: Progress | None = None
     tables: tuple[TableRecord, ...] = ()
     problems: tuple[str, ...] = ()
     is_running: bool = False
+    run: RunEvent | None = None
     read_at: datetime = field(default_factory=_now)
 
 
@@ -403,7 +410,8 @@ def _read_state(access: Access) -> _State:
             is_running = state_db.is_locked(name, "replicate")
             left = _left_behind(access.pipeline, state_db, tables)
             progress = state_db.read_progress(name)
-            return _State(True, progress, tables, left, is_running, state_db.now())
+            run = state_db.read_run(name)
+            return _State(True, progress, tables, left, is_running, run, state_db.now())
         except StateError as error:
             return _State(True, problems=(_sentence(error),))
 
@@ -412,7 +420,9 @@ def _app(state: _State) -> AppStatus | None:
     found = state.progress
     if found is None:
         return None
-    return AppStatus(found.holder, found.updated_at, found.changes_per_s, state.is_running)
+    has_ended = state.run is not None and state.run.has_ended and not state.is_running
+    ended = state.run if has_ended else None
+    return AppStatus(found.holder, found.updated_at, found.changes_per_s, state.is_running, ended)
 
 
 def _left_behind(

@@ -103,7 +103,8 @@ def _app(status: PipelineStatus) -> list[str]:
     if app.is_running:
         text = f"running on {app.holder}, does not read the slot: starts, or connects again; {ago}"
         return [_line("app", text)]
-    return [_line("app", f"not running; was on {app.holder}, {ago}")]
+    end = "" if app.ended is None else f", {app.ended.kind} {_ago(app.ended.time, status)}"
+    return [_line("app", f"not running{end}; was on {app.holder}, {ago}")]
 
 
 def _slot(status: PipelineStatus) -> list[str]:
