@@ -191,7 +191,7 @@ def ensure_compiled() -> None:
     with _locked(folder() / "compiling"):
         if marker.exists():
             return
-        log.info("compiling, first start on this host: some 20 seconds, once")
+        log.info("compiling, first start on this host: 20 seconds, or minutes while other work runs, once")
         began = time.monotonic()
         if _compile_in_processes():
             marker.touch()
