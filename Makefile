@@ -22,6 +22,8 @@ COVERAGE ?=
 # With TIMES=1 they measure fixtures and CPU time for `make test-times`.
 TIMES ?=
 # Options of `make soak`
+HOURS ?= 8
+# Options of `make test-seeds`
 SEEDS ?= 100
 FIRST_SEED ?= 1
 
@@ -83,9 +85,10 @@ versitygw: venv ## Build a server that speaks S3 into .versitygw, once
 	@rm -rf .go
 
 .PHONY: stores
-stores: venv ## That, and servers that speak Google's and Azure's storage into .gcs_server and .azurite, once
+stores: venv ## That, servers that speak Google's and Azure's storage into .gcs_server and .azurite, and Toxiproxy into .toxiproxy, once
 	@sh setup/versitygw.sh
 	@sh setup/gcs_server.sh
+	@sh setup/toxiproxy.sh
 	@sh setup/azurite.sh
 	@rm -rf .go
 
@@ -174,7 +177,12 @@ mutations: java setup jars oldest ## Check that `make test` fails for each fault
 	$(PYTHON) -m tests.mutate $(MUTATIONS)
 
 .PHONY: soak
-soak: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)
+soak: setup java jars ## Random traffic, DDL and faults for HOURS=8, then `verify`; prints a report
+	@sh setup/toxiproxy.sh
+	@$(PYTHON) -m tests.soak --hours $(HOURS)
+
+.PHONY: test-seeds
+test-seeds: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)
 	PGREPL_SEEDS=$(SEEDS) PGREPL_FIRST_SEED=$(FIRST_SEED) $(PYTHON) -m pytest tests/spark/test_random_pipeline.py tests/integration/test_random_drift.py \
 		tests/fault/test_drift_killed.py $(PYTEST_ARGS)
 
@@ -195,6 +203,6 @@ release: venv audit ## Build wheel, source, SBOM and checksums of this commit in
 	@sh setup/release.sh
 
 .PHONY: clean
-clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw, .gcs_server, .azurite, .postgresql and .rehearsal
+clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw, .gcs_server, .azurite, .toxiproxy, .postgresql and .rehearsal
 	rm -rf .demo .docs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.rehearsal/*' -prune -exec rm -rf {} +

@@ -1,0 +1,332 @@
+"""Random traffic, DDL and faults for hours; then `verify` must find every table equal to its source.
+
+    python -m tests.soak --hours 8                 the report is printed
+    python -m tests.soak --hours 8 --report FILE   and written to a file, in Markdown
+
+A server, Toxiproxy and the replication app run as processes of their own. In each round, sessions write to
+three tables whose sums never change, and random transactions change rows and shapes of others. Meanwhile one
+fault happens. Errored tables are resnapshotted afterwards, as an operator would. Exits with 1 if anything is
+lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
+from airflow_provider_pgrepl.replication.app.process import RETRY_MAY_HELP
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.read import ArrowView
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
+from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from demo.postgres import Server
+from tests.support.random_ddl import Following, ShiftingTables
+from tests.support.replicated import Replicated, execute, kill, wait_until
+from tests.support.toxiproxy import FAULTS, Link, running_toxiproxy
+from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
+
+_ROUNDS_PER_VERIFY = 10
+_TRANSACTIONS = 40
+_STEPS = 6
+_POINTS_PER_ROUND = 5
+
+
+class SoakError(Exception):
+    """The lake is not what the source is, or an app ended with an error for which a retry is no use."""
+
+
+@dataclass
+class Counts:
+    """The numbers of a run, for its report."""
+
+    rounds: int = 0
+    transactions: int = 0
+    points: int = 0
+    verified: int = 0
+    largest_mib: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    exits: Counter[int] = field(default_factory=Counter)
+    errored: Counter[str] = field(default_factory=Counter)
+
+
+class App:
+    """The replication app, which is started again when it ends, as its supervisor does."""
+
+    def __init__(self, pipeline: Replicated, counts: Counts) -> None:
+        self._pipeline, self._counts = pipeline, counts
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = self._pipeline.start("replicate")
+
+    def end(self, number: int) -> None:
+        """End the app with a signal."""
+        if self._process is not None:
+            kill(self._process, number)
+            self._note(self._process.returncode)
+
+    def sleep(self, seconds: float) -> None:
+        """Stop the app's processes, and let them continue after some seconds."""
+        processes = self._processes()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            if number == signal.SIGSTOP:
+                time.sleep(seconds)
+
+    def check(self) -> bool:
+        """Start the app again if it has ended. Raises SoakError if its exit code says that this is no use."""
+        assert self._process is not None
+        if (code := self._process.poll()) is not None:
+            self._note(code)
+            if code != RETRY_MAY_HELP:
+                raise SoakError(f"the app ended with {code}:\n{self._pipeline.log_tail()}")
+            self.start()
+        return True
+
+    def measure(self) -> None:
+        """Record the resident memory of the app's processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            held = sum(process.memory_info().rss for process in self._processes()) >> 20
+            self._counts.largest_mib = max(self._counts.largest_mib, held)
+
+    def _processes(self) -> list[psutil.Process]:
+        assert self._process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self._process.pid)
+            return [parent, *parent.children(recursive=True)]
+        return []
+
+    def _note(self, code: int) -> None:
+        self._counts.exits[code] += 1
+
+
+class Soak:
+    """A pipeline, its source, and what happens to both."""
+
+    def __init__(self, server: Server, links: dict[str, Link], folder: Path, chance: random.Random) -> None:
+        self._server, self._links, self._chance = server, links, chance
+        self._dsn = server.dsn()
+        self.counts = Counts()
+        execute(self._dsn, *SETUP)
+        self._shifting = ShiftingTables.make(self._dsn, chance)
+        self._tables = (*TABLES, *self._shifting.names)
+        self._pipeline = Replicated(
+            links["source"].of(self._dsn),
+            folder,
+            self._tables,
+            name="soak",
+            insert_only=INSERT_ONLY,
+            merge=chance.choice(("rewrite", "merge_on_read")),
+        )
+        self._app = App(self._pipeline, self.counts)
+
+    def run(self, until: float) -> None:
+        """Go on until a time of `time.monotonic`, and verify at the end. Raises SoakError."""
+        self._run("snapshot")
+        self._app.start()
+        try:
+            while time.monotonic() < until:
+                self._take_round()
+        finally:
+            self._app.end(signal.SIGTERM)
+        self._run("replicate", "--until", "caught-up")
+        self._resnapshot_errored()
+        self._run("replicate", "--until", "caught-up")
+        self._app.start()
+        try:
+            for check in ("values", "text"):
+                self._verify("--check", check)
+        finally:
+            self._app.end(signal.SIGTERM)
+
+    def _take_round(self) -> None:
+        self.counts.rounds += 1
+        before = self._newest_point()
+        name, fault = self._chance.choice(self._faults())
+        with traffic(self._dsn, self.counts.rounds) as writing:
+            writing.wait_for_more(_TRANSACTIONS // 2)
+            self._shifting.take_steps(_STEPS)
+            if name != "crash of the server":
+                fault()
+            writing.wait_for_more(_TRANSACTIONS // 2)
+        self.counts.transactions += writing.committed + _STEPS
+        if name == "crash of the server":
+            fault()
+        self.counts.faults[name] += 1
+        wait_until(lambda: self._app.check() and self._newest_point() > before, what=f"a point after {name}")
+        self._app.measure()
+        self._resnapshot_errored()
+        self._check_sums()
+        if self.counts.rounds % _ROUNDS_PER_VERIFY == 0:
+            self._verify()
+
+    def _faults(self) -> list[tuple[str, Callable[[], None]]]:
+        def through(link: Link, fault: str) -> Callable[[], None]:
+            def suffer() -> None:
+                with link.suffering(fault):
+                    time.sleep(self._chance.uniform(1, 15))
+
+            return suffer
+
+        network = [
+            (f"{fault} of {name}", through(link, fault))
+            for name, link in self._links.items()
+            for fault in FAULTS
+        ]
+        others: list[tuple[str, Callable[[], None]]] = [
+            ("kill of the app", lambda: self._restart(signal.SIGKILL)),
+            ("stop of the app", lambda: self._restart(signal.SIGTERM)),
+            ("pause of the app", lambda: self._app.sleep(self._chance.uniform(1, 20))),
+            ("crash of the server", self._crash),
+        ]
+        # As often as all faults of the network together.
+        return [*network, *others * (len(network) // len(others))]
+
+    def _restart(self, number: int) -> None:
+        self._app.end(number)
+        self._app.start()
+
+    def _crash(self) -> None:
+        self._server.stop(immediate=True)
+        time.sleep(self._chance.uniform(0, 5))
+        self._server.start()
+
+    def _resnapshot_errored(self) -> None:
+        """Resnapshot errored tables. Raises SoakError for one whose changes can all be followed."""
+        errored = {name: one for name, one in self._states().items() if one.state is TableState.ERRORED}
+        for table in self._shifting.tables:
+            if table.sql in errored and table.following is Following.SURELY:
+                raise SoakError(f"{table.sql} is errored: {errored[table.sql].reason}; {table.said}")
+        for name, record in errored.items():
+            self.counts.errored[record.error] += 1
+            # A table that lost its key cannot be taken without.
+            execute(self._dsn, f"alter table {name} replica identity full")
+            self._run("snapshot", "--tables", name)
+        for table in self._shifting.tables:
+            if table.sql in errored:
+                table.forget_ddl()
+
+    def _check_sums(self) -> None:
+        """Check the sums at the newest points that have all three tables."""
+        root = self._pipeline.pipeline.lake_root
+        points = [one for one in ConsistentPoints(root).all() if set(TABLES) <= set(one.tables)]
+        for point in points[-_POINTS_PER_ROUND:]:
+            (found,) = ArrowView(point, root).sql(SUMS).to_pylist()
+            self.counts.points += 1
+            if found != WHOLE:
+                raise SoakError(f"transactions are torn at point {point.order}: {found}")
+
+    def _verify(self, *arguments: str) -> None:
+        """Verify all tables while the app runs. Raises SoakError unless all of them are equal.
+
+        Before, each table gets a row, and the catalog is checked: DDL without a row is not seen otherwise.
+        """
+        before = self._newest_point()
+        self._shifting.insert_new()
+        wait_until(lambda: self._app.check() and self._newest_point() > before, what="a point")
+        check_drift(Access(self._pipeline.pipeline, self._dsn, self._dsn))
+        wait_until(lambda: self._app.check() and self._is_streaming(), what="all tables to stream")
+        self._run("verify", *arguments)
+        self.counts.verified += 1
+
+    def _is_streaming(self) -> bool:
+        self._resnapshot_errored()
+        return all(record.state is TableState.STREAMING for record in self._states().values())
+
+    def _run(self, app: str, *arguments: str) -> None:
+        """Run an app to its end, again while its exit code says that this may help."""
+
+        def is_done() -> bool:
+            code = self._pipeline.run(app, *arguments)
+            if code not in (0, RETRY_MAY_HELP):
+                raise SoakError(
+                    f"{app} {' '.join(arguments)} ended with {code}:\n{self._pipeline.log_tail()}"
+                )
+            return code == 0
+
+        wait_until(is_done, what=f"{app} to succeed")
+
+    def _states(self) -> dict[str, TableRecord]:
+        with StateDatabase(self._dsn, "soak") as state_db:
+            return {str(name): one for name, one in state_db.read_tables("soak").items()}
+
+    def _newest_point(self) -> tuple[int, int]:
+        point = ConsistentPoints(self._pipeline.pipeline.lake_root).latest()
+        return (0, 0) if point is None else point.order
+
+
+def report(counts: Counts, seed: int, hours: float, outcome: str) -> str:
+    """Return the report in Markdown."""
+
+    def listed(found: Counter[str] | Counter[int]) -> str:
+        return ", ".join(f"{name}: {count:,}" for name, count in sorted(found.items())) or "none"
+
+    rows = {
+        "result": outcome,
+        "time": f"{hours:.1f} h, seed {seed}",
+        "transactions": f"{counts.transactions:,} in {counts.rounds:,} rounds, each with one fault",
+        "faults": listed(counts.faults),
+        "ends of the app by exit code": listed(counts.exits),
+        "tables that stopped, and were resnapshotted": listed(counts.errored),
+        "points whose sums were checked": f"{counts.points:,}",
+        "runs of `verify` that found every table equal": f"{counts.verified:,}",
+        "largest resident memory of the app's processes": f"{counts.largest_mib:,} MiB",
+    }
+    return "\n".join(("| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""))
+
+
+def main() -> int:
+    """Run for the hours that the command line names, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--hours", type=float, default=8.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--report", type=Path, help="a file for the report")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="pgrepl-soak-"))
+    folder.chmod(0o755)
+    began, outcome = time.monotonic(), "equal"
+    server = Server(folder / "postgresql", settings={"wal_sender_timeout": "20s"})
+    server.create()
+    server.start()
+    try:
+        with running_toxiproxy() as proxy:
+            links = {"source": proxy.link("source", server.port)}
+            soak = Soak(server, links, folder, random.Random(arguments.seed))
+            try:
+                soak.run(began + arguments.hours * 3600)
+            except (SoakError, AssertionError) as error:
+                outcome = f"FAILED: {str(error).splitlines()[0]}"
+                print(error, file=sys.stderr)
+    finally:
+        server.stop()
+    text = report(soak.counts, arguments.seed, (time.monotonic() - began) / 3600, outcome)
+    print(text)
+    if arguments.report is not None:
+        arguments.report.write_text(text)
+    if outcome != "equal":
+        print(f"the lake, the log and the server's data are in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
