@@ -1,0 +1,80 @@
+"""A standby as the source, with the publication of its primary and the state in another database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import running_server
+from tests.spark.test_upgraded_server import resync
+from tests.spark.test_verify import Verified
+from tests.support.replicated import execute
+from tests.support.standby import promote, standby_of
+from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.thorough("spark/test_verify.py: the same with a primary")
+
+
+@contextmanager
+def logging_running_transactions(dsn: str) -> Iterator[None]:
+    """Let the primary write what a standby needs before it can create a slot, as the how-to says."""
+    over = threading.Event()
+
+    def log() -> None:
+        while not over.wait(0.5):
+            execute(dsn, "select pg_log_standby_snapshot()")
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_pipeline_reads_from_standby_and_is_resynced_when_it_is_promoted(
+    spark: SparkSession,
+    dsn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGREPL_STATE_DSN", dsn)
+    with running_server(18) as primary, standby_of(primary, hot_standby_feedback="on") as standby:
+        execute(primary.dsn(), *SETUP, f"create publication ours for table {', '.join(TABLES)}")
+        pipeline = Verified(
+            spark,
+            standby.dsn(),
+            tmp_path,
+            TABLES,
+            insert_only=INSERT_ONLY,
+            publication="ours",
+            publication_mode="use",
+        )
+        with logging_running_transactions(primary.dsn()):
+            with traffic(primary.dsn(), 1) as writing:
+                writing.wait_for_more(10)
+                pipeline.snapshot()
+                writing.wait_for_more(20)
+            pipeline.catch_up()
+            code, found = pipeline.verify(capsys)
+        assert code == 0, found
+        promote(standby)
+        with traffic(standby.dsn(), 2) as writing:
+            writing.wait_for_more(20)
+            # A standby keeps no token, by which it could be told from other standbys of that primary.
+            assert pipeline.run("replicate", "--until", "caught-up") == 78
+            assert "the source is on timeline 2" in pipeline.log_tail()
+            resync(pipeline)
+        pipeline.catch_up()
+        code, found = pipeline.verify(capsys)
+        assert code == 0, found
