@@ -123,7 +123,8 @@ async function answered(response) {
   if (response.ok) return body;
   const known = { 401: "Your session has ended. Reload Airflow and sign in.", 403: "You have no permission for this." };
   const detail = typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail ?? response.statusText);
-  throw new Error(known[response.status] ?? `Airflow answered ${response.status}: ${detail}`);
+  const error = new Error(known[response.status] ?? `Airflow answered ${response.status}: ${detail}`);
+  throw Object.assign(error, { status: response.status });
 }
 
 const answers = new Map(); // the last answer about pipelines of each database
@@ -528,10 +529,12 @@ async function trigger(dag, conf, title) {
 }
 
 // The runs that this tab has started and that have not ended: after a reload they are shown again.
+// Without storage, a reload forgets them.
 const followed = {
-  read: () => JSON.parse(sessionStorage.getItem("pgrepl.runs") ?? "[]"),
-  save: (runs) => sessionStorage.setItem("pgrepl.runs", JSON.stringify(runs)),
-  forget: (run) => followed.save(followed.read().filter((one) => one.run !== run)),
+  key: `pgrepl.runs of ${AIRFLOW.pathname}`,
+  read() { try { return JSON.parse(sessionStorage.getItem(this.key)) ?? []; } catch { return []; } },
+  save(runs) { try { sessionStorage.setItem(this.key, JSON.stringify(runs)); } catch { /* no storage */ } },
+  forget(dag, run) { this.save(this.read().filter((one) => one.dag !== dag || one.run !== run)); },
 };
 
 async function follow(dag, run, title) {
@@ -539,7 +542,7 @@ async function follow(dag, run, title) {
   const state = el("span", {});
   const about = el("div", { class: "quiet wrap" });
   const node = el("div", {}, el("div", { class: "top" }, el("strong", { class: "wrap" }, title), state,
-    el("button", { type: "button", "aria-label": `Hide ${title}`, onclick: () => { followed.forget(run); node.remove(); place.hidden = !place.childElementCount; } }, "×")),
+    el("button", { type: "button", "aria-label": `Hide ${title}`, onclick: () => { followed.forget(dag, run); node.remove(); place.hidden = !place.childElementCount; } }, "×")),
     airflowLink(runPath(dag, run), `${dag}: run`), about);
   place.prepend(node);
   place.hidden = false;
@@ -549,9 +552,10 @@ async function follow(dag, run, title) {
       const found = await get(`api/v2/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}`, {}, AIRFLOW);
       state.replaceChildren(badge(found.state, found.state === "running" ? "run-running" : found.state));
       about.textContent = found.start_date ? `for ${duration((Date.parse(found.end_date ?? new Date().toISOString()) - Date.parse(found.start_date)) / 1000)}` : "waiting to start";
-      if (found.state === "success" || found.state === "failed") { followed.forget(run); refresh(); return; }
+      if (found.state === "success" || found.state === "failed") { followed.forget(dag, run); refresh(); return; }
     } catch (error) {
       about.textContent = error.message;
+      if (error.status === 403 || error.status === 404) { followed.forget(dag, run); return; }
     }
     await new Promise((done) => { setTimeout(done, POLL_MS); });
   }
