@@ -34,6 +34,8 @@ TOXICS: Mapping[str, Mapping[str, Any]] = {
 """Toxics with their attributes: milliseconds, KB/s, bytes, and microseconds between slices."""
 CUT = "cut"
 FAULTS = (*TOXICS, CUT)
+ENDING = ("timeout", "reset_peer", "limit_data", CUT)
+"""The faults that end a connection: at once, as data passes, or when they are removed."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +48,24 @@ class Link:
 
     @contextmanager
     def suffering(self, fault: str) -> Iterator[None]:
-        """Apply a fault of FAULTS in both directions during the block. A cut also closes all connections."""
-        if fault == CUT:
-            self._set(enabled=False)
-        else:
-            for stream in ("upstream", "downstream"):
-                toxic = {"type": fault, "name": stream, "stream": stream, "attributes": TOXICS[fault]}
-                _ask(f"{self.api}/proxies/{self.name}/toxics", toxic)
+        """Apply a fault of FAULTS in both directions during the block. A cut also closes all connections.
+
+        The end of the block ends the faults of all links of the proxy.
+        """
         try:
-            yield
-        finally:
             if fault == CUT:
-                self._set(enabled=True)
+                _ask(f"{self.api}/proxies/{self.name}", {"enabled": False})
             else:
                 for stream in ("upstream", "downstream"):
-                    _ask(f"{self.api}/proxies/{self.name}/toxics/{stream}", method="DELETE")
+                    toxic = {"type": fault, "name": stream, "stream": stream, "attributes": TOXICS[fault]}
+                    _ask(f"{self.api}/proxies/{self.name}/toxics", toxic)
+            yield
+        finally:
+            _ask(f"{self.api}/reset", {})
 
     def of(self, dsn: str) -> str:
         """Return a connection string that leads through the proxy."""
         return re.sub(r"port=\d+", f"port={self.port}", dsn)
-
-    def _set(self, *, enabled: bool) -> None:
-        _ask(f"{self.api}/proxies/{self.name}", {"enabled": enabled})
 
 
 class Toxiproxy(ServerProcess):
@@ -112,7 +110,7 @@ def running_toxiproxy() -> Iterator[Toxiproxy]:
             proxy.stop()
 
 
-def _ask(url: str, body: Mapping[str, Any] | None = None, method: str | None = None) -> bytes:
+def _ask(url: str, body: Mapping[str, Any] | None = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as answer:
         return bytes(answer.read())
