@@ -179,6 +179,7 @@ mutations: java setup jars oldest ## Check that `make test` fails for each fault
 .PHONY: soak
 soak: setup java jars ## Random traffic, DDL and faults for HOURS=8, then `verify`; prints a report
 	@sh setup/toxiproxy.sh
+	@rm -rf .go
 	@$(PYTHON) -m tests.soak --hours $(HOURS)
 
 .PHONY: test-seeds

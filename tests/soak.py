@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,14 +37,18 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from demo.postgres import Server
 from tests.support.random_ddl import Following, ShiftingTables
-from tests.support.replicated import Replicated, execute, kill, wait_until
-from tests.support.toxiproxy import FAULTS, Link, running_toxiproxy
+from tests.support.replicated import Replicated, execute, kill, wait_for_end, wait_until
+from tests.support.toxiproxy import FAULTS, PROGRAM, Link, running_toxiproxy
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
 _ROUNDS_PER_VERIFY = 10
 _TRANSACTIONS = 40
 _STEPS = 6
 _POINTS_PER_ROUND = 5
+_TRIES = 5
+_CRASH = "crash of the server"
+Fault = tuple[str, Callable[[], None]]
+"""A fault with its name. All but a crash of the server happen under traffic."""
 
 
 class SoakError(Exception):
@@ -75,10 +80,18 @@ class App:
         self._process = self._pipeline.start("replicate")
 
     def end(self, number: int) -> None:
-        """End the app with a signal."""
-        if self._process is not None:
-            kill(self._process, number)
-            self._note(self._process.returncode)
+        """End the app with a signal. Raises SoakError if it does not end by itself when asked to."""
+        self.check()
+        assert self._process is not None
+        # Workers and JVM get no signal from a supervisor, and all of them one from a kill.
+        if number == signal.SIGTERM:
+            self._process.terminate()
+            wait_for_end(self._process)
+        kill(self._process)
+        code = self._process.returncode
+        self._note(code)
+        if number == signal.SIGTERM and code != 0:
+            raise SoakError(f"asked to end, the app ended with {code}:\n{self._pipeline.log_tail()}")
 
     def sleep(self, seconds: float) -> None:
         """Stop the app's processes, and let them continue after some seconds."""
@@ -120,10 +133,12 @@ class App:
 class Soak:
     """A pipeline, its source, and what happens to both."""
 
-    def __init__(self, server: Server, links: dict[str, Link], folder: Path, chance: random.Random) -> None:
+    def __init__(
+        self, server: Server, links: dict[str, Link], folder: Path, chance: random.Random, counts: Counts
+    ) -> None:
         self._server, self._links, self._chance = server, links, chance
         self._dsn = server.dsn()
-        self.counts = Counts()
+        self.counts = counts
         execute(self._dsn, *SETUP)
         self._shifting = ShiftingTables.make(self._dsn, chance)
         self._tables = (*TABLES, *self._shifting.names)
@@ -136,6 +151,7 @@ class Soak:
             merge=chance.choice(("rewrite", "merge_on_read")),
         )
         self._app = App(self._pipeline, self.counts)
+        self._checked = set[tuple[int, int]]()
 
     def run(self, until: float) -> None:
         """Go on until a time of `time.monotonic`, and verify at the end. Raises SoakError."""
@@ -151,26 +167,31 @@ class Soak:
 
     def _take_round(self) -> None:
         self.counts.rounds += 1
-        before = self._newest_point()
-        name, fault = self._chance.choice(self._faults())
+        name, fault = self._chance.choice(self._chance.choice((self._network, self._others))())
         with traffic(self._dsn, self.counts.rounds) as writing:
             writing.wait_for_more(_TRANSACTIONS // 2)
             self._shifting.take_steps(_STEPS)
-            if name != "crash of the server":
+            if name != _CRASH:
                 fault()
             writing.wait_for_more(_TRANSACTIONS // 2)
-        self.counts.transactions += writing.committed + _STEPS
-        if name == "crash of the server":
+        if name == _CRASH:
             fault()
+        self.counts.transactions += writing.committed + _STEPS
         self.counts.faults[name] += 1
-        wait_until(lambda: self._app.check() and self._newest_point() > before, what=f"a point after {name}")
+        self._wait_for_new_point(f"a point after {name}")
         self._app.measure()
         self._resnapshot_errored()
         self._check_sums()
         if self.counts.rounds % _ROUNDS_PER_VERIFY == 0:
             self._verify()
 
-    def _faults(self) -> list[tuple[str, Callable[[], None]]]:
+    def _wait_for_new_point(self, what: str) -> None:
+        """Insert a row into each table that DDL changes, and wait for a consistent point after that."""
+        before = self._newest_point()
+        self._shifting.insert_new()
+        wait_until(lambda: self._app.check() and self._newest_point() > before, what=what)
+
+    def _network(self) -> list[Fault]:
         def through(link: Link, fault: str) -> Callable[[], None]:
             def suffer() -> None:
                 with link.suffering(fault):
@@ -178,19 +199,19 @@ class Soak:
 
             return suffer
 
-        network = [
+        return [
             (f"{fault} of {name}", through(link, fault))
             for name, link in self._links.items()
             for fault in FAULTS
         ]
-        others: list[tuple[str, Callable[[], None]]] = [
+
+    def _others(self) -> list[Fault]:
+        return [
             ("kill of the app", lambda: self._restart(signal.SIGKILL)),
             ("stop of the app", lambda: self._restart(signal.SIGTERM)),
             ("pause of the app", lambda: self._app.sleep(self._chance.uniform(1, 20))),
-            ("crash of the server", self._crash),
+            (_CRASH, self._crash),
         ]
-        # As often as all faults of the network together.
-        return [*network, *others * (len(network) // len(others))]
 
     def _restart(self, number: int) -> None:
         self._app.end(number)
@@ -204,44 +225,49 @@ class Soak:
     def _resnapshot_errored(self) -> None:
         """Resnapshot errored tables. Raises SoakError for one whose changes can all be followed."""
         errored = {name: one for name, one in self._states().items() if one.state is TableState.ERRORED}
-        for table in self._shifting.tables:
-            if table.sql in errored and table.following is Following.SURELY:
-                raise SoakError(f"{table.sql} is errored: {errored[table.sql].reason}; {table.said}")
+        shifting = {table.sql: table for table in self._shifting.tables}
         for name, record in errored.items():
+            table = shifting.get(name)
+            if table is None or table.following is Following.SURELY:
+                raise SoakError(f"{name} is errored: {record.reason}; {'' if table is None else table.said}")
             self.counts.errored[record.error] += 1
             # A table that lost its key cannot be taken without.
             execute(self._dsn, f"alter table {name} replica identity full")
             self._run("snapshot", "--tables", name)
-        for table in self._shifting.tables:
-            if table.sql in errored:
-                table.forget_ddl()
+            table.forget_ddl()
 
     def _check_sums(self) -> None:
         """Check the sums at the newest points that have all three tables."""
         root = self._pipeline.pipeline.lake_root
         points = [one for one in ConsistentPoints(root).all() if set(TABLES) <= set(one.tables)]
+        if not points:
+            raise SoakError("no consistent point has all tables")
         for point in points[-_POINTS_PER_ROUND:]:
             (found,) = ArrowView(point, root).sql(SUMS).to_pylist()
-            self.counts.points += 1
+            self._checked.add(point.order)
             if found != WHOLE:
                 raise SoakError(f"transactions are torn at point {point.order}: {found}")
+        self.counts.points = len(self._checked)
 
     def _verify(self, *arguments: str) -> None:
         """Verify all tables while the app runs. Raises SoakError unless all of them are equal.
 
         Before, each table gets a row, and the catalog is checked: DDL without a row is not seen otherwise.
         """
-        before = self._newest_point()
-        self._shifting.insert_new()
-        wait_until(lambda: self._app.check() and self._newest_point() > before, what="a point")
+        self._wait_for_new_point("a point before the verification")
         check_drift(Access(self._pipeline.pipeline, self._dsn, self._dsn))
-        wait_until(lambda: self._app.check() and self._is_streaming(), what="all tables to stream")
-        self._run("verify", *arguments)
-        self.counts.verified += 1
+        settled = (TableState.STREAMING, TableState.ERRORED)
+        for _ in range(_TRIES):
+            self._resnapshot_errored()
+            wait_until(lambda: self._app.check() and self._all_are(*settled), what="all tables to stream")
+            if self._all_are(TableState.STREAMING):
+                self._run("verify", *arguments)
+                self.counts.verified += 1
+                return
+        raise SoakError(f"tables are errored again after {_TRIES} snapshots: {self._states()}")
 
-    def _is_streaming(self) -> bool:
-        self._resnapshot_errored()
-        return all(record.state is TableState.STREAMING for record in self._states().values())
+    def _all_are(self, *states: TableState) -> bool:
+        return all(record.state in states for record in self._states().values())
 
     def _run(self, app: str, *arguments: str) -> None:
         """Run an app to its end, again while its exit code says that this may help."""
@@ -292,33 +318,42 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--report", type=Path, help="a file for the report")
     arguments = parser.parse_args()
-    print(f"seed {arguments.seed}", flush=True)
+    if not PROGRAM.exists():
+        parser.error("Toxiproxy is missing: sh setup/toxiproxy.sh")
+    # So that servers and apps, which have sessions of their own, are ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="pgrepl-soak-"))
     folder.chmod(0o755)
-    began, outcome = time.monotonic(), "equal"
-    server = Server(folder / "postgresql", settings={"wal_sender_timeout": "20s"})
-    server.create()
-    server.start()
+    print(f"seed {arguments.seed}, folder {folder}", flush=True)
+    began, counts, outcome = time.monotonic(), Counts(), "ended before its time"
     try:
-        with running_toxiproxy() as proxy:
-            links = {"source": proxy.link("source", server.port)}
-            soak = Soak(server, links, folder, random.Random(arguments.seed))
-            try:
-                soak.run(began + arguments.hours * 3600)
-            except (SoakError, AssertionError) as error:
-                outcome = f"FAILED: {str(error).splitlines()[0]}"
-                print(error, file=sys.stderr)
+        _run(folder, counts, random.Random(arguments.seed), began + arguments.hours * 3600)
+        outcome = "equal"
+    except Exception as error:
+        outcome = f"FAILED: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        traceback.print_exc()
     finally:
-        server.stop()
-    text = report(soak.counts, arguments.seed, (time.monotonic() - began) / 3600, outcome)
-    print(text)
-    if arguments.report is not None:
-        arguments.report.write_text(text)
+        text = report(counts, arguments.seed, (time.monotonic() - began) / 3600, outcome)
+        print(text)
+        if arguments.report is not None:
+            arguments.report.write_text(text)
     if outcome != "equal":
         print(f"the lake, the log and the server's data are in {folder}", file=sys.stderr)
         return 1
     shutil.rmtree(folder)
     return 0
+
+
+def _run(folder: Path, counts: Counts, chance: random.Random, until: float) -> None:
+    server = Server(folder / "postgresql", settings={"wal_sender_timeout": "20s"})
+    try:
+        server.create()
+        server.start()
+        with running_toxiproxy() as proxy:
+            links = {"source": proxy.link("source", server.port)}
+            Soak(server, links, folder, chance, counts).run(until)
+    finally:
+        server.stop(immediate=True)
 
 
 if __name__ == "__main__":
