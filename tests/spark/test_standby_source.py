@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from tests.conftest import running_server
 from tests.spark.test_upgraded_server import resync
 from tests.spark.test_verify import Verified
 from tests.support.replicated import execute
-from tests.support.standby import promote, standby_of
+from tests.support.standby import PHYSICAL_SLOT, promote, standby_of
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def test_pipeline_reads_from_standby_and_is_resynced_when_it_is_promoted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PGREPL_STATE_DSN", dsn)
-    with running_server(18) as primary, standby_of(primary, hot_standby_feedback="on") as standby:
+    feedback = {"hot_standby_feedback": "on", "primary_slot_name": PHYSICAL_SLOT}
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server(18))
+        execute(primary.dsn(), f"select pg_create_physical_replication_slot('{PHYSICAL_SLOT}')")
+        standby = stack.enter_context(standby_of(primary, **feedback))
         execute(primary.dsn(), *SETUP, f"create publication ours for table {', '.join(TABLES)}")
         pipeline = Verified(
             spark,
@@ -71,7 +75,7 @@ def test_pipeline_reads_from_standby_and_is_resynced_when_it_is_promoted(
         promote(standby)
         with traffic(standby.dsn(), 2) as writing:
             writing.wait_for_more(20)
-            # A standby keeps no token, by which it could be told from other standbys of that primary.
+            # A standby keeps no token that would distinguish it from other standbys of that primary.
             assert pipeline.run("replicate", "--until", "caught-up") == 78
             assert "the source is on timeline 2" in pipeline.log_tail()
             resync(pipeline)

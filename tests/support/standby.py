@@ -37,8 +37,10 @@ def standby_of(primary: Server, **settings: str) -> Iterator[Server]:
             **as_owner(),
         )
         standby.start()
-        yield standby
-        standby.stop(immediate=True)
+        try:
+            yield standby
+        finally:
+            standby.stop(immediate=True)
 
 
 @contextmanager
