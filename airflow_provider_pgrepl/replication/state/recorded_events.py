@@ -152,6 +152,10 @@ class RunEvent:
     def has_ended(self) -> bool:
         return self.kind != EventKind.STARTED
 
+    def has_ended_since(self, reported_at: datetime | None) -> bool:
+        """Return True if this is the end of the app that reported last: an older end is of an earlier one."""
+        return self.has_ended and (reported_at is None or self.time >= reported_at)
+
 
 def schema_changes(before: Relation, after: Relation) -> dict[str, Any]:
     """Return the differences of names and types of two relations of a table, empty if there are none.

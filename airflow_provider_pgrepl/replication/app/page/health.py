@@ -38,7 +38,7 @@ def is_running(row: PipelineRow) -> bool:
     """Return True if the replication app has reported within HEARTBEAT_S seconds, and has not ended since."""
     if row.reported_at is None:
         return False
-    has_ended = row.run is not None and row.run.has_ended and row.run.time >= row.reported_at
+    has_ended = row.run is not None and row.run.has_ended_since(row.reported_at)
     return not has_ended and _age(row, row.reported_at) < HEARTBEAT_S
 
 

@@ -420,9 +420,9 @@ def _app(state: _State) -> AppStatus | None:
     found = state.progress
     if found is None:
         return None
-    ended = None if state.is_running or state.run is None or not state.run.has_ended else state.run
-    if ended is not None and found.updated_at is not None and ended.time < found.updated_at:
-        ended = None  # of an earlier app than the one that reported last
+    ended = None if state.is_running else state.run
+    if ended is not None and not ended.has_ended_since(found.updated_at):
+        ended = None
     return AppStatus(found.holder, found.updated_at, found.changes_per_s, state.is_running, ended)
 
 
