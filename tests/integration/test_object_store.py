@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.delta.log import put_commit
 from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_storage, read_commit, read_parquet
+from airflow_provider_pgrepl.replication.storage import objects, open_storage, read_commit, read_parquet
 from tests.support.changelogs import Written, epoch_record
 from tests.support.faulty_store import Asked, Fault, FaultyStore
 
@@ -120,12 +120,14 @@ def test_a_point_whose_put_fails_once_is_written_once(fault, faulty, s3_lake):
     assert ConsistentPoints(s3_lake).latest() == second
 
 
-def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty, s3_lake):
+def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty, s3_lake, monkeypatch):
     """A commit of points does not either.
 
     It writes a file and the commit, and reads the commit before; before the put it checks that this one is
     unchanged. It reads nothing else of what was committed since the last checkpoint.
     """
+    # A mark that expires between two commits costs a request more: how many do is up to the host's speed.
+    monkeypatch.setattr(objects, "_MARK_S", 600.0)
     uri = changelog_uri(s3_lake)
     create_changelog(uri, epoch_record())
     written, points, asked = Written(uri), ConsistentPoints(s3_lake), []
