@@ -16,7 +16,6 @@ import contextlib
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,7 +36,8 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from demo.postgres import Server
 from tests.support.random_ddl import Following, ShiftingTables
-from tests.support.replicated import Replicated, execute, kill, wait_for_end, wait_until
+from tests.support.replicated import Replicated, execute, wait_until
+from tests.support.supervised import Supervised
 from tests.support.toxiproxy import FAULTS, PROGRAM, Link, running_toxiproxy
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
@@ -69,29 +69,8 @@ class Counts:
     errored: Counter[str] = field(default_factory=Counter)
 
 
-class App:
-    """The replication app, which is started again when it ends, as its supervisor does."""
-
-    def __init__(self, pipeline: Replicated, counts: Counts) -> None:
-        self._pipeline, self._counts = pipeline, counts
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = self._pipeline.start("replicate")
-
-    def end(self, number: int) -> None:
-        """End the app with a signal. Raises SoakError if it does not end by itself when asked to."""
-        self.check()
-        assert self._process is not None
-        # Workers and JVM get no signal from a supervisor, and all of them one from a kill.
-        if number == signal.SIGTERM:
-            self._process.terminate()
-            wait_for_end(self._process)
-        kill(self._process)
-        code = self._process.returncode
-        self._note(code)
-        if number == signal.SIGTERM and code != 0:
-            raise SoakError(f"asked to end, the app ended with {code}:\n{self._pipeline.log_tail()}")
+class App(Supervised):
+    """The replication app, whose processes can be stopped for a while and measured."""
 
     def sleep(self, seconds: float) -> None:
         """Stop the app's processes, and let them continue after some seconds."""
@@ -103,31 +82,17 @@ class App:
             if number == signal.SIGSTOP:
                 time.sleep(seconds)
 
-    def check(self) -> bool:
-        """Start the app again if it has ended. Raises SoakError if its exit code says that this is no use."""
-        assert self._process is not None
-        if (code := self._process.poll()) is not None:
-            self._note(code)
-            if code != RETRY_MAY_HELP:
-                raise SoakError(f"the app ended with {code}:\n{self._pipeline.log_tail()}")
-            self.start()
-        return True
-
-    def measure(self) -> None:
-        """Record the resident memory of the app's processes."""
+    def resident_mib(self) -> int:
+        """Return the resident memory of the app's processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            held = sum(process.memory_info().rss for process in self._processes()) >> 20
-            self._counts.largest_mib = max(self._counts.largest_mib, held)
+            return int(sum(process.memory_info().rss for process in self._processes())) >> 20
+        return 0
 
     def _processes(self) -> list[psutil.Process]:
-        assert self._process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            parent = psutil.Process(self._process.pid)
+            parent = psutil.Process(self.process.pid)
             return [parent, *parent.children(recursive=True)]
         return []
-
-    def _note(self, code: int) -> None:
-        self._counts.exits[code] += 1
 
 
 class Soak:
@@ -150,20 +115,20 @@ class Soak:
             insert_only=INSERT_ONLY,
             merge=chance.choice(("rewrite", "merge_on_read")),
         )
-        self._app = App(self._pipeline, self.counts)
         self._checked = set[tuple[int, int]]()
 
     def run(self, until: float) -> None:
         """Go on until a time of `time.monotonic`, and verify at the end. Raises SoakError."""
         self._run("snapshot")
-        self._app.start()
+        self._app = App(self._pipeline)
+        self.counts.exits = self._app.exits
         try:
             while time.monotonic() < until:
                 self._take_round()
             for check in ("values", "text"):
                 self._verify("--check", check)
         finally:
-            self._app.end(signal.SIGTERM)
+            self._app.end()
 
     def _take_round(self) -> None:
         self.counts.rounds += 1
@@ -178,8 +143,8 @@ class Soak:
             fault()
         self.counts.transactions += writing.committed + _STEPS
         self.counts.faults[name] += 1
-        self._wait_for_new_point(f"a point after {name}")
-        self._app.measure()
+        self._wait_for_new_point(name)
+        self.counts.largest_mib = max(self.counts.largest_mib, self._app.resident_mib())
         self._resnapshot_errored()
         self._check_sums()
         if self.counts.rounds % _ROUNDS_PER_VERIFY == 0:
@@ -187,9 +152,9 @@ class Soak:
 
     def _wait_for_new_point(self, what: str) -> None:
         """Insert a row into each table that DDL changes, and wait for a consistent point after that."""
-        before = self._newest_point()
+        before = self._app.newest_point()
         self._shifting.insert_new()
-        wait_until(lambda: self._app.check() and self._newest_point() > before, what=what)
+        self._app.wait_for_point_above(before, what)
 
     def _network(self) -> list[Fault]:
         def through(link: Link, fault: str) -> Callable[[], None]:
@@ -254,12 +219,14 @@ class Soak:
 
         Before, each table gets a row, and the catalog is checked: DDL without a row is not seen otherwise.
         """
-        self._wait_for_new_point("a point before the verification")
+        self._wait_for_new_point("a row in each table")
         check_drift(Access(self._pipeline.pipeline, self._dsn, self._dsn))
         settled = (TableState.STREAMING, TableState.ERRORED)
         for _ in range(_TRIES):
             self._resnapshot_errored()
-            wait_until(lambda: self._app.check() and self._all_are(*settled), what="all tables to stream")
+            wait_until(
+                lambda: self._app.is_continuing() and self._all_are(*settled), what="all tables to stream"
+            )
             if self._all_are(TableState.STREAMING):
                 self._run("verify", *arguments)
                 self.counts.verified += 1
@@ -285,10 +252,6 @@ class Soak:
     def _states(self) -> dict[str, TableRecord]:
         with StateDatabase(self._dsn, "soak") as state_db:
             return {str(name): one for name, one in state_db.read_tables("soak").items()}
-
-    def _newest_point(self) -> tuple[int, int]:
-        point = ConsistentPoints(self._pipeline.pipeline.lake_root).latest()
-        return (0, 0) if point is None else point.order
 
 
 def report(counts: Counts, seed: int, hours: float, outcome: str) -> str:

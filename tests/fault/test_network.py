@@ -19,11 +19,11 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import RETRY_MAY_HELP, STATE_DSN_VARIABLE
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from demo.postgres import Server
 from demo.versitygw import Gateway, environment_of
 from tests.spark.test_verify import Verified
-from tests.support.replicated import execute, kill, wait_for_end, wait_until
+from tests.support.replicated import execute, wait_until
+from tests.support.supervised import Supervised
 from tests.support.toxiproxy import CUT, ENDING, FAULTS, Link, running_toxiproxy
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
@@ -34,7 +34,6 @@ pytestmark = pytest.mark.thorough(
     "integration/test_reconnecting.py and test_silent_source.py; the other faults: none but these"
 )
 _FAULT_S, _SNAPSHOT_S = 3.0, 10.0
-_TRIES = 100
 Links = Mapping[str, Link]
 
 
@@ -78,13 +77,16 @@ def run_under(link: Link, fault: str, pipeline: Verified, *arguments: str) -> li
             begun.set()
             over.wait(_SNAPSHOT_S)
 
+    def is_done() -> bool:
+        codes.append(pipeline.run("snapshot", *arguments))
+        return codes[-1] != RETRY_MAY_HELP
+
     codes: list[int] = []
     with ThreadPoolExecutor(1) as thread:
         suffering = thread.submit(suffer)
         try:
             wait_until(lambda: begun.is_set() or suffering.done())
-            while not codes or (codes[-1] == RETRY_MAY_HELP and len(codes) < _TRIES):
-                codes.append(pipeline.run("snapshot", *arguments))
+            wait_until(is_done, what="a snapshot to succeed")
         finally:
             over.set()
         suffering.result()
@@ -131,37 +133,6 @@ def test_snapshots_under_faults_of_network_equal_source(pipeline, links, dsn, ca
     assert_verified(pipeline, capsys)
 
 
-class Supervised:
-    """The replication app, started again when it ends with the exit code for it, as its supervisor does."""
-
-    def __init__(self, pipeline: Verified) -> None:
-        self._pipeline = pipeline
-        self._process = pipeline.start("replicate")
-
-    def wait_for_new_point(self, what: str) -> None:
-        """Wait until the lake has a later consistent point than now."""
-        before = self._newest()
-        wait_until(lambda: self._continues() and self._newest() > before, what=f"a point after {what}")
-
-    def end(self) -> None:
-        self._continues()
-        self._process.terminate()
-        try:
-            assert wait_for_end(self._process) == 0, self._pipeline.log_tail()
-        finally:
-            kill(self._process)
-
-    def _newest(self) -> tuple[int, int]:
-        point = ConsistentPoints(self._pipeline.pipeline.lake_root).latest()
-        return (0, 0) if point is None else point.order
-
-    def _continues(self) -> bool:
-        if (code := self._process.poll()) is not None:
-            assert code == RETRY_MAY_HELP, self._pipeline.log_tail()
-            self._process = self._pipeline.start("replicate")
-        return True
-
-
 def test_stream_under_faults_of_network_equals_source(pipeline, links, dsn, capsys):
     pipeline.snapshot()
     slow = [fault for fault in FAULTS if fault not in ENDING]
@@ -174,7 +145,7 @@ def test_stream_under_faults_of_network_equals_source(pipeline, links, dsn, caps
                 with links[name].suffering(fault):
                     writing.wait_for_more(20)
                     over.wait(_FAULT_S)
-                app.wait_for_new_point(f"{fault} of {name}")
+                app.wait_for_point_above(app.newest_point(), f"{fault} of {name}")
     finally:
         app.end()
     lost = pipeline.log.read_text().count("the connection to the source was lost")

@@ -36,13 +36,6 @@ def _drop_slot(pipeline: InProcess) -> None:
     execute(pipeline.dsn, f"select pg_drop_replication_slot('{pipeline.pipeline.slot}')")
 
 
-def _resync(pipeline: InProcess) -> None:
-    """Run it as the error of the first try says."""
-    assert pipeline.run("snapshot", "--resync") == 78
-    name = re.findall(r"--give-up ([^ ,]+)", pipeline.log_tail())[-1]
-    assert pipeline.run("snapshot", "--resync", "--give-up", name) == 0, pipeline.log_tail()
-
-
 def _ids(pipeline: InProcess, table: str) -> dict[str, set[int]]:
     """Return the ids in each data file of a lake table."""
     rows = FileRows(open_table(pipeline.lake_path(table)))
@@ -107,7 +100,7 @@ def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
             pipeline.wait_for_points(2, *tables)
         before = {table: _ids(pipeline, table) for table in ("public.t", "public.still")}
         _drop_slot(pipeline)
-        _resync(pipeline)
+        pipeline.resync()
         kept = {table: _ids(pipeline, table) for table in before}
         with pipeline.replicating(EAGER):
             pipeline.wait_for_points(2, *tables)
@@ -204,7 +197,7 @@ def test_table_that_cannot_be_compared_is_copied(
         begin(repair, *arguments)
 
     monkeypatch.setattr(TableRepair, "begin_epoch", race)
-    _resync(pipeline)
+    pipeline.resync()
     assert "public.raced is compared again" in pipeline.log.read_text()
     assert re.search(r"public.raced: version .* 1 were missing, 0 extra, 0 changed", pipeline.log.read_text())
     reasons = dict(re.findall(r"public\.(\w+) is copied, not compared: (.*)", pipeline.log.read_text()))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import running_server
-from tests.spark.test_upgraded_server import resync
 from tests.spark.test_verify import Verified
 from tests.support.replicated import execute
 from tests.support.standby import PHYSICAL_SLOT, promote, standby_of
@@ -78,7 +77,7 @@ def test_pipeline_reads_from_standby_and_is_resynced_when_it_is_promoted(
             # A standby keeps no token that would distinguish it from other standbys of that primary.
             assert pipeline.run("replicate", "--until", "caught-up") == 78
             assert "the source is on timeline 2" in pipeline.log_tail()
-            resync(pipeline)
+            pipeline.resync()
         pipeline.catch_up()
         code, found = pipeline.verify(capsys)
         assert code == 0, found

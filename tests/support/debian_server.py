@@ -37,7 +37,7 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def debian_server() -> Iterator[Server]:
+def debian_cluster() -> Iterator[Server]:
     """Yield a private cluster. Skips the test where the packages are missing, unless they are required."""
     found = programs()
     if found is None:
@@ -49,9 +49,16 @@ def debian_server() -> Iterator[Server]:
         server.create()
         server.start()
         try:
-            execute(server.dsn(), f"create database {TEMPLATE}")
-            execute(server.dsn(TEMPLATE), *(f"create extension {name}" for name in EXTENSIONS))
-            close_sessions(server.dsn(TEMPLATE))
             yield server
         finally:
             server.stop(immediate=True)
+
+
+@contextmanager
+def debian_server() -> Iterator[Server]:
+    """Yield a private cluster with the database TEMPLATE."""
+    with debian_cluster() as server:
+        execute(server.dsn(), f"create database {TEMPLATE}")
+        execute(server.dsn(TEMPLATE), *(f"create extension {name}" for name in EXTENSIONS))
+        close_sessions(server.dsn(TEMPLATE))
+        yield server

@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -153,6 +154,12 @@ class InProcess(Received):
 
     def resnapshot(self, table: str) -> None:
         assert self.run("snapshot", "--tables", table) == 0, self.log_tail()
+
+    def resync(self) -> None:
+        """Resync as the error of the first try says."""
+        assert self.run("snapshot", "--resync") == 78
+        name = re.findall(r"--give-up ([^ ,]+)", self.log_tail())[-1]
+        assert self.run("snapshot", "--resync", "--give-up", name) == 0, self.log_tail()
 
     def position(self, table: str) -> LSN | None:
         """The LSN up to which every transaction is in a lake table."""
