@@ -8,7 +8,7 @@ from airflow.sdk import Asset, AssetWatcher
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.triggers.points import ConsistentPointTrigger
+from airflow_provider_pgrepl.triggers import ConsistentPointTrigger
 
 __all__ = ["lake_asset"]
 _POLL_INTERVAL_S = 10.0

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.operators.failures import raise_failed, translated
 from airflow_provider_pgrepl.replication.app.applied import look_as_of
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.triggers.applied import AppliedTrigger
+from airflow_provider_pgrepl.triggers import AppliedTrigger
 
 _GRACE = timedelta(minutes=1)
 

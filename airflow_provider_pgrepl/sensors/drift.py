@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.hooks.replication import PgReplicationHook, access_
 from airflow_provider_pgrepl.operators.failures import raise_failed, translated
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 from airflow_provider_pgrepl.replication.runtime.process_io import read_text
-from airflow_provider_pgrepl.triggers.drift import DriftTrigger
+from airflow_provider_pgrepl.triggers import DriftTrigger
 
 _FAIL_ON = ("unsafe", "any", "never")
 _GRACE = timedelta(minutes=5)

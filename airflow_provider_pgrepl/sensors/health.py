@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, check_at_parse_time, read_pipeline
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.operators.failures import raise_failed, translated
-from airflow_provider_pgrepl.triggers.health import HealthTrigger
+from airflow_provider_pgrepl.triggers import HealthTrigger
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, HealthReport

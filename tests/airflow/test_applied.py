@@ -87,7 +87,7 @@ def test_invalid_argument_fails_without_retry(shop: Recorded, options: Any, says
 def test_trigger_waits_while_state_is_unreachable_and_shows_no_secret(
     shop: Recorded, monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
-    from airflow_provider_pgrepl.triggers.applied import AppliedTrigger
+    from airflow_provider_pgrepl.triggers import AppliedTrigger
 
     fields = {"pipeline": "shop", "state_conn_id": "pgrepl_default", "as_of": NINE.isoformat()}
     trigger = AppliedTrigger(**fields, tables=["public.a"], settle_s=0.0, poke_interval_s=0.1, deadline=0.0)
@@ -125,7 +125,7 @@ def test_asset_of_a_table_has_one_uri_and_no_secret() -> None:
 
 
 def test_trigger_of_asset_yields_points_with_changes_of_its_table(shop: Recorded, dsn: str) -> None:
-    from airflow_provider_pgrepl.triggers.points import ConsistentPointTrigger
+    from airflow_provider_pgrepl.triggers import ConsistentPointTrigger
 
     fields = {"pipeline": "shop", "state_conn_id": "pgrepl_default", "every_s": 0.0, "poll_interval_s": 0.01}
     trigger = ConsistentPointTrigger(**fields, table="public.a")

@@ -176,7 +176,7 @@ def test_a_migration_is_tried_on_another_database(
 
 
 def trigger(shop: Recorded, **options: Any) -> Any:
-    from airflow_provider_pgrepl.triggers.drift import DriftTrigger
+    from airflow_provider_pgrepl.triggers import DriftTrigger
 
     chosen = {"until_drift": False, "poke_interval_s": 0.05, "deadline": time.time() + 30, **options}
     return DriftTrigger(pipeline=shop.pipeline.to_json(), mark_errored=True, **chosen)

@@ -92,7 +92,7 @@ def test_invalid_argument_fails_without_retry(shop: Recorded, options: Any, says
 def test_trigger_reports_error_of_unreachable_source_without_secret(
     shop: Recorded, monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
-    from airflow_provider_pgrepl.triggers.health import HealthTrigger
+    from airflow_provider_pgrepl.triggers import HealthTrigger
 
     trigger = HealthTrigger(pipeline=shop.pipeline.to_json(), limits={"is_continuous": False})
     assert SECRET not in json.dumps(trigger.serialize())

@@ -41,8 +41,8 @@ def test_provider_yaml_is_valid_for_airflow_and_names_the_version() -> None:
 def test_provider_yaml_names_every_module_with_public_class(kind: str) -> None:
     has_public_class = re.compile(r"^class (Pg\w+|\w+Trigger)\(", re.MULTILINE)
     modules = {
-        f"airflow_provider_pgrepl.{kind}.{file.stem}"
-        for file in (PACKAGE / kind).glob("*.py")
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for file in [*(PACKAGE / kind).glob("*.py"), *PACKAGE.glob(f"{kind}.py")]
         if has_public_class.search(file.read_text(encoding="utf-8"))
     }
     assert modules == {module for group in info()[kind] for module in group["python-modules"]}

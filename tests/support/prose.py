@@ -166,7 +166,7 @@ class PythonFile:
         self.parts = Path(path).parts
         self.is_test = "tests" in self.parts
         self.is_package = self.parts[0] not in ("tests", "benchmarks", "demo", "dags")
-        self.is_public = len(self.parts) > 1 and self.parts[-2] in PUBLIC_PACKAGES and not self.is_test
+        self.is_public = _is_public(path) and not self.is_test
 
     def findings(self) -> Iterator[Finding]:
         """Yield every finding that `# prose: ignore` on its line does not skip."""
@@ -282,7 +282,7 @@ def documented_methods(root: Path, names: list[str]) -> frozenset[str]:
     """Return the names of methods that a class of the public API documents: overrides need no docstring."""
     found: set[str] = set()
     for name in names:
-        if name.endswith(".py") and len(Path(name).parts) > 1 and Path(name).parts[-2] in PUBLIC_PACKAGES:
+        if name.endswith(".py") and _is_public(name):
             for one in _classes(ast.parse((root / name).read_text(encoding="utf-8"))):
                 found |= {
                     part.name
@@ -290,6 +290,11 @@ def documented_methods(root: Path, names: list[str]) -> frozenset[str]:
                     if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(part)
                 }
     return frozenset(found)
+
+
+def _is_public(path: str) -> bool:
+    """Return True if a module's classes are public: it is one of PUBLIC_PACKAGES, or is in one."""
+    return not PUBLIC_PACKAGES.isdisjoint((Path(path).stem, Path(path).parent.name))
 
 
 def _first_line(text: str) -> str:
