@@ -9,8 +9,8 @@ from pathlib import Path
 
 import nats
 
-from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
+from airflow_provider_pgrepl.replication.creek.streams import write_as_creek
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from benchmarks import creek_producer, published
 from benchmarks.figure import Figure, thousands

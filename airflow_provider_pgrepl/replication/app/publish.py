@@ -303,7 +303,7 @@ def publish(
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, make)
         if FORMATS[settings.format].has_snapshots:
             # Imported here, where the client is known to be installed.
-            from airflow_provider_pgrepl.replication.creek.nats_messages import write_as_creek
+            from airflow_provider_pgrepl.replication.creek.streams import write_as_creek
             from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
 
             jetstream = jetstream_of(target)

@@ -1,4 +1,4 @@
-"""The streams of creek's wire in one JetStream, and the answers to requests for schemas and snapshots."""
+"""The streams of creek's wire in one JetStream: events, the schemas before them, and answers to requests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,22 @@ import nats
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
-from airflow_provider_pgrepl.replication.creek.stream_reading import last_message
+from airflow_provider_pgrepl.replication.avro.codec import unique_long
+from airflow_provider_pgrepl.replication.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
+from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, last_message, stamp_of
 from airflow_provider_pgrepl.replication.creek.wire import KINDS, CreekEnvelope, Wire, framed, unframed
-from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamReasons, is_too_large
+from airflow_provider_pgrepl.replication.events.event import Event, EventNumbers
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
+from airflow_provider_pgrepl.replication.events.targets.jetstream_link import (
+    JetStreamReasons,
+    NatsMessage,
+    UnsendableEventError,
+    identity,
+    is_too_large,
+)
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _API_S = 20.0
 _SNAPSHOTS_S = 7 * 86_400.0
@@ -31,8 +44,67 @@ _MOST_WAITING, _MOST_BYTES, _LARGEST = 1_000, 1 << 20, 4_096
 _SAY_EVERY_S = 60.0
 
 
-class UnsendableSchemaError(Exception):
+class _UnsendableSchemaError(Exception):
     """A schema is larger than the server, or its stream, accepts."""
+
+
+def write_as_creek(
+    target: JetStream, settings: PublisherSettings, lake: StreamLake, accept: Accept | None = None
+) -> None:
+    """Make a target write creek's messages. `lake`: the publisher's own lake. `accept`: called with each
+    request for a snapshot; returns the subject to which the snapshot will be sent, or None."""
+    target.messages = lambda: _CreekMessages(target.servers, settings, target.stamps, accept, lake)
+
+
+class _CreekMessages:
+    """The messages that one connection sends."""
+
+    def __init__(
+        self,
+        servers: list[str],
+        settings: PublisherSettings,
+        stamps: EventNumbers,
+        accept: Accept | None,
+        lake: StreamLake,
+    ) -> None:
+        self._servers, self._stamps, self._accept, self._lake = servers, stamps, accept, lake
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
+        self.stream = self._wire.stream("wal")
+        self._requests: RequestResponder | None = None
+        self._announced: CreekEnvelope | None = None
+
+    async def begin(self, client: Any) -> None:
+        self._streams = Streams(client, self._wire)
+        await self._streams.prepare()
+        newest = await self._streams.newest_headers()
+        self._lake.check(self.stream, newest)
+        # Continue above the stream's last stamp: this publisher may have lost its record, or have been
+        # renamed, after it wrote higher stamps to the stream.
+        self._stamps.last = max(self._stamps.last, stamp_of(newest) or 0)
+        self._requests = RequestResponder(self._servers, self._wire, self._streams.find, self._accept)
+        await self._requests.start()
+
+    async def of(self, event: Event) -> NatsMessage:
+        assert isinstance(event, CreekEvent)
+        if event.envelope is not self._announced:
+            try:
+                await self._streams.announce(event.envelope)
+            except _UnsendableSchemaError:
+                raise UnsendableEventError(
+                    "the event's schema is larger than the largest message that NATS accepts"
+                ) from None
+            self._announced = event.envelope
+        last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
+        sent_at = unique_long(time.time_ns() // 1_000)
+        body = event.unstamped.stamped(stamp, sent_at, last)
+        headers = {**identity(event), STAMP: str(LSN(stamp)), LAKE: self._lake.id}
+        if event.missing:
+            headers["Creek-Unchanged"] = ",".join(event.missing)
+        return NatsMessage(self._wire.subject("wal", event.table), framed(body), headers, len(body))
+
+    async def end(self) -> None:
+        if self._requests is not None:
+            await self._requests.stop()
 
 
 class Streams:
@@ -76,7 +148,7 @@ class Streams:
         return None if last is None else last.headers
 
     async def announce(self, envelope: CreekEnvelope) -> None:
-        """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
+        """Publish a schema, unless it is the newest of its table already. Raises _UnsendableSchemaError."""
         place, fingerprint = self._wire.subject("schema", str(envelope.table)), envelope.fingerprint_text
         if self._newest.get(place) == fingerprint:
             return
@@ -85,12 +157,12 @@ class Streams:
             message = envelope.schema_message(datetime.now(UTC))
         packet = framed(message)
         if len(packet) > self._client.max_payload:
-            raise UnsendableSchemaError
+            raise _UnsendableSchemaError
         try:
             await self._jetstream.publish(place, packet)
         except APIError as error:
             if is_too_large({"err_code": error.err_code}):
-                raise UnsendableSchemaError from None
+                raise _UnsendableSchemaError from None
             raise
         self._messages[fingerprint], self._newest[place] = message, fingerprint
 
