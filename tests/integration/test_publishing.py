@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.metrics.publisher import PublisherCollector
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import _durable_after, main
@@ -23,7 +24,6 @@ from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expir
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.metrics import PublisherCollector
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.record import publisher_uri, read_record
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader

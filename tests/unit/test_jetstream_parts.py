@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.app.metrics.publisher import CreekMetrics
 from airflow_provider_pgrepl.replication.avro.codec import decimals
-from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload, unframed
 from airflow_provider_pgrepl.replication.events.event import RESERVE, EventNumbers, above_all
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
@@ -129,7 +129,7 @@ def test_creeks_metrics_count_what_was_acknowledged_and_lines_of_the_log():
     target.sent.counts["insert", "public.t"] += 2
     target.sent.commit_ts = datetime.now(UTC) - timedelta(seconds=5)
     progress = PublisherProgress(published_lsn=LSN(100), durable_lsn=LSN(201))
-    metrics = CreekMetrics(target, lambda: progress)
+    metrics = CreekMetrics(target.sent, lambda: progress)
     for level in (logging.DEBUG, logging.WARNING, logging.CRITICAL, logging.CRITICAL):
         metrics.emit(logging.LogRecord("x", level, "x", 1, "x", (), None))
     found = {

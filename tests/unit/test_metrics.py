@@ -23,8 +23,8 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, Pg
 from airflow_provider_pgrepl.replication.app.metrics.collector import MAX_TABLES, ReplicationCollector
 from airflow_provider_pgrepl.replication.app.metrics.error_counts import OTHER, ErrorCounts
 from airflow_provider_pgrepl.replication.app.metrics.observer import Observed
+from airflow_provider_pgrepl.replication.app.metrics.publisher import PublisherCollector
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
-from airflow_provider_pgrepl.replication.events.publish.metrics import PublisherCollector
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -40,6 +40,7 @@ from airflow_provider_pgrepl.replication.creek.snapshot_requests import (
     Snapshots,
 )
 from airflow_provider_pgrepl.replication.creek.stream_lake import StreamLake
+from airflow_provider_pgrepl.replication.events.event import PublishedCounts
 from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after
 from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publish.record import (
@@ -53,7 +54,7 @@ from airflow_provider_pgrepl.replication.events.targets.base import Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
-from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import check_client, serve_metrics
+from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import check_client
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -301,12 +302,14 @@ def publish(
             return False
         make = converter_factory(settings, salt, initial_columns=record.columns)
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, make)
+        sent: PublishedCounts | None = None
         if FORMATS[settings.format].has_snapshots:
             # Imported here, where the client is known to be installed.
             from airflow_provider_pgrepl.replication.creek.streams import write_as_creek
             from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
 
             jetstream = jetstream_of(target)
+            sent = jetstream.sent
             snapshots: Snapshots
             if pipeline.has_lake_tables:
                 snapshots = stack.enter_context(closing(LakeSnapshots(pipeline, snapshot_command)))
@@ -316,7 +319,10 @@ def publish(
             requests = stack.enter_context(SnapshotRequests(pipeline, settings, snapshots))
             write_as_creek(jetstream, settings, StreamLake(pipeline.lake_root), requests.accept)
         if settings.metrics:
-            stack.enter_context(_metrics(pipeline, settings, publisher, target))
+            check_client()
+            from airflow_provider_pgrepl.replication.app.metrics.publisher import serve_publisher
+
+            stack.enter_context(serve_publisher(pipeline.name, settings, lambda: publisher.progress, sent))
         begun(publisher)
         publishers.append(publisher)
         stack.callback(_report_last, state_db, pipeline, settings, publisher)
@@ -360,32 +366,6 @@ def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
     module = "airflow_provider_pgrepl.replication.app.creek.publish_snapshot"
     given = ("--pipeline", arguments.pipeline, "--publisher", arguments.publisher)
     return [sys.executable, "-m", module, *given]
-
-
-@contextlib.contextmanager
-def _metrics(
-    pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher, target: Target
-) -> Iterator[None]:
-    check_client()
-    from airflow_provider_pgrepl.replication.events.publish.metrics import PublisherCollector
-
-    more = []
-    if FORMATS[settings.format].has_snapshots:
-        from airflow_provider_pgrepl.replication.creek.metrics import CreekMetrics
-        from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
-
-        more.append(CreekMetrics(jetstream_of(target), lambda: publisher.progress))
-    ours = logging.getLogger("airflow_provider_pgrepl")
-    collector = PublisherCollector(pipeline.name, settings.name, lambda: publisher.progress)
-    setting = f"publishers: {settings.name}: metrics"
-    with serve_metrics(setting, settings.metrics_address(), collector, *more):
-        for one in more:
-            ours.addHandler(one)
-        try:
-            yield
-        finally:
-            for one in more:
-                ours.removeHandler(one)
 
 
 def _end(publisher: Publisher, reached: bool, *, is_limited: bool) -> int:

@@ -1,1 +1,1 @@
-"""The Prometheus metrics of the replication app."""
+"""The Prometheus metrics of the replication app and of publishers."""
