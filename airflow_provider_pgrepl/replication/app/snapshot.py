@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError, SparkError
+from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, SparkError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import (
@@ -46,11 +46,11 @@ from airflow_provider_pgrepl.replication.app.ownership import (
     check_no_foreign_receiver,
     check_ours,
     differences,
+    has_begun,
 )
 from airflow_provider_pgrepl.replication.app.process import of_snapshot
 from airflow_provider_pgrepl.replication.app.promotion import check_followed
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
-from airflow_provider_pgrepl.replication.app.resync import may_continue, unwritten
 from airflow_provider_pgrepl.replication.app.snapshot_tables import (
     SnapshotResult,
     TableSnapshotter,
@@ -73,12 +73,15 @@ from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.own_tables import check_not_nested
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
@@ -460,11 +463,11 @@ def resync(access: Access, give_up: Collection[str] = ()) -> SnapshotResult:
     :param give_up: as of `begin_new_epoch`
     """
     refuse_without_lake(access.pipeline, "resync", "begin a new epoch: pgrepl snapshot FILE.json --new-epoch")
-    if may_continue(access):
+    if _may_continue(access):
         with opened(access) as run:
             run.snapshotter.compares = True
             selected, requested = run.select(run.requested)
-            left = unwritten(access.pipeline, run.epoch, run.records) & selected_tables(selected)
+            left = _unwritten(access.pipeline, run.epoch, run.records) & selected_tables(selected)
             if left:
                 names = ", ".join(map(str, sorted(left)))
                 log.info("continuing the present epoch with the tables that it lacks: %s", names)
@@ -518,3 +521,50 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> S
         for table in sorted(wanted - due):
             log.info("table %s is replicated already", table)
         return run.take(due, requested, selected)
+
+
+def _may_continue(access: Access) -> bool:
+    """Return True if source, lake and state agree that the present epoch continues: its slot and publication
+    are those that it began with."""
+    pipeline = access.pipeline
+    role = f"resync {pipeline.name}"
+    with (
+        StateDatabase(access.state_dsn, role, access.started_by) as state_db,
+        access.source("resync") as source,
+    ):
+        evidence = gather(pipeline, state_db, source, lake_may_fail=True)
+        epoch = evidence.epoch
+        if epoch is None or not has_begun(evidence) or any(differences(evidence)):
+            return False
+        slot, found = evidence.slots.get(epoch.slot), publication.read_identity(source, epoch.publication)
+        names = (epoch.slot, epoch.publication)
+        return (
+            slot is not None
+            and not slot.invalidation
+            and found is not None
+            and found[0] == epoch.publication_oid
+            and names == (pipeline.slot, pipeline.publication)
+        )
+
+
+def _unwritten(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> set[TableName]:
+    """Return the tables that an interrupted run left: those that the epoch has not written, and if there are
+    any, those that are being copied. Raises LakeUnavailableError.
+
+    A lake table shows to which epoch it belongs: the first commit of an epoch has that epoch's app ID.
+    """
+    if epoch is None:
+        return set()
+    app = app_id(pipeline.name, epoch.epoch)
+    known = {
+        table: record.state for table, record in records.items() if record.state is not TableState.REMOVED
+    }
+    left = {table for table in known if not _has_app(f"{pipeline.lake_root}/{table.path}", app)}
+    return left and left | {table for table, state in known.items() if state.is_being_copied}
+
+
+def _has_app(uri: str, app: str) -> bool:
+    try:
+        return app_version(open_table(uri), app) is not None
+    except LakeTableError:
+        return False
