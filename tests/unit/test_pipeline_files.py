@@ -15,9 +15,8 @@ from jsonschema import Draft202012Validator
 
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.settings.document import read_yaml
 from airflow_provider_pgrepl.replication.settings.mistakes import is_of
-from airflow_provider_pgrepl.replication.settings.pipeline import PIPELINE_FIELDS, Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import PIPELINE_FIELDS, Pipeline, read_yaml
 from airflow_provider_pgrepl.replication.settings.publisher_sections import PUBLISHER_FIELDS
 from airflow_provider_pgrepl.replication.settings.schema import descriptions, pipeline_schema
 from tests.support.pipeline_files import FILES
