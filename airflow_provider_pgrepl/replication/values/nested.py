@@ -1,4 +1,4 @@
-"""Parsers of types with component types (arrays, composites, ranges, multiranges), and splitting of texts."""
+"""Parsers of types with components (arrays, composites, ranges, hstore, vectors), and splitting of texts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.values.parser import (
     ParserOf,
     Text,
     UnsupportedValue,
+    cast,
     not_output_of_type,
 )
 
@@ -298,3 +299,40 @@ def range_(pg_type: PgType, choice: ColumnOptions, parser_of: ParserOf) -> Range
 def multirange(pg_type: PgType, choice: ColumnOptions, parser_of: ParserOf) -> Multirange:
     """Return the parser of a multirange."""
     return Multirange(range_(pg_type.only_part, choice, parser_of))
+
+
+class HStore:
+    """hstore as a map of text. A value may be null, keys are unique, the order of pairs has no meaning."""
+
+    lake_type: pa.DataType = pa.map_(pa.string(), pa.string())
+    csv_type: pa.DataType | None = None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        starts, keys, values = split_pairs(texts)
+        return pa.MapArray.from_arrays(
+            starts, keys, values, mask=texts.is_null() if texts.null_count else None
+        )
+
+
+def hstore(_: PgType, __: ColumnOptions) -> HStore:
+    """Return the parser of the extension's type hstore."""
+    return HStore()
+
+
+class Vector:
+    """Vectors as lists of 32-bit floats, which represent the 16-bit floats of halfvec exactly."""
+
+    lake_type: pa.DataType = pa.list_(pa.float32())
+    csv_type: pa.DataType | None = None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        parts = split_array(texts, brackets="[]")
+        numbers = cast(parts.texts, pa.float32())
+        if numbers is None or numbers.null_count:
+            raise not_output_of_type()
+        return list_array(parts.starts, numbers, texts)
+
+
+def vector(_: PgType, __: ColumnOptions) -> Vector:
+    """Return the parser of pgvector's vector and halfvec."""
+    return Vector()

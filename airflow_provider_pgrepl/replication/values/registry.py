@@ -8,8 +8,14 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
-from airflow_provider_pgrepl.replication.values.extensions import hstore, spatial, spatial_text, vector
-from airflow_provider_pgrepl.replication.values.nested import array, composite, multirange, range_
+from airflow_provider_pgrepl.replication.values.nested import (
+    array,
+    composite,
+    hstore,
+    multirange,
+    range_,
+    vector,
+)
 from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser, Writer, text
 from airflow_provider_pgrepl.replication.values.scalars import (
     bigint,
@@ -23,6 +29,8 @@ from airflow_provider_pgrepl.replication.values.scalars import (
     oid,
     real,
     smallint,
+    spatial,
+    spatial_text,
     xid8,
 )
 from airflow_provider_pgrepl.replication.values.temporal import date, timestamp, timestamptz

@@ -1,4 +1,4 @@
-"""Parsers of scalar types: boolean, integers and floats, money, numeric, xid8, bytea."""
+"""Parsers of scalar types: boolean, integers and floats, money, numeric, xid8, bytea, geometry."""
 
 from __future__ import annotations
 
@@ -286,3 +286,24 @@ def _binary_array(offsets: NDArray[np.int64], data: bytes, texts: pa.Array) -> p
 def binary(_: PgType, __: ColumnOptions) -> Binary:
     """Return the parser of bytea."""
     return Binary()
+
+
+class Spatial:
+    """Spatial values as EWKB: well-known binary with the SRID, which PostGIS writes in hexadecimal digits."""
+
+    lake_type: pa.DataType = pa.binary()
+    csv_type: pa.DataType | None = None
+
+    def parse(self, texts: pa.Array) -> pa.Array:
+        prefix, none = (pa.scalar(text, texts.type) for text in ("\\x", ""))
+        return Binary().parse(pc.binary_join_element_wise(prefix, texts, none))
+
+
+def spatial(_: PgType, __: ColumnOptions) -> Spatial:
+    """Return the parser of PostGIS's geometry and geography."""
+    return Spatial()
+
+
+def spatial_text(data: bytes) -> str:
+    """Return the text of EWKB as PostGIS writes it."""
+    return data.hex().upper()
