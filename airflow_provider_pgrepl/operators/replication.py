@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.target import target_secrets
 from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
-from airflow_provider_pgrepl.operators.notifications import Callback, ProblemNotifications, as_callbacks
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_replication
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import metrics_address
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.trace import trace_of
 
+log = logging.getLogger(__name__)
+
+Callback = Callable[[Any], Any]
+_LAG_HINT = f"find slow merges and waiting tables: {errors.document('how-to/troubleshoot')}"
+PROBLEM = "pgrepl_problem"
+"""The key of the problem in the context that a callback gets."""
 _MODES = ("continuous", "caught_up")
 
 
@@ -78,13 +87,13 @@ class PgReplicationOperator(OpenLineageOperator, SparkAppOperator):
         self.on_table_errored = on_table_errored
         self.on_lag = on_lag
         self.lag_s = lag_s
-        self._notifications: ProblemNotifications | None = None
+        self._notifications: _ProblemNotifications | None = None
 
     def on_status(self, context: Any, status: dict[str, Any]) -> None:
         super().on_status(context, status)
         if self._notifications is None:
-            self._notifications = ProblemNotifications(
-                as_callbacks(self.on_table_errored), as_callbacks(self.on_lag), self.lag_s
+            self._notifications = _ProblemNotifications(
+                _as_callbacks(self.on_table_errored), _as_callbacks(self.on_lag), self.lag_s
             )
         self._notifications.look(context, status)
 
@@ -129,3 +138,60 @@ class PgReplicationOperator(OpenLineageOperator, SparkAppOperator):
             raise AirflowException(
                 "another process stopped the app of a continuous replication; a retry starts it again"
             )
+
+
+def _as_callbacks(given: Callback | Sequence[Callback] | None) -> tuple[Callback, ...]:
+    """Return one callback or several as a tuple, as Airflow accepts them for `on_failure_callback`."""
+    if given is None:
+        return ()
+    return (given,) if callable(given) else tuple(given)
+
+
+@dataclass
+class _ProblemNotifications:
+    """The callbacks of a task for problems of its app, and the problems that they know.
+
+    Each problem is notified once, when it begins. A table that was repaired and is errored again, and a lag
+    that was below half of its limit in between, are new problems.
+
+    :param lag_s: the lag in seconds from which on `on_lag` is called
+    """
+
+    on_table_errored: tuple[Callback, ...] = ()
+    on_lag: tuple[Callback, ...] = ()
+    lag_s: float = 300.0
+    _errored: frozenset[str] = field(default=frozenset(), init=False)
+    _lags: bool = field(default=False, init=False)
+
+    def look(self, context: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        """Call the callbacks for problems of a status that are new. An error of a callback is only logged.
+
+        :param status: the result that the app updates every minute
+        """
+        errored = frozenset(status.get("errored") or ())
+        for table in sorted(errored - self._errored):
+            found = (status.get("errors") or {}).get(table, {})
+            reason = errors.errored(table, found.get("error", ""), found.get("reason", ""))
+            hint = found.get("hint") or "pgrepl status FILE.json"
+            _call(self.on_table_errored, context, "table_errored", table, reason, hint)
+        self._errored = errored
+        lag = status.get("lag_s")
+        if lag is None:
+            return
+        if lag >= self.lag_s and not self._lags:
+            self._lags = True
+            reason = f"the lake is {lag:g} s behind the source, above the limit of {self.lag_s:g} s"
+            _call(self.on_lag, context, "lag", "", reason, _LAG_HINT)
+        elif lag < self.lag_s / 2:
+            self._lags = False
+
+
+def _call(
+    callbacks: Sequence[Callback], context: Mapping[str, Any], kind: str, of: str, reason: str, hint: str
+) -> None:
+    problem = {"kind": kind, "object": of, "reason": reason, "hint": hint}
+    for callback in callbacks:
+        try:
+            callback({**context, PROBLEM: problem})
+        except Exception as error:  # noqa: BLE001 - a notifier that fails must not end the replication
+            log.error("the notification of %s failed: %s", kind, trace_of(error))

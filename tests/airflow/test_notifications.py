@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk import BaseNotifier
 
-from airflow_provider_pgrepl.operators.notifications import PROBLEM
-from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+from airflow_provider_pgrepl.operators.replication import PROBLEM, PgReplicationOperator
 from tests.airflow.conftest import LAKE
 
 SHOP = {"name": "shop", "lake": LAKE, "tables": ["public.orders"]}
