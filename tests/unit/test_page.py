@@ -9,14 +9,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.app.page import health
+from airflow_provider_pgrepl.replication.app.page import documents
 from airflow_provider_pgrepl.replication.app.page.databases import Databases
 from airflow_provider_pgrepl.replication.app.page.documents import (
+    find_problems,
     pipeline_document,
+    state_of,
     table_lags,
     task_of_actor,
 )
-from airflow_provider_pgrepl.replication.app.page.health import find_problems, state_of
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.overview import (
@@ -57,10 +58,10 @@ def silent(kind: str) -> PipelineRow:
 def test_limits_are_those_of_the_health_check() -> None:
     limits = HealthLimits()
     assert (limits.lag_s, limits.wal_warning, limits.wal_failure, limits.heartbeat_s) == (
-        health.LAG_S,
-        health.WAL_WARNING,
-        health.WAL_FAILURE,
-        health.HEARTBEAT_S,
+        documents.LAG_S,
+        documents.WAL_WARNING,
+        documents.WAL_FAILURE,
+        documents.HEARTBEAT_S,
     )
 
 
