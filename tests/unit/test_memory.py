@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.app.publisher_thread import PublisherThread
+from airflow_provider_pgrepl.replication.app.event_replication import PublisherThread
 from airflow_provider_pgrepl.replication.runtime.memory import IdleRelease
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
